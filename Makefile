@@ -1,0 +1,158 @@
+# Every target works on a fresh clone: it makes .venv, installs the project there (editable, with
+# the dev extra) and runs. Needed: Python 3.11 or later, g++, make, and package indexes for pip.
+#
+#   make test                       everything that must pass, apart from lint
+#   make test PYTEST_ARGS="-k x"    arguments for pytest
+#   make test PYTHON=python3.12     the interpreter .venv is made with (when it is made)
+#   make test WERROR=ON             compiler warnings of the extension are errors
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+ifndef PYTHON
+PYTHON := $(shell for p in python3.11 python3; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+endif
+PYTEST_ARGS ?=
+WERROR ?= OFF
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+CONSTRAINTS := constraints-dev.txt
+
+# --- environments --------------------------------------------------------------------------------
+# Stamps: .venv/.stamp-tools (build tools), .stamp-install (the project), .stamp-docs (mkdocs);
+# .venv-peers/.stamp-install (the libraries that benchmarks compare with).
+
+TOOLS := $(VENV)/.stamp-tools
+INSTALL := $(VENV)/.stamp-install
+DOCS := $(VENV)/.stamp-docs
+PEERS := .venv-peers/.stamp-install
+
+# Directories are listed too: their times change when a file is added or removed.
+EXTENSION_SOURCES := $(shell find native -path native/tests -prune -o -print 2>/dev/null)
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or later found: set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(TOOLS): $(CONSTRAINTS) | $(BIN)/python
+	$(PIP) install --quiet -c $(CONSTRAINTS) scikit-build-core nanobind cmake ninja
+	@touch $@
+
+# Without build isolation the build tools are the pinned ones and the build directory is reused,
+# so that a rebuild compiles only what changed.
+$(INSTALL): $(TOOLS) $(CONSTRAINTS) pyproject.toml CMakeLists.txt $(EXTENSION_SOURCES)
+	$(PIP) install --quiet -c $(CONSTRAINTS) --no-build-isolation \
+	  --config-settings=cmake.define.CONTIG_WERROR=$(WERROR) -e '.[dev]'
+	@touch $@
+
+$(DOCS): $(CONSTRAINTS) | $(BIN)/python
+	$(PIP) install --quiet -c $(CONSTRAINTS) mkdocs
+	@touch $@
+
+$(PEERS): benchmarks/requirements-peers.txt
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip --disable-pip-version-check install --quiet \
+	  -r benchmarks/requirements-peers.txt
+	@touch $@
+
+# --- targets -------------------------------------------------------------------------------------
+
+.PHONY: help demo test native-test lint format bench docs soak examples clean distclean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+demo: $(INSTALL)  ## Run the demonstration
+	$(BIN)/python -m contig.cli.main demo
+
+test: $(INSTALL)  ## Run the tests (without soak), then native-test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(MAKE) native-test
+
+soak: $(INSTALL)  ## Run the long randomised tests
+	$(BIN)/python -m pytest -m soak --timeout=0 $(PYTEST_ARGS)
+
+lint: $(INSTALL)  ## Run ruff, mypy, import-linter and clang-format, changing nothing
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: $(INSTALL)  ## Format the Python and C++ sources in place
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+bench: $(INSTALL) $(PEERS)  ## Run the benchmarks beside the peer libraries
+	$(BIN)/python -m benchmarks.run
+
+docs: $(INSTALL) $(DOCS)  ## Run every snippet of README.md and docs/, then render docs/
+	$(BIN)/python tools/check_snippets.py
+	@mkdir -p build/docs
+	@printf '%s\n' 'site_name: contig' 'docs_dir: ../../docs' 'site_dir: site' \
+	  'theme: {name: mkdocs, highlightjs: false}' 'use_directory_urls: false' 'plugins: []' \
+	  > build/docs/mkdocs.yml
+	$(BIN)/mkdocs build --quiet --strict --config-file build/docs/mkdocs.yml
+	@echo "rendered: build/docs/site/index.html"
+
+examples: $(INSTALL)  ## Run every file of examples/
+	@for file in examples/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+
+clean:  ## Remove build output and caches; keep the virtual environments
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -f $(INSTALL)
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean  ## Remove the virtual environments too
+	rm -rf $(VENV) .venv-peers
+
+# --- native tests under sanitizers ---------------------------------------------------------------
+# build/tsan: native/tests/*_threads.cpp with the thread sanitizer, without Python.
+# build/asan: all of native/tests and the extension, with the address and undefined-behaviour
+#             sanitizers. The package loads the extension from CONTIG_NATIVE_PATH if that is set;
+#             the sanitizer's runtime must come first in the process, hence LD_PRELOAD (libstdc++
+#             with it, or its interceptor of C++ exceptions finds nothing to call). Reports go to
+#             the real stderr, which pytest leaves alone with --capture=sys.
+
+CXX_FILES = $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.hpp')
+CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+THREAD_TESTS := $(wildcard native/tests/*_threads.cpp)
+
+# Fixed addresses where possible: the sanitizers of older compilers fail on kernels that spread
+# mappings over more bits than they expect.
+FIXED_ADDRESSES := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+runtime_library = $(shell $(or $(CXX),g++) -print-file-name=$(1))
+ASAN_ENVIRONMENT = \
+  LD_PRELOAD="$(call runtime_library,libasan.so) $(call runtime_library,libubsan.so) $(call runtime_library,libstdc++.so.6)" \
+  ASAN_OPTIONS=detect_leaks=0 \
+  UBSAN_OPTIONS=print_stacktrace=1 \
+  PYTHONMALLOC=malloc \
+  CONTIG_NATIVE_PATH=$(CURDIR)/build/asan
+
+.PHONY: native-tsan native-asan
+native-test: native-tsan native-asan  ## Run the native tests under the sanitizers
+
+native-tsan: $(INSTALL)
+ifeq ($(THREAD_TESTS),)
+	@echo "no native/tests/*_threads.cpp: nothing to run under the thread sanitizer"
+else
+	$(CMAKE) -S . -B build/tsan -DCONTIG_PYTHON=OFF -DCONTIG_NATIVE_TESTS=ON \
+	  -DCONTIG_SANITIZE=thread
+	$(BIN)/cmake --build build/tsan
+	TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) $(BIN)/ctest --test-dir build/tsan \
+	  --tests-regex '_threads$$' --no-tests=error --output-on-failure --timeout 600
+endif
+
+native-asan: $(INSTALL)
+	$(CMAKE) -S . -B build/asan -DCONTIG_NATIVE_TESTS=ON -DCONTIG_SANITIZE=address,undefined \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+	$(BIN)/cmake --build build/asan
+	$(FIXED_ADDRESSES) $(BIN)/ctest --test-dir build/asan --output-on-failure --timeout 600
+	env $(ASAN_ENVIRONMENT) $(FIXED_ADDRESSES) $(BIN)/python -m pytest tests/kernels \
+	  --timeout=600 --capture=sys -p no:cacheprovider

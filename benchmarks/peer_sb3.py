@@ -1,0 +1,78 @@
+"""stable-baselines3: ReplayBuffer of one env.
+
+It adds one step at a time (no `extend`), keeps `done` and the time-out flag, and hands out torch
+tensors. Run: `python -m benchmarks.peer_sb3 [--quick] [--only CASE ...]`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box
+from stable_baselines3.common.buffers import ReplayBuffer
+
+from benchmarks.rows import ACTION_DIM, FILL_CHUNK, OBSERVATION_DIM, fill_chunks, make_rows
+from benchmarks.timing import Effort, best_us, cycling
+from benchmarks.worker import worker_main
+
+
+def box(size: int) -> Box:
+    return Box(-np.inf, np.inf, (size,), np.float32)
+
+
+@cache
+def uniform(rows: int) -> ReplayBuffer:
+    """A full buffer; filled through its arrays, as one `add` per row would take long."""
+    buffer = ReplayBuffer(rows, box(OBSERVATION_DIM), box(ACTION_DIM), device="cpu")
+    for number, chunk in enumerate(fill_chunks(rows)):
+        after = chunk["next"]
+        place = slice(number * FILL_CHUNK, number * FILL_CHUNK + len(after["reward"]))
+        buffer.observations[place, 0] = chunk["observation"]
+        buffer.next_observations[place, 0] = after["observation"]
+        buffer.actions[place, 0] = chunk["action"]
+        buffer.rewards[place, 0] = after["reward"]
+        buffer.dones[place, 0] = after["done"]
+        buffer.timeouts[place, 0] = after["truncated"]
+    buffer.full = True
+    return buffer
+
+
+def steps(count: int) -> list[tuple[Any, ...]]:
+    """Arguments of `count` calls of `add`, as a VecEnv of one env gives them."""
+    rows = make_rows(count, seed=60)
+    after = rows["next"]
+    return [
+        (
+            rows["observation"][index : index + 1],
+            after["observation"][index : index + 1],
+            rows["action"][index : index + 1],
+            after["reward"][index : index + 1],
+            after["done"][index : index + 1],
+            [{"TimeLimit.truncated": bool(after["truncated"][index])}],
+        )
+        for index in range(count)
+    ]
+
+
+def add_1(effort: Effort) -> float:
+    step = cycling(steps(1000))
+    buffer = uniform(effort.rows)
+    return best_us(lambda: buffer.add(*step()), effort)
+
+
+def sample_256(effort: Effort) -> float:
+    buffer = uniform(effort.rows)
+    return best_us(lambda: buffer.sample(256), effort)
+
+
+def sample_4096(effort: Effort) -> float:
+    buffer = uniform(effort.rows)
+    return best_us(lambda: buffer.sample(4096), effort)
+
+
+CASES = {"add_1": add_1, "sample_256": sample_256, "sample_4096": sample_4096}
+
+if __name__ == "__main__":
+    worker_main("sb3", CASES, ("stable-baselines3", "torch", "numpy"))

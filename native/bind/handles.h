@@ -1,0 +1,99 @@
+// What Python holds of the native side: a tape, its writers and its readers.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "../tape.h"
+#include "../view.h"
+#include "../writer.h"
+#include "plan.h"
+
+namespace contig {
+
+using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Seqs = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using State = nb::ndarray<uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// Calls that move less than this keep the GIL: handing it over costs more than they do.
+constexpr uint64_t kKeepGil = 1u << 20;
+
+// Runs `f` with the tape's lock: tried with the GIL held, waited for without it.
+template <class F>
+auto with_lock(Tape& tape, double timeout_s, uint64_t bytes, F f) {
+  Lock& lock = tape.header().lock;
+  const auto locked = [&] {
+    struct Release {
+      Lock& lock;
+      ~Release() { lock_release(lock); }
+    } release{lock};
+    tape.repair();
+    return f();
+  };
+  if (bytes < kKeepGil && lock_try(lock)) return locked();
+  nb::gil_scoped_release no_gil;
+  if (!lock_until(lock, timeout_s)) throw Busy(lock.holder.load(), timeout_s);
+  return locked();
+}
+
+struct TapeHandle {
+  TapeHandle(Bytes control_bytes, int fd) : control(control_bytes), tape(control.data(), fd) {}
+  Bytes control, data;
+  Tape tape;
+  double lock_timeout_s = 10;
+  bool closed = false;  // its file descriptor is gone: nothing may be appended
+};
+
+// A leaf of the record that says where trajectories begin and end.
+struct MarkSpec {
+  Mark::Kind kind = Mark::none;
+  size_t offset = 0, count = 1;
+};
+
+class WriterHandle {
+ public:
+  WriterHandle(TapeHandle& tape, nb::dict marks, bool id_alone);
+
+  // Each returns the first seq, or -1 if the plan did not understand the tree.
+  int64_t add(const Plan& plan, nb::handle tree);
+  // Lanes are: 0, none (one run of rows); 1, all batch dims but the last; 2, single rows.
+  int64_t extend(const Plan& plan, nb::handle tree, size_t batch_ndim, int lanes_are, int rule);
+  int64_t append_records(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records,
+                         uint64_t lanes, int rule);
+  int64_t append_columns(nb::list arrays, nb::list offsets, uint64_t rows, uint64_t lanes,
+                         int rule);
+  int64_t append_whole(nb::list arrays, nb::list offsets, uint64_t rows, uint64_t flags,
+                       int64_t traj_id, int64_t version);
+  uint64_t id() const { return writer_.id(); }
+  uint64_t last_rows() const { return writer_.rows(); }
+
+ private:
+  Marks marks(const Rows& rows) const;
+  std::vector<Column> columns_of(nb::list arrays, nb::list offsets, uint64_t rows) const;
+  void claim();
+  int64_t commit(const Rows& rows);
+  int64_t write(const Rows& rows, uint64_t lanes, int rule);
+
+  TapeHandle& tape_;
+  Writer writer_;
+  std::vector<std::pair<int, MarkSpec>> specs_;
+  bool id_alone_;
+  std::vector<uint8_t> scratch_;
+  uint64_t thread_, generation_;
+  std::atomic<bool> busy_{false};
+};
+
+void bind_kernels(nb::module_& m);
+void bind_tape(nb::module_& m);
+void bind_view(nb::module_& m);
+
+// A numpy array that owns `bytes` of pooled, 64-byte aligned memory.
+nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> make_block(size_t bytes);
+// A numpy array with a copy of the vector's values.
+nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> to_array(const std::vector<int64_t>& values);
+
+}  // namespace contig

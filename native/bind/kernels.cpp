@@ -1,0 +1,212 @@
+// The module, and kernels that need no tape.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "../block.h"
+#include "../gather.h"
+#include "../permute.h"
+#include "../rng.h"
+#include "../sumtree.h"
+#include "handles.h"
+
+namespace contig {
+
+using Doubles = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Reals = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> make_block(size_t bytes) {
+  struct Owner {
+    uint8_t* data;
+    size_t bytes;
+  };
+  auto* owner = new Owner{block_take(bytes), bytes};
+  nb::capsule capsule(owner, [](void* p) noexcept {
+    auto* o = static_cast<Owner*>(p);
+    block_give(o->data, o->bytes);
+    delete o;
+  });
+  return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(owner->data, {bytes}, capsule);
+}
+
+nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> to_array(const std::vector<int64_t>& values) {
+  struct Owner {
+    uint8_t* data;
+    size_t bytes;
+  };
+  const size_t bytes = values.size() * sizeof(int64_t);
+  auto* owner = new Owner{block_take(bytes), bytes};
+  if (bytes > 0) std::memcpy(owner->data, values.data(), bytes);
+  nb::capsule capsule(owner, [](void* p) noexcept {
+    auto* o = static_cast<Owner*>(p);
+    block_give(o->data, o->bytes);
+    delete o;
+  });
+  return nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>(reinterpret_cast<int64_t*>(owner->data),
+                                                      {values.size()}, capsule);
+}
+
+namespace {
+
+class SumTree {
+ public:
+  SumTree(size_t n, Doubles sums, Doubles mins) : n_(n), shape_(n), sums_(sums), mins_(mins) {
+    if (sums.shape(0) != shape_.total || mins.shape(0) != shape_.total)
+      throw std::invalid_argument("SumTree: arrays of the wrong size");
+  }
+  static size_t size(size_t n) { return TreeShape(n).total; }
+  double total() const { return sums_.data()[shape_.offset.back()]; }
+  double least() const { return mins_.data()[shape_.offset.back()]; }
+  void update(Seqs leaves, Reals values) {
+    if (leaves.shape(0) != values.shape(0))
+      throw std::invalid_argument("SumTree.update: as many values as leaves");
+    for (size_t i = 0; i < leaves.shape(0); ++i)
+      if (leaves.data()[i] < 0 || static_cast<size_t>(leaves.data()[i]) >= n_)
+        throw std::out_of_range("SumTree.update: leaf out of range");
+    tree_update(shape_, sums_.data(), mins_.data(), leaves.data(), values.data(),
+                leaves.shape(0));
+  }
+  void fill(uint64_t from, uint64_t to, double value) {
+    tree_fill(shape_, sums_.data(), mins_.data(), n_, from, to, value);
+  }
+  // A leaf for each of n uniform draws, as an array.
+  nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> draw(State rng, size_t n) const {
+    Rng r(rng.data());
+    std::vector<double> u(n);
+    for (double& x : u) x = r.unit();
+    std::vector<int64_t> out(n);
+    tree_draw(shape_, sums_.data(), u.data(), out.data(), n);
+    return to_array(out);
+  }
+  nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> at(Reals u) const {
+    std::vector<int64_t> out(u.shape(0));
+    tree_draw(shape_, sums_.data(), u.data(), out.data(), out.size());
+    return to_array(out);
+  }
+
+ private:
+  size_t n_;
+  TreeShape shape_;
+  Doubles sums_, mins_;
+};
+
+Plan* make_plan(nb::object tree, nb::list leaves, nb::list duals, size_t record_size) {
+  std::vector<LeafSpec> specs;
+  for (nb::handle h : leaves) {
+    const auto t = nb::borrow<nb::tuple>(h);
+    LeafSpec leaf;
+    leaf.kind = nb::cast<std::string>(t[0])[0];
+    leaf.itemsize = nb::cast<size_t>(t[1]);
+    leaf.offset = nb::cast<size_t>(t[2]);
+    leaf.bytes = nb::cast<size_t>(t[3]);
+    for (nb::handle d : nb::borrow<nb::tuple>(t[4])) leaf.shape.push_back(nb::cast<Py_ssize_t>(d));
+    specs.push_back(leaf);
+  }
+  std::vector<DualSpec> flags;
+  for (nb::handle h : duals) {
+    const auto t = nb::borrow<nb::tuple>(h);
+    const auto op = nb::cast<std::string>(t[0]);
+    DualSpec d;
+    d.op = op == "zero"     ? DualSpec::zero
+           : op == "copy"   ? DualSpec::copy
+           : op == "either" ? DualSpec::either
+           : op == "check"  ? DualSpec::check
+                            : DualSpec::and_not;
+    d.to = nb::cast<size_t>(t[1]);
+    d.a = nb::cast<size_t>(t[2]);
+    d.b = nb::cast<size_t>(t[3]);
+    d.bytes = nb::cast<size_t>(t[4]);
+    flags.push_back(d);
+  }
+  return new Plan(tree, std::move(specs), std::move(flags), record_size);
+}
+
+std::vector<Column> columns_from(nb::list arrays, Seqs leaves, size_t n) {
+  std::vector<Column> columns;
+  for (size_t i = 0; i < nb::len(arrays); ++i) {
+    const auto a = nb::cast<nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig>>(arrays[i]);
+    const auto bytes = static_cast<size_t>(leaves.data()[2 * i + 1]);
+    if (a.shape(0) != n * bytes) throw std::invalid_argument("join: a column has the wrong size");
+    columns.push_back(Column{a.data(), static_cast<size_t>(leaves.data()[2 * i]), bytes, bytes});
+  }
+  return columns;
+}
+
+}  // namespace
+
+void bind_kernels(nb::module_& m) {
+  m.def("block", &make_block, nb::arg("bytes"), "Uninitialised pooled memory, 64-byte aligned.");
+  nb::class_<Plan>(m, "Plan")
+      .def(nb::new_(&make_plan), nb::arg("tree"), nb::arg("leaves"), nb::arg("duals"),
+           nb::arg("record_size"))
+      .def("pack", [](const Plan& p, nb::handle tree, Bytes out) {
+        if (out.shape(0) < p.record_size())
+          throw std::invalid_argument("pack: the record is too small");
+        return p.pack(tree.ptr(), out.data());
+      });
+  m.def(
+      "join_columns",
+      [](nb::list arrays, Seqs leaves, size_t n, size_t record_size, Bytes out) {
+        if (out.shape(0) < n * record_size)
+          throw std::invalid_argument("join: the output is too small");
+        const std::vector<Column> columns = columns_from(arrays, leaves, n);
+        Rows rows;
+        rows.n = n;
+        rows.columns = columns.data();
+        rows.n_columns = columns.size();
+        join_columns(rows, record_size, out.data());
+      },
+      nb::arg("arrays"), nb::arg("leaves"), nb::arg("n"), nb::arg("record_size"), nb::arg("out"));
+  m.def(
+      "split_records",
+      [](nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records, size_t n,
+         size_t record_size, Bytes block, Seqs columns, Seqs leaves) {
+        if (records.shape(0) < n * record_size)
+          throw std::invalid_argument("split: too few records");
+        std::vector<Target> targets(columns.shape(0));
+        for (size_t i = 0; i < targets.size(); ++i)
+          targets[i] = Target{block.data() + columns.data()[i],
+                              static_cast<size_t>(leaves.data()[2 * i]),
+                              static_cast<size_t>(leaves.data()[2 * i + 1])};
+        split_records(records.data(), n, record_size, targets.data(), targets.size());
+      },
+      nb::arg("records"), nb::arg("n"), nb::arg("record_size"), nb::arg("block"),
+      nb::arg("columns"), nb::arg("leaves"));
+  nb::class_<SumTree>(m, "SumTree")
+      .def(nb::init<size_t, Doubles, Doubles>(), nb::arg("n"), nb::arg("sums"), nb::arg("mins"))
+      .def_static("size", &SumTree::size)
+      .def_prop_ro("total", &SumTree::total)
+      .def_prop_ro("least", &SumTree::least)
+      .def("update", &SumTree::update, nb::arg("leaves"), nb::arg("values"))
+      .def("fill", &SumTree::fill, nb::arg("start"), nb::arg("stop"), nb::arg("value"))
+      .def("draw", &SumTree::draw, nb::arg("rng"), nb::arg("n"))
+      .def("at", &SumTree::at, nb::arg("u"));
+  m.def(
+      "permute",
+      [](uint64_t key, uint64_t n, uint64_t from, size_t count) {
+        if (from + count > n) throw std::out_of_range("permute: positions beyond n");
+        std::vector<int64_t> out(count);
+        permute(key, n, from, out.data(), count);
+        return to_array(out);
+      },
+      nb::arg("key"), nb::arg("n"), nb::arg("start"), nb::arg("count"));
+  m.def(
+      "uniform_below",
+      [](State rng, uint64_t low, uint64_t high, size_t n) {
+        if (low >= high) throw std::invalid_argument("uniform_below: an empty range");
+        Rng r(rng.data());
+        std::vector<int64_t> out(n);
+        for (int64_t& x : out) x = static_cast<int64_t>(low + r.below(high - low));
+        return to_array(out);
+      },
+      nb::arg("rng"), nb::arg("low"), nb::arg("high"), nb::arg("n"));
+}
+
+}  // namespace contig
+
+NB_MODULE(_native, m) {
+  contig::bind_kernels(m);
+  contig::bind_tape(m);
+  contig::bind_view(m);
+}

@@ -1,0 +1,270 @@
+#include "plan.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace contig {
+
+namespace {
+// numpy's kind of a buffer's format, or 0.
+char kind_of(const char* format) {
+  if (format == nullptr) return 'u';
+  if (*format == '<' || *format == '=' || *format == '@' || *format == '|') ++format;
+  if (format[0] == 'Z' && format[1] != 0 && format[2] == 0) return 'c';
+  if (format[0] == 0 || format[1] != 0) return 0;
+  switch (*format) {
+    case '?':
+      return 'b';
+    case 'b':
+    case 'h':
+    case 'i':
+    case 'l':
+    case 'q':
+    case 'n':
+      return 'i';
+    case 'B':
+    case 'H':
+    case 'I':
+    case 'L':
+    case 'Q':
+    case 'N':
+      return 'u';
+    case 'e':
+    case 'f':
+    case 'd':
+    case 'g':
+      return 'f';
+    default:
+      return 0;
+  }
+}
+
+struct Buffer {
+  Py_buffer view{};
+  bool held = false;
+  explicit Buffer(PyObject* object) {
+    held = PyObject_GetBuffer(object, &view, PyBUF_STRIDED_RO | PyBUF_FORMAT) == 0;
+    if (!held) PyErr_Clear();
+  }
+  ~Buffer() {
+    if (held) PyBuffer_Release(&view);
+  }
+};
+
+bool tail_shape_is(const Py_buffer& view, const std::vector<Py_ssize_t>& shape, size_t skip) {
+  if (view.ndim != static_cast<int>(shape.size() + skip)) return false;
+  for (size_t i = 0; i < shape.size(); ++i)
+    if (view.shape[skip + i] != shape[i]) return false;
+  return true;
+}
+
+// float64 to float32; false if a finite value would become infinite.
+bool narrow(double wide, uint8_t* to) {
+  const auto x = static_cast<float>(wide);
+  std::memcpy(to, &x, 4);
+  return std::isfinite(x) || !std::isfinite(wide);
+}
+
+// False if flags that were given disagree.
+bool complete(const DualSpec& d, uint8_t* to, const uint8_t* a, const uint8_t* b) {
+  const auto is_set = [&](const uint8_t* p) {
+    for (size_t i = 0; i < d.bytes; ++i)
+      if (p[i] != 0) return true;
+    return false;
+  };
+  switch (d.op) {
+    case DualSpec::zero:
+      std::memset(to, 0, d.bytes);
+      break;
+    case DualSpec::copy:
+      std::memcpy(to, a, d.bytes);
+      break;
+    case DualSpec::either:
+      std::memcpy(to, is_set(a) ? a : b, d.bytes);
+      break;
+    case DualSpec::and_not:
+      if (is_set(b))
+        std::memset(to, 0, d.bytes);
+      else
+        std::memcpy(to, a, d.bytes);
+      break;
+    case DualSpec::check:
+      return is_set(to) == (is_set(a) || is_set(b));
+  }
+  return true;
+}
+}  // namespace
+
+ColumnSet::~ColumnSet() {
+  for (Py_buffer& b : buffers) PyBuffer_Release(&b);
+}
+
+Plan::Plan(nb::object tree, std::vector<LeafSpec> leaves, std::vector<DualSpec> duals,
+           size_t record_size)
+    : root_(build(tree)),
+      leaves_(std::move(leaves)),
+      duals_(std::move(duals)),
+      record_size_(record_size) {}
+
+Plan::Node Plan::build(nb::handle tree) {
+  Node node;
+  if (nb::isinstance<nb::dict>(tree)) {
+    node.mapping = true;
+    for (auto item : nb::borrow<nb::dict>(tree)) {
+      nb::object key = nb::borrow(item.first);
+      node.children.emplace_back(key, build(item.second));
+    }
+  } else if (nb::isinstance<nb::tuple>(tree) || nb::isinstance<nb::list>(tree)) {
+    for (nb::handle child : tree) node.children.emplace_back(nb::none(), build(child));
+  } else {
+    node.leaf = nb::cast<int>(tree);
+  }
+  return node;
+}
+
+template <class F>
+bool Plan::each_child(const Node& node, PyObject* value, F f) {
+  if (node.mapping) {
+    if (!PyDict_Check(value) || PyDict_GET_SIZE(value) != (Py_ssize_t)node.children.size())
+      return false;
+    for (const auto& child : node.children) {
+      PyObject* item = PyDict_GetItemWithError(value, child.first.ptr());
+      if (item == nullptr) {
+        PyErr_Clear();
+        return false;
+      }
+      if (!f(child.second, item)) return false;
+    }
+    return true;
+  }
+  const bool tuple = PyTuple_Check(value);
+  if (!tuple && !PyList_Check(value)) return false;
+  const Py_ssize_t n = tuple ? PyTuple_GET_SIZE(value) : PyList_GET_SIZE(value);
+  if (n != (Py_ssize_t)node.children.size()) return false;
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    PyObject* item = tuple ? PyTuple_GET_ITEM(value, i) : PyList_GET_ITEM(value, i);
+    if (!f(node.children[i].second, item)) return false;
+  }
+  return true;
+}
+
+bool Plan::pack(PyObject* tree, uint8_t* record) const {
+  if (!pack_node(root_, tree, record)) return false;
+  for (const DualSpec& d : duals_)
+    if (!complete(d, record + d.to, record + d.a, record + d.b)) return false;
+  return true;
+}
+
+bool Plan::pack_node(const Node& node, PyObject* value, uint8_t* record) const {
+  if (node.leaf >= 0) return pack_leaf(leaves_[node.leaf], value, record);
+  return each_child(node, value, [&](const Node& child, PyObject* item) {
+    return pack_node(child, item, record);
+  });
+}
+
+bool Plan::pack_leaf(const LeafSpec& leaf, PyObject* value, uint8_t* record) const {
+  uint8_t* to = record + leaf.offset;
+  if (leaf.shape.empty()) {
+    if (PyFloat_CheckExact(value)) {
+      const double x = PyFloat_AS_DOUBLE(value);
+      if (leaf.kind == 'f' && leaf.itemsize == 4) return narrow(x, to);
+      if (leaf.kind == 'f' && leaf.itemsize == 8) {
+        std::memcpy(to, &x, 8);
+        return true;
+      }
+      return false;
+    }
+    if (PyBool_Check(value)) {
+      if (leaf.kind != 'b') return false;
+      *to = value == Py_True ? 1 : 0;
+      return true;
+    }
+    if (PyLong_CheckExact(value)) {
+      if (leaf.kind != 'i' || leaf.itemsize != 8) return false;
+      const long long x = PyLong_AsLongLong(value);
+      if (x == -1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return false;
+      }
+      std::memcpy(to, &x, 8);
+      return true;
+    }
+  }
+  const Buffer buffer(value);
+  if (!buffer.held) return false;
+  const Py_buffer& v = buffer.view;
+  if (!tail_shape_is(v, leaf.shape, 0) || !PyBuffer_IsContiguous(&v, 'C')) return false;
+  const char kind = kind_of(v.format);
+  if (kind == leaf.kind && static_cast<size_t>(v.itemsize) == leaf.itemsize) {
+    std::memcpy(to, v.buf, leaf.bytes);
+    return true;
+  }
+  if (kind == 'f' && v.itemsize == 8 && leaf.kind == 'f' && leaf.itemsize == 4) {
+    const size_t n = leaf.bytes / 4;
+    for (size_t i = 0; i < n; ++i) {
+      double wide;
+      std::memcpy(&wide, static_cast<const uint8_t*>(v.buf) + i * 8, 8);
+      if (!narrow(wide, to + i * 4)) return false;
+    }
+    return true;
+  }
+  return false;
+}
+
+bool Plan::columns(PyObject* tree, size_t batch_ndim, ColumnSet* out) const {
+  if (!column_node(root_, tree, batch_ndim, out)) return false;
+  if (out->columns.empty()) return false;
+  out->rows = 1;
+  for (const Py_ssize_t n : out->batch) out->rows *= static_cast<uint64_t>(n);
+  const auto at = [&](size_t offset) -> const Column* {
+    for (const Column& c : out->columns)
+      if (c.offset == offset && c.bytes > 0) return &c;
+    return nullptr;
+  };
+  for (const DualSpec& d : duals_) {
+    const Column *a = at(d.a), *b = at(d.b), *given = at(d.to);
+    const bool two = d.op == DualSpec::either || d.op == DualSpec::and_not;
+    if ((d.op != DualSpec::zero && a == nullptr) || (two && b == nullptr)) return false;
+    std::unique_ptr<uint8_t[]> made;
+    if (d.op != DualSpec::check) made = std::make_unique<uint8_t[]>(out->rows * d.bytes + 1);
+    for (uint64_t i = 0; i < out->rows; ++i) {
+      auto* to = made ? made.get() + i * d.bytes
+                      : const_cast<uint8_t*>(given->data + i * given->stride);
+      if (!complete(d, to, a ? a->data + i * a->stride : nullptr,
+                    b ? b->data + i * b->stride : nullptr))
+        return false;
+    }
+    if (!made) continue;
+    out->columns.push_back(Column{made.get(), d.to, d.bytes, d.bytes});
+    out->owned.push_back(std::move(made));
+  }
+  return true;
+}
+
+bool Plan::column_node(const Node& node, PyObject* value, size_t batch_ndim,
+                       ColumnSet* out) const {
+  if (node.leaf < 0)
+    return each_child(node, value, [&](const Node& child, PyObject* item) {
+      return column_node(child, item, batch_ndim, out);
+    });
+  const LeafSpec& leaf = leaves_[node.leaf];
+  Py_buffer v;
+  if (PyObject_GetBuffer(value, &v, PyBUF_STRIDED_RO | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  out->buffers.push_back(v);
+  if (!tail_shape_is(v, leaf.shape, batch_ndim) || !PyBuffer_IsContiguous(&v, 'C')) return false;
+  if (kind_of(v.format) != leaf.kind || static_cast<size_t>(v.itemsize) != leaf.itemsize)
+    return false;
+  if (out->columns.empty())
+    out->batch.assign(v.shape, v.shape + batch_ndim);
+  else
+    for (size_t i = 0; i < batch_ndim; ++i)
+      if (v.shape[i] != out->batch[i]) return false;
+  out->columns.push_back(
+      Column{static_cast<const uint8_t*>(v.buf), leaf.offset, leaf.bytes, leaf.bytes});
+  return true;
+}
+
+}  // namespace contig

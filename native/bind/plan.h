@@ -1,0 +1,74 @@
+// A Layout compiled for speed: where each leaf sits in a tree and where it goes in the record.
+// Pure reads of Python objects through the buffer protocol; anything it does not understand makes
+// it answer "no", and Python's slower path either converts the value or words the error.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../tape.h"
+
+namespace contig {
+
+namespace nb = nanobind;
+
+// One leaf as the layout declares it. `kind` is numpy's: b i u f c.
+struct LeafSpec {
+  char kind;
+  size_t itemsize, offset, bytes;
+  std::vector<Py_ssize_t> shape;
+};
+
+// A flag leaf that the data lacks and that follows from its duals; or, where all three are given,
+// the check that they agree.
+struct DualSpec {
+  enum Op { zero, copy, either, and_not, check } op;
+  size_t to, a, b, bytes;
+};
+
+// Columns of a tree of arrays, with the buffers that keep them alive.
+class ColumnSet {
+ public:
+  ~ColumnSet();
+  std::vector<Py_buffer> buffers;
+  std::vector<Column> columns;
+  std::vector<std::unique_ptr<uint8_t[]>> owned;
+  uint64_t rows = 0;
+  std::vector<Py_ssize_t> batch;  // leading dims
+};
+
+class Plan {
+ public:
+  // `tree` mirrors the example: dict, list or tuple of leaf numbers.
+  Plan(nb::object tree, std::vector<LeafSpec> leaves, std::vector<DualSpec> duals,
+       size_t record_size);
+
+  size_t record_size() const { return record_size_; }
+  // Packs one row into `record`; false: not understood, `record` is then undefined.
+  bool pack(PyObject* tree, uint8_t* record) const;
+  // Finds the columns of a tree of [batch..., leaf...] arrays; false: not understood.
+  bool columns(PyObject* tree, size_t batch_ndim, ColumnSet* out) const;
+
+ private:
+  struct Node {
+    int leaf = -1;
+    bool mapping = false;
+    std::vector<std::pair<nb::object, Node>> children;
+  };
+  static Node build(nb::handle tree);
+  bool pack_node(const Node& node, PyObject* value, uint8_t* record) const;
+  bool pack_leaf(const LeafSpec& leaf, PyObject* value, uint8_t* record) const;
+  bool column_node(const Node& node, PyObject* value, size_t batch_ndim, ColumnSet* out) const;
+  template <class F>
+  static bool each_child(const Node& node, PyObject* value, F f);
+
+  Node root_;
+  std::vector<LeafSpec> leaves_;
+  std::vector<DualSpec> duals_;
+  size_t record_size_;
+};
+
+}  // namespace contig

@@ -1,0 +1,116 @@
+// A reader's view of the index, and drawing from it.
+#include "handles.h"
+
+namespace contig {
+
+namespace {
+
+struct ViewHandle {
+  explicit ViewHandle(TapeHandle& tape) : view(tape.tape) {}
+  View view;
+};
+
+Window window_of(nb::handle w) {
+  Window out;
+  if (w.is_none()) return out;
+  const auto t = nb::borrow<nb::tuple>(w);
+  out.min_seq = nb::cast<uint64_t>(t[0]);
+  out.min_ordinal = nb::cast<uint64_t>(t[1]);
+  if (!t[2].is_none()) out.min_version = nb::cast<int64_t>(t[2]);
+  return out;
+}
+
+Rng rng_of(State& state) {
+  if (state.shape(0) != 4) throw std::invalid_argument("rng: expected 4 words of state");
+  return Rng(state.data());
+}
+
+nb::tuple slices_tuple(const Slices& s) {
+  return nb::make_tuple(to_array(s.seqs), to_array(s.lengths), to_array(s.burn));
+}
+
+nb::object draw_slices(ViewHandle& v, State rng, nb::object window, const SliceSpec& spec,
+                       size_t n) {
+  Slices out;
+  if (!v.view.draw_slices(rng_of(rng), window_of(window), spec, n, &out)) return nb::none();
+  return slices_tuple(out);
+}
+
+nb::object draw_rows(ViewHandle& v, State rng, nb::object window, size_t n) {
+  std::vector<int64_t> seqs(n);
+  if (!v.view.draw_rows(rng_of(rng), window_of(window), seqs.data(), n)) return nb::none();
+  return nb::cast(to_array(seqs));
+}
+
+// One slice of each of the first `n` trajectories of the list that can give one; also how many of
+// the list were used up.
+nb::tuple slices_of(ViewHandle& v, State rng, nb::object window, const SliceSpec& spec,
+                    Seqs ordinals, size_t n) {
+  Slices out;
+  size_t used = 0;
+  const Window w = window_of(window);
+  while (used < ordinals.shape(0) && out.lengths.size() < n)
+    v.view.slice_of(rng_of(rng), w, spec, static_cast<uint64_t>(ordinals.data()[used++]), &out);
+  return nb::make_tuple(slices_tuple(out), used);
+}
+
+nb::tuple slices_from(ViewHandle& v, Seqs seqs, nb::object window, const SliceSpec& spec) {
+  Slices out;
+  std::vector<uint8_t> valid(seqs.shape(0));
+  v.view.slices_from(seqs.data(), seqs.shape(0), window_of(window), spec, valid.data(), &out);
+  return nb::make_tuple(slices_tuple(out),
+                        to_array(std::vector<int64_t>(valid.begin(), valid.end())));
+}
+
+}  // namespace
+
+void bind_view(nb::module_& m) {
+  nb::class_<SliceSpec>(m, "SliceSpec")
+      .def("__init__",
+           [](SliceSpec* s, uint64_t length, bool strict, bool complete_only, bool over_steps,
+              uint64_t span_left, uint64_t span_right, uint64_t burn_in) {
+             new (s) SliceSpec{length,    strict,     complete_only, over_steps,
+                               span_left, span_right, burn_in};
+           },
+           nb::arg("length"), nb::arg("strict") = false, nb::arg("complete_only") = false,
+           nb::arg("over_steps") = false, nb::arg("span_left") = 0, nb::arg("span_right") = 0,
+           nb::arg("burn_in") = 0);
+
+  nb::class_<ViewHandle>(m, "View")
+      .def(nb::init<TapeHandle&>(), nb::keep_alive<1, 2>())
+      .def("refresh", [](ViewHandle& v) { v.view.refresh(); })
+      .def_prop_ro("head", [](const ViewHandle& v) { return v.view.at().head; })
+      .def_prop_ro("tail", [](const ViewHandle& v) { return v.view.at().tail; })
+      .def_prop_ro("trajectories", [](const ViewHandle& v) { return v.view.trajectories(); })
+      .def("ordinal_of_newest",
+           [](const ViewHandle& v, uint64_t k) { return v.view.ordinal_of_newest(k); })
+      .def("draw_rows", &draw_rows, nb::arg("rng"), nb::arg("window").none(), nb::arg("n"))
+      .def("draw_slices", &draw_slices, nb::arg("rng"), nb::arg("window").none(), nb::arg("spec"),
+           nb::arg("n"))
+      .def("slices_of", &slices_of, nb::arg("rng"), nb::arg("window").none(), nb::arg("spec"),
+           nb::arg("ordinals"), nb::arg("n"))
+      .def("slices_from", &slices_from, nb::arg("seqs"), nb::arg("window").none(), nb::arg("spec"))
+      .def("follow",
+           [](ViewHandle& v, Seqs seqs, uint64_t length) {
+             Slices out;
+             v.view.follow(seqs.data(), seqs.shape(0), length, &out);
+             return slices_tuple(out);
+           })
+      .def("valid_starts",
+           [](ViewHandle& v, nb::object window, const SliceSpec& spec) {
+             const Snapshot& s = v.view.at();
+             std::vector<uint8_t> mask(s.head > s.tail ? s.head - s.tail : 0);
+             v.view.valid_starts(window_of(window), spec, mask.data());
+             return to_array(std::vector<int64_t>(mask.begin(), mask.end()));
+           },
+           nb::arg("window").none(), nb::arg("spec"))
+      .def("ordinals",
+           [](ViewHandle& v, nb::object window, const SliceSpec& spec) {
+             std::vector<int64_t> out;
+             v.view.ordinals(&out, window_of(window), spec);
+             return to_array(out);
+           },
+           nb::arg("window").none(), nb::arg("spec"));
+}
+
+}  // namespace contig

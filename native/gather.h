@@ -1,0 +1,28 @@
+// Rows of the tape, by seq, into the columns of one block or into packed records.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tape.h"
+
+namespace contig {
+
+// One leaf of the record and where its column starts.
+struct Target {
+  uint8_t* column;
+  size_t offset, bytes;
+};
+
+// Copies rows `seqs` and returns the tape's tail afterwards: rows below it may have been
+// overwritten while they were copied and must be drawn again.
+uint64_t gather_columns(const Tape& tape, const int64_t* seqs, size_t n, const Target* targets,
+                        size_t n_targets);
+uint64_t gather_records(const Tape& tape, const int64_t* seqs, size_t n, uint8_t* out);
+
+// Packed records to columns and back, without a tape.
+void split_records(const uint8_t* records, size_t n, size_t record_size, const Target* targets,
+                   size_t n_targets);
+void join_columns(const Rows& rows, size_t record_size, uint8_t* out);
+
+}  // namespace contig

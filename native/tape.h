@@ -1,0 +1,145 @@
+// The tape: a window [tail, head) of the infinite row sequence.
+//
+// Thread-safety: `append`, `clear`, `publish` and `restore` want the lock held by the caller
+// (class Hold); everything a reader uses is lock-free. A Tape is one process's handle; the memory
+// belongs to the caller. DESIGN: docs/design/tape.md.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "tape_format.h"
+
+namespace contig {
+
+struct Busy : std::runtime_error {
+  Busy(uint64_t pid, double timeout_s);
+  uint64_t pid;
+};
+struct NoSpace : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Where appended rows come from: packed records, or one column per leaf of the record.
+struct Column {
+  const uint8_t* data;
+  size_t offset, bytes;  // place and size within the record
+  size_t stride;         // bytes from one row to the next
+};
+struct Rows {
+  uint64_t n = 0;
+  const uint8_t* records = nullptr;  // set, or else columns
+  const Column* columns = nullptr;
+  size_t n_columns = 0;
+};
+
+// One trajectory a writer has open: where its next run continues.
+struct Track {
+  uint64_t last_entry = kNone, ordinal = kNone, steps = 0, flags = 0;
+  double ret = 0;
+  bool known = false;  // false: nothing of it was appended by this writer
+};
+
+// Rows of one trajectory within an append, in the append's order.
+struct Run {
+  Track* track;
+  uint64_t rows;
+  uint64_t flags;   // kTerminated, kTruncated at its last row; kBegins if it starts a trajectory
+  bool starts;      // a new trajectory, whatever the track held before
+  double reward;    // sum over its rows
+  int64_t traj_id, version;
+};
+
+struct Append {
+  Rows rows;
+  Run* runs = nullptr;
+  size_t n_runs = 0;
+  uint64_t writer = 0;
+  uint64_t producer = 0, producer_seq = 0;  // producer 0: none
+};
+
+struct Snapshot {
+  uint64_t head, tail, index_head, index_tail;
+};
+
+// A consistent copy of one index entry.
+struct EntryView {
+  uint64_t first, steps, flags, prev, jump, before, ordinal;
+  int64_t version;
+};
+
+class Tape {
+ public:
+  static uint64_t control_bytes(uint64_t capacity);
+  // Writes a fresh header over zeroed memory.
+  static void format(uint8_t* control, uint64_t capacity);
+
+  // `control` must hold a formatted header; `fd` is the file behind it or -1.
+  Tape(uint8_t* control, int fd);
+
+  // Makes room for the schema and the data in the file and announces them. With the lock.
+  // Returns false if another process published first.
+  bool publish(const char* schema, uint64_t schema_bytes, uint64_t record_size);
+  bool ready() const { return h_->ready.load(std::memory_order_acquire) != 0; }
+  uint64_t file_bytes() const { return h_->data_offset + data_bytes(); }
+  uint64_t data_bytes() const { return (h_->n_extents << h_->extent_shift) * h_->record_size; }
+  // Tells where the data is mapped in this process.
+  void attach_data(uint8_t* data);
+
+  uint64_t append(const Append& a);  // with the lock; returns the first seq
+  void clear();                      // with the lock: evicts everything
+  void repair();                     // with the lock; Hold does it
+  // Fills an empty tape from a checkpoint. With the lock.
+  void restore(const uint8_t* records, uint64_t tail, uint64_t head, const uint64_t* entries,
+               uint64_t index_tail, uint64_t index_head, uint64_t trajectories);
+
+  Snapshot snapshot() const;
+  bool read_entry(uint64_t number, EntryView* out) const;
+  // The whole entry as 16 words, `steps_flags` and `ret` consistent. `unsettled`: an append that
+  // grows it has not finished; under the lock that cannot be.
+  enum class Read { ok, gone, unsettled };
+  Read read_entry_words(uint64_t number, uint64_t h, uint64_t out[16]) const;
+
+  const uint8_t* row(uint64_t seq) const {
+    const uint64_t extent = (seq >> shift_) % n_extents_;
+    return extents_[extent] + (seq & mask_) * record_size_;
+  }
+
+  Header& header() const { return *h_; }
+  uint64_t record_size() const { return record_size_; }
+  bool attached() const { return !extents_.empty(); }
+
+ private:
+  Entry& entry(uint64_t number) const { return index_[number % h_->index_capacity]; }
+  void reserve_data(uint64_t from, uint64_t to);
+  void reserve_index(uint64_t to);
+  bool punches() const;
+  void punch_index(uint64_t old_tail, uint64_t new_tail);  // gives evicted index memory back
+  void copy_in(const Rows& rows, uint64_t skip, uint64_t seq);
+  void write_run(uint64_t number, const Run& run, uint64_t first, uint64_t rows, uint64_t dropped,
+                 uint64_t index_tail, uint64_t writer, uint64_t now);
+  size_t producer_slot(uint64_t id);
+
+  Header* h_;
+  Producer* producers_;
+  Entry* index_;
+  int fd_;
+  std::vector<uint8_t*> extents_;
+  uint64_t record_size_ = 0, shift_ = 0, mask_ = 0, n_extents_ = 0;
+};
+
+// Holds the tape's lock and repairs what a killed holder left.
+class Hold {
+ public:
+  Hold(Tape& tape, double timeout_s);
+  ~Hold();
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+ private:
+  Tape& tape_;
+};
+
+}  // namespace contig

@@ -1,0 +1,85 @@
+// What a tape's control region looks like in memory. Shared between processes, so every field that
+// a reader may load without the lock is atomic, and nothing here ever moves.
+//
+//   [ Header | producer table | index ring ] [ schema JSON ] [ data extents ... ]
+//   '------- control region -------------'
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "lock.h"
+
+namespace contig {
+
+using Word = std::atomic<uint64_t>;
+static_assert(sizeof(Word) == 8 && Word::is_always_lock_free, "tapes need lock-free 64-bit words");
+
+constexpr uint64_t kMagic = 0x31657061746E6F63ull;  // "contape1", little-endian
+constexpr uint64_t kFormat = 1;
+constexpr uint64_t kNone = ~0ull;
+constexpr uint64_t kProducers = 4096;
+
+// Flags of a run, the low byte of `steps_flags`.
+constexpr uint64_t kBegins = 1, kTerminated = 2, kTruncated = 4, kCut = 8, kFlagMask = 0xFF;
+constexpr int kFlagBits = 8;
+
+// One run: rows of one trajectory that are adjacent on the tape. Immutable once committed, except
+// that the newest entry's `steps_flags` and `ret` change while its own writer grows it.
+struct alignas(64) Entry {
+  Word first;        // seq of the first row
+  Word steps_flags;  // rows << kFlagBits | flags
+  Word prev;         // number of the trajectory's previous run, or kNone
+  Word jump;         // an earlier run of the trajectory (skip link), or kNone
+  Word before;       // steps of the trajectory before this run
+  Word ordinal;      // the trajectory's number on this tape: the public `id`
+  Word version;      // policy version, int64
+  Word ret;          // return of the trajectory up to this run's end, double
+  Word traj_id;      // id as given by the data, int64, -1 if none
+  Word writer;       // writer id
+  Word time_ns;      // wall clock of the append that made the run
+  Word depth;        // runs of the trajectory before this one
+  Word spare[4];
+};
+static_assert(sizeof(Entry) == 128, "an index entry is two cache lines");
+
+// A producer's last item, so that a resend after a reconnect is recognised. Compared and written
+// under the lock only.
+struct Producer {
+  Word id;     // 0 = free; stored last when a slot is taken
+  Word seq;    // items taken so far
+  Word entry;  // the entry its last item went to
+  Word used;   // head when it was last used, to find the longest idle one
+};
+
+struct alignas(64) Header {
+  uint64_t magic, format, capacity, index_capacity;
+  uint64_t producers_offset, index_offset, control_bytes, index_chunk;
+
+  // Published once, under the lock: `ready` is stored last.
+  alignas(64) Word ready;
+  uint64_t schema_offset, schema_bytes, data_offset, record_size, extent_shift, n_extents;
+
+  alignas(64) Lock lock;
+
+  alignas(64) Word head;  // the only commit point
+  alignas(64) Word tail;
+  Word index_head, index_tail;
+  Word trajectories;  // ordinals given so far
+  Word max_version;   // newest policy version, int64; a hint
+  Word reserved_extents, reserved_index;
+
+  // What the last append was about to change; valid while undo_head == head.
+  alignas(64) Word undo_head;
+  Word undo_index_head, undo_trajectories, undo_entry, undo_steps_flags, undo_ret;
+  Word undo_producer, undo_producer_seq, undo_producer_entry;
+
+  alignas(64) std::atomic<uint32_t> wake_word;
+  std::atomic<uint32_t> waiters;
+  Word inserted, sampled;  // rate limiter: rows in, rows out
+  Word appends;
+  Word restores;  // times a checkpoint replaced the contents
+};
+
+}  // namespace contig

@@ -1,0 +1,432 @@
+#include "view.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+namespace contig {
+
+namespace {
+constexpr auto relaxed = std::memory_order_relaxed;
+constexpr auto acquire = std::memory_order_acquire;
+constexpr uint64_t kEnded = kTerminated | kTruncated;
+constexpr int kRejections = 64;  // before one exact pass
+
+uint32_t* zeroed(uint64_t n) {  // calloc: untouched stretches cost no memory
+  auto* p = static_cast<uint32_t*>(std::calloc(n, sizeof(uint32_t)));
+  if (p == nullptr) throw std::bad_alloc();
+  return p;
+}
+
+bool same(const Window& a, const Window& b) {
+  return a.min_seq == b.min_seq && a.min_ordinal == b.min_ordinal && a.min_version == b.min_version;
+}
+
+bool same(const SliceSpec& a, const SliceSpec& b) {
+  return a.length == b.length && a.strict == b.strict && a.complete_only == b.complete_only &&
+         a.over_steps == b.over_steps && a.span_left == b.span_left &&
+         a.span_right == b.span_right;
+}
+}  // namespace
+
+View::View(const Tape& tape)
+    : tape_(tape),
+      ring_(tape.header().index_capacity),
+      slot_of_(zeroed(tape.header().index_capacity), std::free) {
+  compact();
+}
+
+// ---- keeping up ----------------------------------------------------------------------------
+
+void View::refresh() {
+  const uint64_t restores = tape_.header().restores.load(acquire);
+  Snapshot s = tape_.snapshot();
+  const bool fresh = restores != restores_ || s.index_head < seen_head_;
+  restores_ = restores;
+  if (fresh) seen_head_ = 0;
+
+  const uint64_t from = std::max(seen_head_, s.index_tail);
+  scratch_.clear();
+  for (uint64_t n = from; n < s.index_head; ++n) {
+    EntryView e;
+    tape_.read_entry(n, &e);
+    if (e.first >= s.head) break;  // not committed when head was loaded
+    scratch_.push_back(e.ordinal);
+    scratch_.push_back(e.prev);
+  }
+  std::atomic_thread_fence(acquire);
+  s.index_tail = tape_.header().index_tail.load(relaxed);
+  at_ = s;
+  if (fresh || s.index_tail > seen_head_ || (seen_head_ == 0 && seen_tail_ == 0))
+    rebuild(scratch_, from);
+  else
+    take(scratch_, from);
+  at_.index_head = seen_head_;
+}
+
+void View::take(const std::vector<uint64_t>& words, uint64_t from) {
+  for (size_t i = 0; i < words.size(); i += 2) {
+    const uint64_t n = from + i / 2, ordinal = words[i], prev = words[i + 1];
+    while (seen_tail_ + ring_ <= n) drop_run(seen_tail_++);
+    uint32_t slot;
+    if (prev != kNone && prev >= seen_tail_ && prev < n &&
+        trajs_[slot_of_[prev % ring_]].ordinal == ordinal) {
+      slot = slot_of_[prev % ring_];
+    } else if (trajs_.empty() || ordinal > trajs_.back().ordinal) {
+      slot = add_trajectory(ordinal);
+    } else {
+      // Its earlier runs came and went between two loads of this refresh: start over.
+      seen_head_ = seen_tail_ = 0;
+      refresh();
+      return;
+    }
+    slot_of_[n % ring_] = slot;
+    trajs_[slot].last = n;
+    trajs_[slot].runs += 1;
+    seen_head_ = n + 1;
+  }
+  while (seen_tail_ < at_.index_tail && seen_tail_ < seen_head_) drop_run(seen_tail_++);
+}
+
+void View::rebuild(const std::vector<uint64_t>& words, uint64_t from) {
+  const uint64_t end = from + words.size() / 2;
+  std::vector<std::pair<uint64_t, uint64_t>> runs;  // (ordinal, number)
+  for (uint64_t n = std::max(from, at_.index_tail); n < end; ++n)
+    runs.emplace_back(words[(n - from) * 2], n);
+  std::sort(runs.begin(), runs.end());
+  trajs_.clear();
+  live_ = 0;
+  for (const auto& run : runs) {
+    if (trajs_.empty() || trajs_.back().ordinal != run.first) {
+      trajs_.push_back(Trajectory{run.first, 0, 0});
+      ++live_;
+    }
+    trajs_.back().last = run.second;
+    trajs_.back().runs += 1;
+    slot_of_[run.second % ring_] = static_cast<uint32_t>(trajs_.size() - 1);
+  }
+  seen_head_ = std::max(end, at_.index_tail);
+  seen_tail_ = std::min(at_.index_tail, seen_head_);
+  pass_head_ = kNone;
+  compact();
+}
+
+uint32_t View::add_trajectory(uint64_t ordinal) {
+  if (trajs_.size() + 1 >= fenwick_.size()) compact();
+  trajs_.push_back(Trajectory{ordinal, 0, 0});
+  const auto slot = static_cast<uint32_t>(trajs_.size() - 1);
+  count(slot, 1);
+  ++live_;
+  return slot;
+}
+
+void View::drop_run(uint64_t number) {
+  Trajectory& t = trajs_[slot_of_[number % ring_]];
+  if (--t.runs == 0) {
+    count(slot_of_[number % ring_], -1);
+    --live_;
+  }
+}
+
+void View::compact() {
+  std::vector<uint32_t> moved(trajs_.size());
+  size_t kept = 0;
+  for (size_t i = 0; i < trajs_.size(); ++i) {
+    moved[i] = static_cast<uint32_t>(kept);
+    if (trajs_[i].runs > 0) trajs_[kept++] = trajs_[i];
+  }
+  if (kept != trajs_.size())
+    for (uint64_t n = seen_tail_; n < seen_head_; ++n)
+      slot_of_[n % ring_] = moved[slot_of_[n % ring_]];
+  trajs_.resize(kept);
+  size_t size = 64;
+  while (size < 2 * kept) size *= 2;
+  fenwick_.assign(size + 1, 0);
+  for (size_t i = 1; i <= size; ++i) {  // every kept trajectory is alive
+    fenwick_[i] += i <= kept ? 1 : 0;
+    const size_t parent = i + (i & (~i + 1));
+    if (parent <= size) fenwick_[parent] += fenwick_[i];
+  }
+}
+
+void View::count(uint32_t slot, int delta) {
+  for (size_t i = slot + 1; i < fenwick_.size(); i += i & (~i + 1))
+    fenwick_[i] = static_cast<uint32_t>(static_cast<int64_t>(fenwick_[i]) + delta);
+}
+
+uint32_t View::select(uint64_t rank) const {
+  size_t at = 0;
+  for (size_t step = fenwick_.size() - 1; step > 0; step /= 2)
+    if (at + step < fenwick_.size() && fenwick_[at + step] <= rank) {
+      at += step;
+      rank -= fenwick_[at];
+    }
+  return static_cast<uint32_t>(at);
+}
+
+uint64_t View::ordinal_of_newest(uint64_t k) const {
+  if (live_ == 0) return 0;
+  return trajs_[select(k >= live_ ? 0 : live_ - k)].ordinal;
+}
+
+// ---- reading trajectories ------------------------------------------------------------------
+
+bool View::usable(uint64_t number, const Window& w, EntryView* e) const {
+  return number != kNone && number >= at_.index_tail && tape_.read_entry(number, e) &&
+         e->first + e->steps > std::max(at_.tail, w.min_seq) && e->version >= w.min_version;
+}
+
+bool View::extent_of(uint64_t last, const Window& w, Extent* out) const {
+  EntryView e;
+  if (!usable(last, w, &e) || e.first >= at_.head || e.ordinal < w.min_ordinal) return false;
+  out->last = last;
+  out->ordinal = e.ordinal;
+  out->end = e.before + std::min(e.steps, at_.head - e.first);
+  out->ended = (e.flags & kEnded) != 0 && e.first + e.steps <= at_.head;
+  const bool skip = w.min_version == INT64_MIN;  // versions need not grow along a trajectory
+  for (EntryView p;;) {
+    if (skip && usable(e.jump, w, &p))
+      e = p;
+    else if (usable(e.prev, w, &p))
+      e = p;
+    else
+      break;
+  }
+  const uint64_t low = std::max(at_.tail, w.min_seq);
+  out->start = e.before + (low > e.first ? low - e.first : 0);
+  out->begins = (e.flags & kBegins) != 0 && out->start == 0;
+  return out->start < out->end;
+}
+
+bool View::eligible(const Extent& x, const SliceSpec& spec) const {
+  return (!spec.strict || x.end - x.start >= spec.length) &&
+         (!spec.complete_only || (x.begins && x.ended));
+}
+
+uint64_t View::count_starts(const Extent& x, const SliceSpec& spec) {
+  const uint64_t usable = x.end - x.start, length = std::min(spec.length, usable);
+  return usable - length + 1 + std::min(spec.span_left, length - 1) +
+         std::min(spec.span_right, length - 1);
+}
+
+bool View::find_row(uint64_t seq, EntryView* e, uint64_t* number) const {
+  uint64_t low = at_.index_tail, high = seen_head_;  // the last entry with first <= seq
+  if (low >= high) return false;
+  while (high - low > 1) {
+    const uint64_t mid = low + (high - low) / 2;
+    if (!tape_.read_entry(mid, e)) return false;
+    if (e->first <= seq)
+      low = mid;
+    else
+      high = mid;
+  }
+  *number = low;
+  return tape_.read_entry(low, e) && e->first <= seq && seq < e->first + e->steps;
+}
+
+bool View::run_holding(uint64_t last, uint64_t step, EntryView* e) const {
+  if (!tape_.read_entry(last, e)) return false;
+  while (step < e->before) {
+    EntryView p;
+    if (e->jump != kNone && e->jump >= at_.index_tail && tape_.read_entry(e->jump, &p) &&
+        step < p.before + p.steps)
+      *e = p;
+    else if (e->prev != kNone && e->prev >= at_.index_tail && tape_.read_entry(e->prev, &p))
+      *e = p;
+    else
+      return false;
+  }
+  return true;
+}
+
+bool View::emit_steps(const Extent& x, uint64_t a, uint64_t b, uint64_t burn, Slices* out) const {
+  const size_t base = out->seqs.size();
+  EntryView e;
+  if (!run_holding(x.last, b - 1, &e)) return false;
+  out->seqs.resize(base + (b - a));
+  for (uint64_t upto = b;;) {  // run by run, from the slice's end to its start
+    const uint64_t low = std::max(a, e.before);
+    for (uint64_t step = low; step < upto; ++step)
+      out->seqs[base + (step - a)] = static_cast<int64_t>(e.first + (step - e.before));
+    if (low == a) break;
+    upto = low;
+    EntryView p;
+    if (e.prev == kNone || e.prev < at_.index_tail || !tape_.read_entry(e.prev, &p) ||
+        p.before + p.steps != e.before) {
+      out->seqs.resize(base);
+      return false;
+    }
+    e = p;
+  }
+  out->lengths.push_back(static_cast<int64_t>(b - a));
+  out->burn.push_back(static_cast<int64_t>(burn));
+  return true;
+}
+
+bool View::emit(const Extent& x, uint64_t choice, const SliceSpec& spec, Slices* out) const {
+  const uint64_t length = std::min(spec.length, x.end - x.start);
+  const uint64_t left = std::min(spec.span_left, length - 1);
+  const uint64_t virtual_start = x.start + choice;  // shifted by `left`, which keeps it unsigned
+  uint64_t a = virtual_start > x.start + left ? virtual_start - left : x.start;
+  const uint64_t b = std::min(virtual_start + length - left, x.end);
+  const uint64_t burn = std::min(spec.burn_in, a - x.start);
+  a -= burn;
+  return emit_steps(x, a, b, burn, out);
+}
+
+// ---- drawing -------------------------------------------------------------------------------
+
+bool View::exact(const Window& w, const SliceSpec& spec) {
+  if (pass_head_ != at_.head || pass_tail_ != at_.tail || !same(pass_window_, w) ||
+      !same(pass_spec_, spec)) {
+    pass_.clear();
+    uint64_t weight = 0;
+    for (const Trajectory& t : trajs_) {
+      Extent x;
+      if (t.runs == 0 || t.ordinal < w.min_ordinal) continue;
+      if (!extent_of(t.last, w, &x) || !eligible(x, spec)) continue;
+      const uint64_t starts = count_starts(x, spec);
+      weight += spec.over_steps ? starts : 1;
+      pass_.push_back(Candidate{x, starts, weight});
+    }
+    pass_head_ = at_.head;
+    pass_tail_ = at_.tail;
+    pass_window_ = w;
+    pass_spec_ = spec;
+  }
+  return !pass_.empty();
+}
+
+bool View::draw_rows(Rng rng, const Window& w, int64_t* out, size_t n) {
+  const uint64_t low = std::max(at_.tail, w.min_seq);
+  if (low >= at_.head) return false;
+  if (w.whole() || (w.min_ordinal == 0 && w.min_version == INT64_MIN)) {
+    for (size_t i = 0; i < n; ++i) out[i] = static_cast<int64_t>(low + rng.below(at_.head - low));
+    return true;
+  }
+  SliceSpec rows;
+  rows.over_steps = true;
+  Slices one;
+  if (!draw_slices(rng, w, rows, n, &one)) return false;
+  std::copy(one.seqs.begin(), one.seqs.end(), out);
+  return true;
+}
+
+bool View::draw_slices(Rng rng, const Window& w, const SliceSpec& spec, size_t n, Slices* out) {
+  if (live_ == 0) return false;
+  const auto oldest =
+      std::lower_bound(trajs_.begin(), trajs_.end(), w.min_ordinal,
+                       [](const Trajectory& t, uint64_t ordinal) { return t.ordinal < ordinal; });
+  uint64_t before = 0;  // living trajectories that began before the window
+  for (size_t i = static_cast<size_t>(oldest - trajs_.begin()); i > 0; i -= i & (~i + 1))
+    before += fenwick_[i];
+  if (before >= live_) return false;
+  uint64_t low = std::max(at_.tail, w.min_seq);
+  if (spec.over_steps && w.min_ordinal > 0) {
+    EntryView e;  // no row of the window is older than its first trajectory's first run
+    Extent x;
+    const uint64_t last = trajs_[select(before)].last;
+    if (extent_of(last, w, &x) && run_holding(last, x.start, &e)) low = std::max(low, e.first);
+  }
+  if (spec.over_steps && low >= at_.head) return false;
+  const bool virtual_starts = spec.span_left > 0 || spec.span_right > 0;
+
+  for (size_t i = 0; i < n; ++i) {
+    bool done = false;
+    for (int tries = 0; tries < kRejections && !done; ++tries) {
+      Extent x;
+      uint64_t choice;
+      if (!spec.over_steps) {
+        if (!extent_of(trajs_[select(before + rng.below(live_ - before))].last, w, &x)) continue;
+        if (!eligible(x, spec)) continue;
+        choice = rng.below(count_starts(x, spec));
+      } else {
+        if (virtual_starts) break;  // rows do not stand for starts outside the trajectory
+        EntryView e;
+        uint64_t number;
+        const uint64_t seq = low + rng.below(at_.head - low);
+        if (!find_row(seq, &e, &number) || e.version < w.min_version) continue;
+        if (!extent_of(trajs_[slot_of_[number % ring_]].last, w, &x)) continue;
+        const uint64_t step = e.before + (seq - e.first);
+        if (!eligible(x, spec) || step < x.start || step - x.start >= count_starts(x, spec))
+          continue;
+        choice = step - x.start;
+      }
+      done = emit(x, choice, spec, out);
+    }
+    if (done) continue;
+    if (!exact(w, spec)) return false;
+    const uint64_t pick = rng.below(pass_.back().upto);
+    const auto it =
+        std::upper_bound(pass_.begin(), pass_.end(), pick,
+                         [](uint64_t p, const Candidate& c) { return p < c.upto; });
+    if (!emit(it->extent, rng.below(it->starts), spec, out)) return false;
+  }
+  return true;
+}
+
+bool View::slice_of(Rng rng, const Window& w, const SliceSpec& spec, uint64_t ordinal,
+                    Slices* out) {
+  const auto it =
+      std::lower_bound(trajs_.begin(), trajs_.end(), ordinal,
+                       [](const Trajectory& t, uint64_t o) { return t.ordinal < o; });
+  Extent x;
+  if (it == trajs_.end() || it->ordinal != ordinal || it->runs == 0) return false;
+  if (!extent_of(it->last, w, &x) || !eligible(x, spec)) return false;
+  return emit(x, rng.below(count_starts(x, spec)), spec, out);
+}
+
+void View::slices_from(const int64_t* seqs, size_t n, const Window& w, const SliceSpec& spec,
+                       uint8_t* valid, Slices* out) {
+  for (size_t i = 0; i < n; ++i) {
+    EntryView e;
+    uint64_t number;
+    Extent x;
+    const auto seq = static_cast<uint64_t>(seqs[i]);
+    valid[i] = 0;
+    if (!find_row(seq, &e, &number)) continue;
+    if (!extent_of(trajs_[slot_of_[number % ring_]].last, w, &x) || !eligible(x, spec)) continue;
+    const uint64_t step = e.before + (seq - e.first);
+    if (step < x.start || step - x.start >= count_starts(x, spec)) continue;
+    valid[i] = emit(x, step - x.start, spec, out) ? 1 : 0;
+  }
+}
+
+void View::follow(const int64_t* seqs, size_t n, uint64_t length, Slices* out) {
+  for (size_t i = 0; i < n; ++i) {
+    EntryView e;
+    uint64_t number;
+    Extent x;
+    const auto seq = static_cast<uint64_t>(seqs[i]);
+    if (find_row(seq, &e, &number) &&
+        extent_of(trajs_[slot_of_[number % ring_]].last, Window{}, &x)) {
+      const uint64_t step = e.before + (seq - e.first);
+      if (step >= x.start && step < x.end &&
+          emit_steps(x, step, std::min(step + length, x.end), 0, out))
+        continue;
+    }
+    out->seqs.push_back(seqs[i]);  // gone meanwhile: the gather will say so
+    out->lengths.push_back(1);
+    out->burn.push_back(0);
+  }
+}
+
+void View::valid_starts(const Window& w, const SliceSpec& spec, uint8_t* mask) {
+  std::fill(mask, mask + (at_.head - std::min(at_.tail, at_.head)), uint8_t{0});
+  SliceSpec plain = spec;
+  plain.over_steps = true;
+  if (!exact(w, plain)) return;
+  Slices rows;
+  for (const Candidate& c : pass_) {
+    rows.seqs.clear();
+    if (!emit_steps(c.extent, c.extent.start, c.extent.start + c.starts, 0, &rows)) continue;
+    for (const int64_t seq : rows.seqs) mask[static_cast<uint64_t>(seq) - at_.tail] = 1;
+  }
+}
+
+void View::ordinals(std::vector<int64_t>* out, const Window& w, const SliceSpec& spec) {
+  if (!exact(w, spec)) return;
+  for (const Candidate& c : pass_) out->push_back(static_cast<int64_t>(c.extent.ordinal));
+}
+
+}  // namespace contig

@@ -1,0 +1,110 @@
+// One reader's mirror of the index: which trajectories are alive, in the order in which they
+// began, and which run each of them ends with. It takes in new entries before each draw, so index
+// work is proportional to what was written since, never to what is stored.
+//
+// Belongs to one thread at a time. Nothing in it is shared.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "rng.h"
+#include "tape.h"
+
+namespace contig {
+
+// What a sampler may draw from: all of the tape, or a part of it.
+struct Window {
+  uint64_t min_seq = 0, min_ordinal = 0;
+  int64_t min_version = INT64_MIN;
+  bool whole() const { return min_seq == 0 && min_ordinal == 0 && min_version == INT64_MIN; }
+};
+
+struct SliceSpec {
+  uint64_t length = 1;
+  bool strict = false, complete_only = false, over_steps = false;
+  uint64_t span_left = 0, span_right = 0, burn_in = 0;
+};
+
+// Steps [start, end) of a trajectory that are usable now; `last` is its last run.
+struct Extent {
+  uint64_t last, start, end;
+  bool begins, ended;
+  uint64_t ordinal;
+};
+
+// Slices, one after another: seqs of all rows, rows of each, and how many of them are burn-in.
+struct Slices {
+  std::vector<int64_t> seqs, lengths, burn;
+};
+
+class View {
+ public:
+  explicit View(const Tape& tape);
+
+  // Takes in what was written since. Everything else works on the state of the last refresh.
+  void refresh();
+  const Snapshot& at() const { return at_; }
+  uint64_t trajectories() const { return live_; }
+  // The ordinal of the k-th newest living trajectory (k >= 1), or of the oldest.
+  uint64_t ordinal_of_newest(uint64_t k) const;
+
+  // Each returns false if nothing is eligible.
+  bool draw_rows(Rng rng, const Window& w, int64_t* out, size_t n);
+  bool draw_slices(Rng rng, const Window& w, const SliceSpec& spec, size_t n, Slices* out);
+  // One slice of a given trajectory, by rank of its ordinal; false if it is gone or ineligible.
+  bool slice_of(Rng rng, const Window& w, const SliceSpec& spec, uint64_t ordinal, Slices* out);
+  // Slices that start at given rows; valid[i] = 0 where row i is no valid start.
+  void slices_from(const int64_t* seqs, size_t n, const Window& w, const SliceSpec& spec,
+                   uint8_t* valid, Slices* out);
+  // Up to `length` rows that follow each given row in its trajectory, the row included.
+  void follow(const int64_t* seqs, size_t n, uint64_t length, Slices* out);
+  // mask[i] = 1 if row at().tail + i is a valid start under spec (length 1: an eligible row).
+  void valid_starts(const Window& w, const SliceSpec& spec, uint8_t* mask);
+  void ordinals(std::vector<int64_t>* out, const Window& w, const SliceSpec& spec);
+
+ private:
+  struct Trajectory {
+    uint64_t ordinal, last, runs;
+  };
+  struct Candidate {
+    Extent extent;
+    uint64_t starts, upto;  // valid starts; running weight
+  };
+
+  void take(const std::vector<uint64_t>& words, uint64_t from);
+  void rebuild(const std::vector<uint64_t>& words, uint64_t from);
+  uint32_t add_trajectory(uint64_t ordinal);
+  void drop_run(uint64_t number);
+  void compact();
+  uint32_t select(uint64_t rank) const;
+  void count(uint32_t slot, int delta);
+
+  bool usable(uint64_t number, const Window& w, EntryView* e) const;
+  bool extent_of(uint64_t last, const Window& w, Extent* out) const;
+  bool eligible(const Extent& x, const SliceSpec& spec) const;
+  static uint64_t count_starts(const Extent& x, const SliceSpec& spec);
+  bool find_row(uint64_t seq, EntryView* e, uint64_t* number) const;
+  bool run_holding(uint64_t last, uint64_t step, EntryView* e) const;
+  bool emit(const Extent& x, uint64_t start_choice, const SliceSpec& spec, Slices* out) const;
+  bool emit_steps(const Extent& x, uint64_t a, uint64_t b, uint64_t burn, Slices* out) const;
+  bool exact(const Window& w, const SliceSpec& spec);
+
+  const Tape& tape_;
+  Snapshot at_{};
+  uint64_t seen_head_ = 0, seen_tail_ = 0, restores_ = 0, ring_;
+  std::unique_ptr<uint32_t[], void (*)(void*)> slot_of_;  // entry number % ring -> trajectory slot
+  std::vector<Trajectory> trajs_;                          // ordered by ordinal
+  std::vector<uint32_t> fenwick_;
+  uint64_t live_ = 0;
+  std::vector<uint64_t> scratch_;
+
+  // The exact pass, good for one state of the tape and one question.
+  std::vector<Candidate> pass_;
+  uint64_t pass_head_ = kNone, pass_tail_ = kNone;
+  Window pass_window_;
+  SliceSpec pass_spec_;
+};
+
+}  // namespace contig

@@ -1,0 +1,206 @@
+#include "writer.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace contig {
+
+namespace {
+constexpr uint64_t kEnded = kTerminated | kTruncated;
+
+template <class T>
+T load(const uint8_t* p) {
+  T v;
+  std::memcpy(&v, p, sizeof(T));
+  return v;
+}
+
+template <class F>
+auto visit(const Mark& m, const uint8_t* p, F f) {
+  switch (m.kind) {
+    case Mark::i8:
+      return f(load<int8_t>(p));
+    case Mark::i16:
+      return f(load<int16_t>(p));
+    case Mark::u16:
+      return f(load<uint16_t>(p));
+    case Mark::i32:
+      return f(load<int32_t>(p));
+    case Mark::u32:
+      return f(load<uint32_t>(p));
+    case Mark::i64:
+      return f(load<int64_t>(p));
+    case Mark::u64:
+      return f(load<uint64_t>(p));
+    case Mark::f32:
+      return f(load<float>(p));
+    case Mark::f64:
+      return f(load<double>(p));
+    default:  // b1, u8
+      return f(load<uint8_t>(p));
+  }
+}
+
+size_t item_bytes(Mark::Kind kind) {
+  switch (kind) {
+    case Mark::i16:
+    case Mark::u16:
+      return 2;
+    case Mark::i32:
+    case Mark::u32:
+    case Mark::f32:
+      return 4;
+    case Mark::i64:
+    case Mark::u64:
+    case Mark::f64:
+      return 8;
+    default:
+      return 1;
+  }
+}
+}  // namespace
+
+bool Mark::truth(uint64_t row) const {
+  return kind != none && visit(*this, data + row * stride, [](auto v) { return v != 0; });
+}
+
+int64_t Mark::integer(uint64_t row) const {
+  return visit(*this, data + row * stride, [](auto v) { return static_cast<int64_t>(v); });
+}
+
+double Mark::sum(uint64_t row) const {
+  if (kind == none) return std::numeric_limits<double>::quiet_NaN();
+  const uint8_t* p = data + row * stride;
+  double total = 0;
+  for (size_t i = 0; i < count; ++i, p += item_bytes(kind))
+    total += visit(*this, p, [](auto v) { return static_cast<double>(v); });
+  return total;
+}
+
+bool Writer::ended(const Slot& slot) const {
+  return slot.stamp == stamp_ ? slot.ended : (slot.track.flags & kEnded) != 0;
+}
+
+bool Writer::open(const Slot& slot) const {
+  return (slot.stamp == stamp_ || slot.track.known) && !ended(slot);
+}
+
+void Writer::prepare(const Rows& rows, uint64_t lanes, const Marks& marks, Continue rule) {
+  ++stamp_;
+  rows_ = rows;
+  runs_.clear();
+  finished_.clear();
+  if (!marks.id && lanes_.size() < lanes) lanes_.resize(lanes);
+  if (marks.id && by_id_.size() > prune_at_) prune();
+  const uint64_t steps = rows.n / lanes;
+  for (uint64_t lane = 0; lane < lanes; ++lane)
+    split_lane(marks, lane, lane * steps, steps, rule);
+}
+
+void Writer::split_lane(const Marks& marks, uint64_t lane, uint64_t from, uint64_t steps,
+                        Continue rule) {
+  Slot* slot = marks.id ? nullptr : &lanes_[lane];
+  int64_t id = -1, version = -1;
+  for (uint64_t t = 0; t < steps; ++t) {
+    const uint64_t row = from + t;
+    const bool init = marks.init.truth(row);
+    const int64_t row_version = marks.version ? marks.version.integer(row) : -1;
+    bool new_run = t == 0 || row_version != version;
+    if (marks.id) {
+      const int64_t row_id = marks.id.integer(row);
+      if (slot == nullptr || row_id != id) {
+        id = row_id;
+        slot = &by_id_[Key{lane, id}];
+        new_run = true;
+      }
+    }
+    // Where a trajectory starts: an unknown id, after a done row, at is_init.
+    const bool was_open = open(*slot), after_end = ended(*slot);
+    bool starts, begins;
+    if (marks.id && marks.id_alone) {
+      starts = !was_open && !after_end;
+      begins = starts && (!marks.init || init);
+    } else {
+      starts = !was_open || init;
+      if (t == 0 && !marks.id && was_open && rule == Continue::no) starts = true;
+      begins = starts && (!marks.init || init || after_end);
+      // Told to continue what this writer does not hold: it is no beginning.
+      if (t == 0 && !marks.id && rule == Continue::told && !was_open && !after_end) begins = false;
+    }
+    if (slot->orphan && slot->stamp != stamp_ && !slot->track.known && !init) begins = false;
+    if (starts || new_run) {
+      Run run{&slot->track, 0, begins ? kBegins : uint64_t{0}, starts, 0, id, row_version};
+      runs_.push_back(run);
+      version = row_version;
+    }
+    Run& run = runs_.back();
+    run.rows += 1;
+    run.reward += marks.reward.sum(row);
+    uint64_t end = 0;
+    if (marks.done.truth(row)) {
+      end = (marks.terminated.truth(row) ? kTerminated : uint64_t{0}) |
+            (marks.truncated.truth(row) ? kTruncated : uint64_t{0});
+      if (end == 0) end = marks.terminated || marks.truncated ? kTruncated : kTerminated;
+    }
+    run.flags = (run.flags & kBegins) | end;
+    slot->stamp = stamp_;
+    slot->ended = end != 0;
+    if (end != 0 && marks.id && !marks.id_alone) finished_.push_back(Key{lane, id});
+  }
+}
+
+void Writer::prepare_whole(const Rows& rows, const Marks& marks, const Whole& whole) {
+  ++stamp_;
+  rows_ = rows;
+  runs_.clear();
+  finished_.clear();
+  // A trajectory of its own: no lane goes on from it, and none before it goes on in it.
+  Slot& slot = by_id_[Key{kNone, 0}];
+  Run run{&slot.track, rows.n, kBegins | whole.flags, true, 0, whole.traj_id, whole.version};
+  for (uint64_t row = 0; row < rows.n; ++row) run.reward += marks.reward.sum(row);
+  slot.stamp = stamp_;
+  slot.ended = true;
+  runs_.push_back(run);
+}
+
+uint64_t Writer::commit() {
+  Append a;
+  a.rows = rows_;
+  a.runs = runs_.data();
+  a.n_runs = runs_.size();
+  a.writer = id_;
+  const uint64_t first = tape_.append(a);
+  for (const Key& key : finished_) {
+    const auto it = by_id_.find(key);
+    if (it != by_id_.end() && (it->second.track.flags & kEnded) != 0) by_id_.erase(it);
+  }
+  return first;
+}
+
+void Writer::restart(uint64_t id) {
+  id_ = id;
+  ++stamp_;
+  const auto let_go = [this](Slot& slot) {
+    const bool was_open = open(slot);
+    slot = Slot{};
+    slot.orphan = was_open;
+  };
+  for (Slot& slot : lanes_) let_go(slot);
+  for (auto& item : by_id_) let_go(item.second);
+}
+
+void Writer::prune() {
+  // Trajectories of which nothing is left on the tape and ids that never ended.
+  const uint64_t index_tail = tape_.header().index_tail.load(std::memory_order_acquire);
+  for (auto it = by_id_.begin(); it != by_id_.end();) {
+    const uint64_t last = it->second.track.last_entry;
+    if (last == kNone || last < index_tail)
+      it = by_id_.erase(it);
+    else
+      ++it;
+  }
+  prune_at_ = by_id_.size() * 2 + 1024;
+}
+
+}  // namespace contig

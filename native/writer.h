@@ -1,0 +1,91 @@
+// A writer turns appended rows into runs: it knows which trajectories it has open and reads the
+// boundary marks of the data. It belongs to one thread of one process.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "tape.h"
+
+namespace contig {
+
+// A per-row scalar of the data, wherever it lies: in records or in a column.
+struct Mark {
+  enum Kind { none, b1, i8, u8, i16, u16, i32, u32, i64, u64, f32, f64 };
+  Kind kind = none;
+  const uint8_t* data = nullptr;
+  size_t stride = 0;
+  size_t count = 1;  // elements per row (rewards only)
+
+  explicit operator bool() const { return kind != none; }
+  bool truth(uint64_t row) const;
+  int64_t integer(uint64_t row) const;
+  double sum(uint64_t row) const;
+};
+
+struct Marks {
+  Mark id, done, terminated, truncated, init, version, reward;
+  bool id_alone = false;  // an explicit traj_key decides alone
+};
+
+// Does the first row of a lane continue the lane's trajectory when no mark says otherwise?
+// `told`: the caller says so, so if this writer holds no such trajectory, it is no beginning.
+enum class Continue { no, if_open, told };
+
+// One trajectory written whole, boundaries told by the caller.
+struct Whole {
+  uint64_t flags;
+  int64_t traj_id, version;
+};
+
+class Writer {
+ public:
+  Writer(Tape& tape, uint64_t id) : tape_(tape), id_(id) {}
+
+  // Rows are lane-major: row = lane * steps + t. Both prepare runs for `commit`.
+  void prepare(const Rows& rows, uint64_t lanes, const Marks& marks, Continue rule);
+  void prepare_whole(const Rows& rows, const Marks& marks, const Whole& whole);
+  // With the lock: one append of what was prepared. Returns the first seq.
+  uint64_t commit();
+
+  // Lets go of every open trajectory: the writer went to another thread or process.
+  void restart(uint64_t id);
+  uint64_t id() const { return id_; }
+  uint64_t rows() const { return rows_.n; }
+
+ private:
+  struct Key {
+    uint64_t lane;
+    int64_t id;
+    bool operator==(const Key& o) const { return lane == o.lane && id == o.id; }
+  };
+  struct KeyHash {
+    size_t operator()(const Key& k) const {
+      return (k.lane * 0x9E3779B97F4A7C15ull) ^ (static_cast<uint64_t>(k.id) * 0xD6E8FEB86659FD93ull);
+    }
+  };
+  struct Slot {
+    Track track;
+    uint64_t stamp = 0;  // the prepare that last touched it
+    bool ended = false;  // by that prepare's rows so far
+    bool orphan = false; // another thread or process had it open: what comes is no beginning
+  };
+
+  void split_lane(const Marks& marks, uint64_t lane, uint64_t from, uint64_t steps, Continue rule);
+  bool open(const Slot& slot) const;
+  bool ended(const Slot& slot) const;
+  void prune();
+
+  Tape& tape_;
+  uint64_t id_;
+  Rows rows_;
+  std::vector<Run> runs_;
+  std::vector<Slot> lanes_;
+  std::unordered_map<Key, Slot, KeyHash> by_id_;
+  std::vector<Key> finished_;
+  uint64_t stamp_ = 0;
+  size_t prune_at_ = 1024;
+};
+
+}  // namespace contig

@@ -1,0 +1,106 @@
+"""contig: the trajectory data plane for reinforcement learning.
+
+Names load when they are first used, and nothing here imports torch, jax or gymnasium.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if _path := os.environ.get("CONTIG_NATIVE_PATH"):
+    # A native module built elsewhere, for the sanitizer builds of the test suite.
+    import importlib.machinery
+    import importlib.util
+
+    _found = importlib.machinery.PathFinder.find_spec("_native", [_path])
+    if _found is None or _found.loader is None:
+        raise ImportError(f"CONTIG_NATIVE_PATH={_path}: no _native module there")
+    _found.name = "contig._native"
+    _found.loader.name = "contig._native"  # type: ignore[attr-defined]
+    _module = importlib.util.module_from_spec(_found)
+    sys.modules["contig._native"] = _module
+    _found.loader.exec_module(_module)
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "contig.batch": ("Batch",),
+    "contig.layout": ("Layout", "ShapeDtype"),
+    "contig.errors": (
+        "ContigError",
+        "EmptyBufferError",
+        "NothingEligibleError",
+        "LayoutError",
+        "ClosedError",
+        "RateLimitError",
+        "TapeBusy",
+        "StorageFull",
+    ),
+    "contig.tape": ("LazyTensorStorage", "SharedStorage", "Storage", "Writer"),
+    "contig.sample": (
+        "FifoSampler",
+        "LifoSampler",
+        "NStepSampler",
+        "PrioritizedSampler",
+        "PrioritizedSliceSampler",
+        "RandomSampler",
+        "RateLimiter",
+        "Sampler",
+        "SamplerWithoutReplacement",
+        "SliceSampler",
+        "SliceSamplerWithoutReplacement",
+        "WindowSampler",
+    ),
+    "contig.replay": (
+        "ReplayBuffer",
+        "ReplayBufferEnsemble",
+        "TensorDictReplayBuffer",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
+__all__ = list(_MODULE_OF)
+
+if TYPE_CHECKING:
+    from .batch import Batch as Batch
+    from .errors import ClosedError as ClosedError
+    from .errors import ContigError as ContigError
+    from .errors import EmptyBufferError as EmptyBufferError
+    from .errors import LayoutError as LayoutError
+    from .errors import NothingEligibleError as NothingEligibleError
+    from .errors import RateLimitError as RateLimitError
+    from .errors import StorageFull as StorageFull
+    from .errors import TapeBusy as TapeBusy
+    from .layout import Layout as Layout
+    from .layout import ShapeDtype as ShapeDtype
+    from .replay import ReplayBuffer as ReplayBuffer
+    from .replay import ReplayBufferEnsemble as ReplayBufferEnsemble
+    from .replay import TensorDictReplayBuffer as TensorDictReplayBuffer
+    from .sample import FifoSampler as FifoSampler
+    from .sample import LifoSampler as LifoSampler
+    from .sample import NStepSampler as NStepSampler
+    from .sample import PrioritizedSampler as PrioritizedSampler
+    from .sample import PrioritizedSliceSampler as PrioritizedSliceSampler
+    from .sample import RandomSampler as RandomSampler
+    from .sample import RateLimiter as RateLimiter
+    from .sample import Sampler as Sampler
+    from .sample import SamplerWithoutReplacement as SamplerWithoutReplacement
+    from .sample import SliceSampler as SliceSampler
+    from .sample import SliceSamplerWithoutReplacement as SliceSamplerWithoutReplacement
+    from .sample import WindowSampler as WindowSampler
+    from .tape import LazyTensorStorage as LazyTensorStorage
+    from .tape import SharedStorage as SharedStorage
+    from .tape import Storage as Storage
+    from .tape import Writer as Writer
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    raise AttributeError(f"module 'contig' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,297 @@
+"""The Batch: what a sample returns. One block of bytes, one contiguous column per leaf.
+
+A batch owns its block: it stays valid, and unchanged, as long as it or any array taken from it is
+referenced. Arrays are made when they are asked for. Not thread-safe to modify, safe to read.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import _native
+from .convert import as_array, cast, leaf_spec, plain_tree, to_jax, to_tensordict, to_torch
+from .errors import LayoutError
+from .layout import Layout
+from .tree import Path, as_path, flatten, show_path, unflatten
+
+__all__ = ["Batch", "stack_batches"]
+
+Array = np.ndarray[Any, Any]
+
+# Per-row scalars that TensorDict users expect as [N, 1].
+_TRAILING_DIM = ("reward", "done", "terminated", "truncated", "is_init")
+
+
+class Batch:
+    """Rows of one layout. ``batch["next", "reward"]`` is the column of a leaf.
+
+    Args:
+        block: the bytes, columns as `Layout.block_columns` places them.
+        layout: the leaves.
+        shape: the batch dims; their product is the number of rows.
+        extras: paths that a sampler added to what is stored.
+    """
+
+    __slots__ = ("_block", "_cache", "_columns", "_extras", "_layout", "_rows", "_shape")
+
+    def __init__(
+        self,
+        block: Array,
+        layout: Layout,
+        shape: tuple[int, ...],
+        extras: frozenset[Path] = frozenset(),
+    ) -> None:
+        self._block = block
+        self._layout = layout
+        self._shape = shape
+        self._extras = extras
+        self._rows = shape[0] if len(shape) == 1 else int(np.prod(shape, dtype=np.int64))
+        self._columns = layout.block_columns(self._rows)[0]
+        self._cache: dict[int, Array] = {}
+
+    @staticmethod
+    def empty(layout: Layout, shape: tuple[int, ...]) -> Batch:
+        """A batch of uninitialised rows."""
+        n = int(np.prod(shape, dtype=np.int64))
+        return Batch(_native.block(layout.block_columns(n)[1]), layout, shape)
+
+    @staticmethod
+    def from_tree(tree: Any, batch_ndim: int = 1) -> Batch:
+        """A batch with a copy of a tree of ``[*batch, ...]`` arrays."""
+        if isinstance(tree, Batch):
+            return tree
+        tree, shape = plain_tree(tree)
+        if shape is not None:
+            batch_ndim = len(shape)
+        full = Layout(tree)
+        for leaf in full.leaves:
+            if len(leaf.shape) < batch_ndim:
+                raise LayoutError(
+                    f"{show_path(leaf.path)}: shape {list(leaf.shape)} has fewer than the "
+                    f"{batch_ndim} batch dims"
+                )
+        layout = Layout.of(
+            full.structure, [(x.path, x.shape[batch_ndim:], x.dtype) for x in full.leaves]
+        )
+        columns, batch = layout.columns(tree, batch_ndim)
+        out = Batch.empty(layout, batch)
+        for i, column in enumerate(columns):
+            out._leaf(i)[...] = column
+        return out
+
+    @staticmethod
+    def one(row: Any) -> Batch:
+        """A batch of one row, from a tree without batch dims."""
+        tree, _ = plain_tree(row)
+        paths, values, structure = flatten(tree)
+        arrays = (cast(as_array(v), leaf_spec(v, p)[1], p)[None] for p, v in zip(paths, values))
+        return Batch.from_tree(unflatten(structure, arrays), 1)
+
+    # -- access -----------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    @property
+    def extras(self) -> frozenset[Path]:
+        """Leaves that a sampler added to what is stored."""
+        return self._extras
+
+    @property
+    def block(self) -> Array:
+        """All bytes of the batch, uint8."""
+        return self._block
+
+    def __len__(self) -> int:
+        return self._shape[0] if self._shape else 1
+
+    def _leaf(self, number: int) -> Array:
+        array = self._cache.get(number)
+        if array is None:
+            leaf = self._layout.leaves[number]
+            array = np.ndarray(
+                (*self._shape, *leaf.shape), leaf.dtype, self._block, int(self._columns[number])
+            )
+            self._cache[number] = array
+        return array
+
+    def __getitem__(self, key: Any) -> Any:
+        """The column at a path, the subtree below one, or, by number, slice or array, some rows."""
+        if isinstance(key, (int, slice, np.ndarray, np.integer)):
+            return self._rows_at(key)
+        path = as_path(key)
+        number = self._layout.number.get(path)
+        if number is not None:
+            return self._leaf(number)
+        below = [p for p in self._layout.by_path if p[: len(path)] == path]
+        if not below:
+            known = ", ".join(show_path(p) for p in self._layout.by_path)
+            raise KeyError(f"no leaf {show_path(path)}; there are {known}")
+        return functools.reduce(_child, path, self.tree())
+
+    def __contains__(self, key: Any) -> bool:
+        path = as_path(key)
+        return any(p[: len(path)] == path for p in self._layout.by_path)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self[key] if key in self else default  # noqa: SIM401 (this is get)
+
+    def keys(self) -> Iterator[Path]:
+        """Paths of all leaves."""
+        return iter(self._layout.by_path)
+
+    def _rows_at(self, rows: Any) -> Batch:
+        picked = [self._leaf(i)[rows] for i in range(len(self._layout.leaves))]
+        ndim = picked[0].ndim - len(self._layout.leaves[0].shape)
+        out = Batch.empty(self._layout, picked[0].shape[:ndim])
+        out._extras = self._extras
+        for i, column in enumerate(picked):
+            out._leaf(i)[...] = column
+        return out
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{show_path(x.path)}: {x.describe()}" for x in self._layout.leaves)
+        return f"Batch(shape={list(self._shape)}, {inside})"
+
+    # -- forms ------------------------------------------------------------------------------
+
+    def tree(self) -> Any:
+        """The plain pytree of numpy arrays."""
+        return unflatten(self._layout.structure, (self._leaf(i) for i in self._in_tree()))
+
+    def _in_tree(self) -> Sequence[int]:
+        layout = self._layout
+        if layout.structure.kind == "dict":
+            return range(len(layout.leaves))
+        return [layout.number[p] for p in layout.structure.paths()]
+
+    numpy = tree
+
+    def torch(self, device: Any = None, pin: bool = False) -> Any:
+        """The pytree as torch tensors; to another device in one copy of the whole block.
+
+        Args:
+            device: where to; None or "cpu" shares this batch's memory.
+            pin: go through page-locked memory, so that the copy is asynchronous.
+        """
+        block = to_torch(self._block)
+        if pin:
+            block = block.pin_memory()
+        if device is not None:
+            block = block.to(device, non_blocking=pin)
+        host = block.data_ptr() == self._block.ctypes.data
+        return unflatten(
+            self._layout.structure, (self._tensor(i, block, host) for i in self._in_tree())
+        )
+
+    def _tensor(self, number: int, block: Any, host: bool) -> Any:
+        if host:
+            return to_torch(self._leaf(number))
+        leaf = self._layout.leaves[number]
+        start = int(self._columns[number])
+        dtype = to_torch(np.empty(0, leaf.dtype)).dtype
+        column = block[start : start + leaf.nbytes * self._rows].view(dtype)
+        return column.view(*self._shape, *leaf.shape)
+
+    def jax(self) -> Any:
+        """The pytree as jax arrays, copied."""
+        return unflatten(self._layout.structure, (to_jax(self._leaf(i)) for i in self._in_tree()))
+
+    def to_tensordict(self, device: Any = None) -> Any:
+        """A TensorDict; per-row rewards and flags get the trailing dim TorchRL gives them."""
+        if self._layout.structure.kind != "dict":
+            raise LayoutError("only a batch whose tree is a mapping can become a TensorDict")
+        flat = {}
+        block = to_torch(self._block)
+        host = device is None
+        if not host:
+            block = block.to(device)
+        for i, leaf in enumerate(self._layout.leaves):
+            tensor = self._tensor(i, block, host)
+            if leaf.shape == () and leaf.path[-1] in _TRAILING_DIM:
+                tensor = tensor.unsqueeze(-1)
+            flat[tuple(str(k) for k in leaf.path)] = tensor
+        return to_tensordict(flat, self._shape, device)
+
+    def reshape(self, *shape: int) -> Batch:
+        """The same block with other batch dims; one of them may be -1."""
+        dims = tuple(np.empty(self._shape, np.uint8).reshape(*shape).shape) if self._rows else shape
+        out = Batch(self._block, self._layout, dims, self._extras)
+        return out
+
+    # -- derived batches --------------------------------------------------------------------
+
+    def with_leaves(self, columns: dict[Any, Array], extra: bool = False) -> Batch:
+        """A new batch with leaves added or replaced, each ``[*batch, ...]``."""
+        ndim = len(self._shape)
+        specs = [(as_path(k), v.shape[ndim:], v.dtype) for k, v in columns.items()]
+        layout, moved = self._layout.with_leaves(specs)
+        out = Batch.empty(layout, self._shape)
+        paths = {s[0] for s in specs}
+        out._extras = self._extras | (frozenset(paths) if extra else frozenset())
+        for i, number in enumerate(moved):
+            if self._layout.leaves[i].path not in paths:
+                out._leaf(number)[...] = self._leaf(i)
+        for key, value in columns.items():
+            out[key][...] = value
+        return out
+
+    def stored(self) -> Any:
+        """The tree without what a sampler added: what a buffer would store."""
+        if not self._extras or self._layout.structure.kind != "dict":
+            return self.tree()
+        kept = [x for x in self._layout.leaves if x.path not in self._extras]
+        tree: dict[Any, Any] = {}
+        for leaf in kept:
+            node = tree
+            for key in leaf.path[:-1]:
+                node = node.setdefault(key, {})
+            node[leaf.path[-1]] = self[leaf.path]
+        return tree
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (self._layout, np.asarray(self._block), self._shape, self._extras)
+
+
+def _child(node: Any, key: str | int) -> Any:
+    return getattr(node, str(key)) if hasattr(node, "_fields") else node[key]
+
+
+def _rebuild(
+    layout: Layout, block: Array, shape: tuple[int, ...], extras: frozenset[Path]
+) -> Batch:
+    return Batch(block, layout, shape, extras)
+
+
+def stack_batches(batches: Sequence[Batch]) -> Batch:
+    """Flat batches of one layout, one after another, in one block.
+
+    Raises:
+        LayoutError: their layouts differ, with the difference.
+    """
+    if len(batches) == 1:
+        return batches[0]
+    first = batches[0]
+    for other in batches[1:]:
+        if other.layout != first.layout:
+            raise LayoutError(
+                "batches of different layouts cannot be joined:\n" + first.layout.diff(other.layout)
+            )
+    rows = [len(b) for b in batches]
+    out = Batch.empty(first.layout, (sum(rows),))
+    out._extras = first._extras
+    at = 0
+    for batch, n in zip(batches, rows):
+        for i in range(len(first.layout.leaves)):
+            out._leaf(i)[at : at + n] = batch._leaf(i)
+        at += n
+    return out

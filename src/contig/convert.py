@@ -1,0 +1,197 @@
+"""The adapter to array libraries: what comes in becomes numpy, what goes out becomes torch or jax.
+
+Only this module imports torch, jax and tensordict, and only inside the functions that need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .tree import Path, show_path
+
+__all__ = [
+    "leaf_spec",
+    "as_array",
+    "cast",
+    "numpy_dtype",
+    "plain_tree",
+    "to_torch",
+    "to_jax",
+    "to_tensordict",
+]
+
+_SCALARS: dict[type, np.dtype[Any]] = {
+    bool: np.dtype(np.bool_),
+    int: np.dtype(np.int64),
+    float: np.dtype(np.float32),
+    complex: np.dtype(np.complex64),
+}
+
+
+def numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    """A numpy, torch or jax dtype, or its name, as a little-endian numpy dtype.
+
+    Raises:
+        TypeError: it is none, or has no fixed size.
+    """
+    name = str(dtype).removeprefix("torch.") if not isinstance(dtype, (np.dtype, type)) else dtype
+    if isinstance(name, str) and (name.startswith(("bfloat16", "float8", "int4", "uint4"))):
+        import ml_dtypes
+
+        name = getattr(ml_dtypes, name)
+    found = np.dtype(name)
+    if (
+        found.kind in "OSUV"
+        and found.name not in ("bfloat16",)
+        and not found.name.startswith("flo")
+    ):
+        raise TypeError(str(found))
+    return found.newbyteorder("<") if found.byteorder == ">" else found
+
+
+def leaf_spec(value: Any, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of a leaf. A Python float, int or bool means float32, int64 or bool.
+
+    Raises:
+        ValueError: strings, objects and ragged lists, with a hint.
+    """
+    if type(value) in _SCALARS:
+        return (), _SCALARS[type(value)]
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None or dtype is None:
+        raise ValueError(
+            f"{show_path(path)}: expected an array, a number or a spec with shape and dtype, got "
+            f"{type(value).__name__}{_hint(value)}"
+        )
+    try:
+        return tuple(int(n) for n in shape), numpy_dtype(dtype)
+    except TypeError as error:
+        raise ValueError(
+            f"{show_path(path)}: dtype {dtype} has no fixed-size numeric form{_hint(value)}"
+        ) from error
+
+
+def _hint(value: Any) -> str:
+    if (
+        isinstance(value, (str, bytes))
+        or getattr(getattr(value, "dtype", None), "kind", "-") in "SU"
+    ):
+        return "; encode text as integers (token ids) or keep it outside the record"
+    if getattr(getattr(value, "dtype", None), "kind", "") == "O":
+        return (
+            "; an object array is usually a ragged list: pad it to one length, or store one row "
+            "per element and let trajectories carry the length"
+        )
+    return ""
+
+
+def as_array(value: Any) -> np.ndarray[Any, Any]:
+    """Any leaf as a numpy array on the host, without a copy where there is one already."""
+    if isinstance(value, np.ndarray):
+        return value
+    if type(value) in _SCALARS:
+        # int64 and float64 here: `cast` decides whether the value fits.
+        return np.asarray(value)
+    if type(value).__module__.startswith("torch"):
+        tensor = value.detach().cpu().contiguous()
+        if str(tensor.dtype) == "torch.bfloat16":
+            import torch
+
+            bits = tensor.view(torch.int16).numpy()
+            return np.asarray(bits.view(numpy_dtype("bfloat16")))
+        return np.asarray(tensor.numpy())
+    return np.asarray(value)
+
+
+def plain_tree(data: Any) -> tuple[Any, tuple[int, ...] | None]:
+    """A TensorDict as nested dicts, with its batch shape; anything else as it is, with None."""
+    if type(data).__module__.startswith("tensordict") and hasattr(data, "batch_size"):
+        return _from_tensordict(data), tuple(data.batch_size)
+    return data, None
+
+
+def _from_tensordict(data: Any) -> dict[str, Any]:
+    return {
+        k: _from_tensordict(v) if isinstance(v, Mapping) or hasattr(v, "batch_size") else v
+        for k, v in data.items()
+    }
+
+
+def cast(array: np.ndarray[Any, Any], dtype: np.dtype[Any], path: Path) -> np.ndarray[Any, Any]:
+    """The array in another dtype, if that keeps its values.
+
+    float64 to float32 and int or bool to float are allowed; float to int only for integral values
+    in range; numbers to bool only for 0 and 1.
+
+    Raises:
+        ValueError: with the path, the first value that does not fit, and what to do.
+    """
+    if array.dtype == dtype:
+        return array
+    source, target = _kind(array.dtype), _kind(dtype)
+    if source == "?" or target == "?" or (source == "c" and target != "c"):
+        raise ValueError(
+            f"{show_path(path)}: cannot store {array.dtype} as {dtype}; convert the data first"
+        )
+    with np.errstate(all="ignore"):
+        out = array.astype(dtype)
+        if target == "c":
+            return out
+        if target == "f":
+            bad = np.isfinite(array) & ~np.isfinite(out) if source == "f" else np.False_
+        else:
+            bad = (out.astype(array.dtype) != array) | ~np.isfinite(array)
+            if target in "iu" and source in "iu":
+                bad |= (out < 0) != (array < 0)
+            if source == "f" and target in "iu":  # the far end of the range rounds up
+                bad |= (array >= 2.0 ** (8 * dtype.itemsize - (target == "i"))) | (
+                    array < np.iinfo(dtype).min
+                )
+    if np.any(bad):
+        value = np.asarray(array)[np.broadcast_to(bad, array.shape)].flat[0]
+        hint = {
+            "b": "only 0 and 1 become bool",
+            "f": "the value overflows; store a wider dtype",
+        }.get(target, "only integral values in range become integers; store a float dtype or round")
+        raise ValueError(
+            f"{show_path(path)}: value {value} of {array.dtype} cannot be stored as {dtype}: {hint}"
+        )
+    return out
+
+
+def _kind(dtype: np.dtype[Any]) -> str:
+    if dtype.kind in "biufc":
+        return dtype.kind
+    return "f" if dtype.name.startswith(("bfloat16", "float8")) else "?"
+
+
+def to_torch(array: np.ndarray[Any, Any]) -> Any:
+    """A tensor over the same memory."""
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def to_jax(array: np.ndarray[Any, Any]) -> Any:
+    """A jax array with the same values."""
+    import jax.numpy as jnp
+
+    return jnp.asarray(array)
+
+
+def to_tensordict(flat: dict[tuple[str, ...], Any], shape: tuple[int, ...], device: Any) -> Any:
+    """A TensorDict from leaves by path."""
+    from tensordict import TensorDict
+
+    nested: dict[str, Any] = {}
+    for path, tensor in flat.items():
+        node = nested
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = tensor
+    return TensorDict(nested, batch_size=list(shape), device=device)

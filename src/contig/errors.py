@@ -1,0 +1,50 @@
+"""Every error contig raises on purpose.
+
+ContigError
+ ├─ EmptyBufferError        nothing has been written yet       (also a RuntimeError)
+ ├─ NothingEligibleError    rows, but none the sampler may draw (also a ValueError)
+ ├─ LayoutError             data of another layout             (also a ValueError)
+ ├─ ClosedError             used after close()                 (also a RuntimeError)
+ └─ RateLimitError          the rate limiter's deadline passed (also a TimeoutError)
+TapeBusy                    the tape's lock was not released   (a TimeoutError)
+StorageFull                 no memory for another extent       (an OSError)
+"""
+
+from __future__ import annotations
+
+from ._native import StorageFull, TapeBusy
+
+__all__ = [
+    "ContigError",
+    "EmptyBufferError",
+    "NothingEligibleError",
+    "LayoutError",
+    "ClosedError",
+    "RateLimitError",
+    "TapeBusy",
+    "StorageFull",
+]
+
+
+class ContigError(Exception):
+    """Base of contig's own errors."""
+
+
+class EmptyBufferError(ContigError, RuntimeError):
+    """A sample was asked of a buffer that holds no rows."""
+
+
+class NothingEligibleError(ContigError, ValueError):
+    """The buffer holds rows, but none that the sampler is allowed to draw."""
+
+
+class LayoutError(ContigError, ValueError):
+    """Data does not fit the layout it should have."""
+
+
+class ClosedError(ContigError, RuntimeError):
+    """A storage or buffer was used after it was closed."""
+
+
+class RateLimitError(ContigError, TimeoutError):
+    """The rate limiter did not let a call through before its deadline."""

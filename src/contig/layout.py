@@ -1,0 +1,368 @@
+"""The Layout: what one record is, byte by byte.
+
+Offsets are canonical: leaves in sorted-key order, each at the next multiple of its alignment, the
+record's size a multiple of the largest alignment. So equal paths, shapes and dtypes mean equal
+bytes, in memory, on the wire and on disk.
+
+Layouts are immutable and safe to share between threads.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _native
+from .convert import as_array, cast, leaf_spec, numpy_dtype
+from .errors import LayoutError
+from .tree import Path, Structure, flatten, show_path, unflatten
+
+__all__ = ["Layout", "Leaf", "ShapeDtype"]
+
+_ALIGN = 64  # columns of a batch start at multiples of this
+
+
+class ShapeDtype(NamedTuple):
+    """A leaf without data, for examples: ``ShapeDtype((84, 84), np.uint8)``."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+class Leaf(NamedTuple):
+    """One array of the record: its path, per-row shape and dtype, and its place."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int
+    nbytes: int
+
+    def describe(self) -> str:
+        return f"{self.dtype.name}{list(self.shape)}"
+
+
+def _alignment(dtype: np.dtype[Any]) -> int:
+    size = dtype.itemsize
+    return size if size & (size - 1) == 0 else dtype.alignment
+
+
+class Layout:
+    """The record of one step (or one item), from an example of it.
+
+    Args:
+        example: any pytree of arrays, tensors, numbers or things with ``shape`` and ``dtype``.
+    """
+
+    def __init__(self, example: Any) -> None:
+        example = _specs_as_leaves(example)
+        paths, leaves, structure = flatten(example)
+        specs = [(path, *leaf_spec(leaf, path)) for path, leaf in zip(paths, leaves)]
+        self._init(structure, specs)
+
+    def _init(
+        self, structure: Structure, specs: Iterable[tuple[Path, tuple[int, ...], np.dtype[Any]]]
+    ) -> None:
+        offset, largest = 0, 1
+        leaves = []
+        for path, shape, dtype in specs:
+            align = _alignment(dtype)
+            largest = max(largest, align)
+            offset = -(-offset // align) * align
+            nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            leaves.append(Leaf(path, shape, dtype, offset, nbytes))
+            offset += nbytes
+        if not leaves:
+            raise LayoutError("the example has no leaves; give at least one array or number")
+        self.structure = structure
+        self.leaves: tuple[Leaf, ...] = tuple(leaves)
+        self.record_size = max(-(-offset // largest) * largest, 1)
+        self.by_path: dict[Path, Leaf] = {leaf.path: leaf for leaf in leaves}
+        self.number: dict[Path, int] = {leaf.path: i for i, leaf in enumerate(leaves)}
+        # [offset, bytes] pairs, as the kernels want them
+        self.table = np.array([(x.offset, x.nbytes) for x in leaves], np.int64).ravel()
+
+    @staticmethod
+    def of(
+        structure: Structure, specs: Iterable[tuple[Path, tuple[int, ...], np.dtype[Any]]]
+    ) -> Layout:
+        """A layout from its parts; leaves beyond those of the structure are extras."""
+        layout = Layout.__new__(Layout)
+        layout._init(structure, specs)
+        return layout
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Hash of paths, shapes and dtypes: equal if and only if records are interchangeable."""
+        text = json.dumps([[x.path, x.shape, _dtype_name(x.dtype)] for x in self.leaves])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @functools.cached_property
+    def plan(self) -> Any:
+        """The native packer for trees of exactly this structure."""
+        return _native.Plan(
+            self.structure.numbered(), [plan_leaf(x) for x in self.leaves], [], self.record_size
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{show_path(x.path)}: {x.describe()}" for x in self.leaves)
+        return f"Layout({self.record_size} B; {inside})"
+
+    # -- JSON -------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "structure": self.structure.to_json(),
+            "leaves": [
+                {"path": list(x.path), "shape": list(x.shape), "dtype": _dtype_name(x.dtype)}
+                for x in self.leaves
+            ],
+            "record_size": self.record_size,
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Layout:
+        specs = [
+            (tuple(x["path"]), tuple(x["shape"]), numpy_dtype(x["dtype"])) for x in data["leaves"]
+        ]
+        return Layout.of(Structure.from_json(data["structure"]), specs)
+
+    def __reduce__(self) -> Any:
+        return _layout_from_text, (json.dumps(self.to_json()),)
+
+    # -- differences ------------------------------------------------------------------------
+
+    def diff(self, other: Layout) -> str:
+        """What a person must change in `other` to get this layout; empty if nothing."""
+        lines = []
+        for path, leaf in self.by_path.items():
+            theirs = other.by_path.get(path)
+            if theirs is None:
+                near = [p for p in other.by_path if p[-1] == path[-1]]
+                hint = f" (there is {show_path(near[0])}: renamed or nested?)" if near else ""
+                lines.append(f"{show_path(path)}: missing, expected {leaf.describe()}{hint}")
+                continue
+            if theirs.shape != leaf.shape:
+                lines.append(
+                    f"{show_path(path)}: shape {list(theirs.shape)}, expected {list(leaf.shape)}"
+                )
+            if theirs.dtype != leaf.dtype:
+                lines.append(
+                    f"{show_path(path)}: dtype {theirs.dtype.name}, expected {leaf.dtype.name}"
+                )
+        lines += [
+            f"{show_path(p)}: not expected ({x.describe()}); leave it out"
+            for p, x in other.by_path.items()
+            if p not in self.by_path
+        ]
+        return "\n".join(lines)
+
+    # -- packing ----------------------------------------------------------------------------
+
+    def pack(self, tree: Any) -> np.ndarray[Any, Any]:
+        """Rows as records: uint8 ``[*batch, record_size]``, the batch dims those all leaves share.
+
+        Raises:
+            ValueError: structure, shape or value that does not fit, with the leaf's path.
+        """
+        record = np.empty(self.record_size, np.uint8)
+        if self.plan.pack(tree, record):
+            return record
+        batch_ndim = self.batch_ndim(tree)
+        arrays, batch = self.columns(tree, batch_ndim)
+        n = int(np.prod(batch, dtype=np.int64))
+        out = np.zeros(n * self.record_size, np.uint8)
+        _native.join_columns([as_bytes(a) for a in arrays], self.table, n, self.record_size, out)
+        return out.reshape(*batch, self.record_size)
+
+    def unpack(self, records: np.ndarray[Any, Any]) -> Any:
+        """The tree of views into records ``[*batch, record_size]``; nothing is copied."""
+        if records.dtype != np.uint8 or records.shape[-1:] != (self.record_size,):
+            raise LayoutError(
+                f"records: expected uint8 [..., {self.record_size}], got {records.dtype.name} "
+                f"{list(records.shape)}"
+            )
+        views = []
+        for leaf in self.leaves:
+            field = records[..., leaf.offset : leaf.offset + leaf.nbytes]
+            views.append(_reinterpret(field, leaf.dtype, leaf.shape))
+        return unflatten(self.structure, iter(views))
+
+    def batch_ndim(self, tree: Any) -> int:
+        """How many leading dims a tree has beyond one row's, judged by its first leaf."""
+        paths, leaves, _ = flatten(tree)
+        for path, leaf in zip(paths, leaves):
+            known = self.by_path.get(path)
+            if known is not None:
+                shape = leaf_spec(leaf, path)[0]
+                return max(len(shape) - len(known.shape), 0)
+        return 0
+
+    def columns(
+        self, tree: Any, batch_ndim: int, optional: frozenset[Path] = frozenset()
+    ) -> tuple[list[np.ndarray[Any, Any] | None], tuple[int, ...]]:
+        """Contiguous arrays ``[*batch, *leaf.shape]`` in leaf order, checked and cast.
+
+        Leaves in `optional` may be missing and come back as None.
+        """
+        paths, values, structure = flatten(tree)
+        given = dict(zip(paths, values))
+        missing = [p for p in self.by_path if p not in given and p not in optional]
+        surplus = [p for p in given if p not in self.by_path]
+        if missing or surplus:
+            raise LayoutError(self._structure_error(missing, surplus, given))
+        if not optional and structure != self.structure:
+            raise LayoutError(
+                "the tree has the right leaves in other containers: expected "
+                f"{self.structure.kind} where a {structure.kind} came"
+                if structure.kind != self.structure.kind
+                else "the tree has the right leaves in other containers than the layout"
+            )
+        batch: tuple[int, ...] | None = None
+        first: Path = ()
+        out: list[np.ndarray[Any, Any] | None] = []
+        for leaf in self.leaves:
+            if leaf.path not in given:
+                out.append(None)
+                continue
+            array = as_array(given[leaf.path])
+            lead = array.shape[:batch_ndim]
+            if array.shape[batch_ndim:] != leaf.shape or len(lead) != batch_ndim:
+                dims = ["n"] * batch_ndim + [str(n) for n in leaf.shape]
+                raise LayoutError(
+                    f"{show_path(leaf.path)}: shape {list(array.shape)}, expected "
+                    f"[{', '.join(dims)}]; nothing is broadcast: reshape the data"
+                )
+            if batch is None:
+                batch, first = lead, leaf.path
+            elif lead != batch:
+                raise LayoutError(
+                    f"{show_path(leaf.path)}: {list(lead)} rows, but {show_path(first)} has "
+                    f"{list(batch)}; all leaves need the same leading dims"
+                )
+            out.append(np.ascontiguousarray(cast(array, leaf.dtype, leaf.path)))
+        assert batch is not None
+        return out, batch
+
+    def _structure_error(
+        self, missing: list[Path], surplus: list[Path], given: dict[Path, Any]
+    ) -> str:
+        parts = []
+        if missing:
+            parts.append("missing " + ", ".join(show_path(p) for p in missing))
+        if surplus:
+            parts.append("unexpected " + ", ".join(show_path(p) for p in surplus))
+        known = ", ".join(show_path(p) for p in self.by_path)
+        return f"the data does not fit the layout: {'; '.join(parts)}. The layout has {known}"
+
+    # -- batches ----------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _column_cache(self) -> dict[int, tuple[np.ndarray[Any, Any], int]]:
+        return {}
+
+    def block_columns(self, n: int) -> tuple[np.ndarray[Any, Any], int]:
+        """Where each leaf's column starts in a block of n rows, and the block's size."""
+        cached = self._column_cache.get(n)
+        if cached is None:
+            if len(self._column_cache) > 64:
+                self._column_cache.clear()
+            starts, at = np.empty(len(self.leaves), np.int64), 0
+            for i, leaf in enumerate(self.leaves):
+                starts[i] = at
+                at += -(-leaf.nbytes * n // _ALIGN) * _ALIGN
+            cached = self._column_cache[n] = (starts, at)
+        return cached
+
+    def with_leaves(
+        self, extra: Iterable[tuple[Path, tuple[int, ...], np.dtype[Any]]]
+    ) -> tuple[Layout, list[int]]:
+        """A layout with more leaves, and the numbers this layout's leaves have in it.
+
+        Below a mapping they become part of the tree; a tree that is no mapping keeps its form, and
+        they are reached by key only.
+        """
+        specs = {x.path: (x.path, x.shape, x.dtype) for x in self.leaves}
+        structure = self.structure
+        for path, shape, dtype in extra:
+            specs[path] = (path, shape, dtype)
+            if structure.kind == "dict":
+                structure = structure.with_leaf(path)
+        order = list(structure.paths()) if structure.kind == "dict" else list(specs)
+        wide = Layout.of(structure, [specs[p] for p in order])
+        return wide, [wide.number[x.path] for x in self.leaves]
+
+
+def plan_leaf(leaf: Leaf) -> tuple[str, int, int, int, tuple[int, ...]]:
+    """A leaf as the native planner takes it. Kinds it does not know never match a buffer."""
+    kind = leaf.dtype.kind if leaf.dtype.kind in "biufc" else "?"
+    return (kind, leaf.dtype.itemsize, leaf.offset, leaf.nbytes, leaf.shape)
+
+
+def as_bytes(array: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+    """A contiguous array as flat uint8, without a copy."""
+    assert array is not None
+    return array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
+
+
+def _reinterpret(
+    field: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> np.ndarray[Any, Any]:
+    if 0 in shape:
+        return np.empty((*field.shape[:-1], *shape), dtype)
+    inner, strides = dtype.itemsize, []
+    for n in reversed(shape):
+        strides.append(inner)
+        inner *= n
+    return np.ndarray(
+        (*field.shape[:-1], *shape),
+        dtype,
+        buffer=field.base if isinstance(field.base, np.ndarray) else field,
+        offset=_offset_in_base(field),
+        strides=(*field.strides[:-1], *reversed(strides)),
+    )
+
+
+def _offset_in_base(field: np.ndarray[Any, Any]) -> int:
+    base = field.base
+    if not isinstance(base, np.ndarray):
+        return 0
+    return int(field.__array_interface__["data"][0] - base.__array_interface__["data"][0])
+
+
+def _specs_as_leaves(tree: Any) -> Any:
+    # A ShapeDtype is a tuple; wrap it so that it is not walked into.
+    if isinstance(tree, ShapeDtype):
+        return _Spec(tree.shape, tree.dtype)
+    if isinstance(tree, dict):
+        return {k: _specs_as_leaves(v) for k, v in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(_specs_as_leaves(v) for v in tree)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(_specs_as_leaves(v) for v in tree))
+    return tree
+
+
+class _Spec:
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        self.shape, self.dtype = shape, dtype
+
+
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    return dtype.name if dtype.kind in "biufcV" else dtype.str
+
+
+@functools.lru_cache(maxsize=256)
+def _layout_from_text(text: str) -> Layout:
+    return Layout.from_json(json.loads(text))

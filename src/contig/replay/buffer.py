@@ -1,0 +1,364 @@
+"""ReplayBuffer: a storage, a sampler, and the road between them.
+
+    add / extend -> transform.on_write -> limiter -> storage (tape)
+    sample       -> limiter -> sampler.draw -> gather -> transform.on_sample -> output
+
+Thread-safe: any number of threads may write; samplers take turns.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path as FilePath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..batch import Batch
+from ..convert import as_array
+from ..errors import ClosedError, EmptyBufferError, NothingEligibleError
+from ..layout import Layout
+from ..sample import Index, RandomSampler, RateLimiter, Rng, Sampler
+from ..tape import LazyTensorStorage, Storage
+from . import checkpoint
+from .output import to_output
+from .prefetch import Prefetcher
+from .read import read_batch
+
+__all__ = ["BufferStats", "ReplayBuffer", "TensorDictReplayBuffer"]
+
+_SLICE_S = 0.1  # waits are cut in pieces, so that Ctrl-C works
+
+
+class BufferStats(NamedTuple):
+    """Counters of a buffer, from `ReplayBuffer.stats`."""
+
+    rows: int
+    capacity: int
+    rows_written: int
+    appends: int
+    trajectories: int
+    rows_sampled: int
+    batches_sampled: int
+    stale_priority_updates: int
+
+
+class ReplayBuffer:
+    """Stores rows, samples batches.
+
+    Args:
+        storage: where rows go; a LazyTensorStorage of a million rows if None.
+        sampler: which rows come out; uniform if None.
+        batch_size: rows per sample, unless `sample` is told otherwise.
+        transform: a callable for what is written, or an object with `on_write` and/or
+            `on_sample`; each gets and returns a Batch.
+        prefetch: batches drawn ahead in a thread.
+        seed: of the sampler's random numbers; None: fresh ones.
+        output: "numpy" (a Batch), "torch", "jax" or "tensordict".
+        device: where torch and tensordict outputs go.
+        limiter: keeps sampling and writing in proportion.
+        sample_timeout_s: how long `sample` waits for the first rows while somebody feeds it.
+    """
+
+    def __init__(
+        self,
+        storage: Storage | None = None,
+        sampler: Sampler | None = None,
+        *,
+        batch_size: int | None = None,
+        transform: Any = None,
+        prefetch: int = 0,
+        seed: int | None = None,
+        output: str = "numpy",
+        device: Any = None,
+        limiter: RateLimiter | None = None,
+        sample_timeout_s: float = 60.0,
+    ) -> None:
+        self.storage = LazyTensorStorage(1_000_000) if storage is None else storage
+        self.sampler = RandomSampler() if sampler is None else sampler
+        self.batch_size = batch_size
+        self.limiter = limiter
+        self.sample_timeout_s = sample_timeout_s
+        self.output = output
+        self._output = to_output(output, device)
+        self._on_write, self._on_sample = _hooks(transform)
+        self.storage.bind_keys(self.sampler.traj_key, self.sampler.end_key)
+        self._rng = Rng(seed)
+        self._index = Index(self.storage)
+        self._turn = threading.RLock()  # one sampler at a time
+        self._batches = self._rows_out = 0
+        self._feeders: list[Callable[[], None]] = []
+        self._closed = False
+        if prefetch < 0:
+            raise ValueError(f"prefetch is a number of batches, got {prefetch}")
+        self._prefetcher = Prefetcher(self.draw, self._mark, prefetch) if prefetch else None
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def add(self, step: Any) -> int:
+        """Appends one row, which goes on with the trajectory until a done row. Returns its seq."""
+        if self._on_write is not None:
+            step = self._on_write(Batch.one(step))
+            return int(self.extend_untransformed(step)[0])
+        if self.limiter is not None:
+            self.limiter.await_insert(self.storage, 1)
+        return self.storage.default_writer.add(step)
+
+    def add_step(self, step: Any) -> np.ndarray[Any, Any]:
+        """Appends one step of B envs, ``[B, ...]``; row b goes on with env b. Returns seqs."""
+        if self._on_write is not None:
+            step = self._on_write(Batch.from_tree(step, 1))
+        if self.limiter is not None:
+            self.limiter.await_insert(self.storage, _rows_of(step, 1))
+        return self.storage.default_writer.add_step(step)
+
+    def extend(self, data: Any, *, continues: bool | None = None) -> np.ndarray[Any, Any]:
+        """Appends rows, or lanes of rows; see `Writer.extend`. Returns seqs."""
+        if self._on_write is not None:
+            data = self._on_write(Batch.from_tree(data, _leading(data, self.storage.ndim)))
+        return self.extend_untransformed(data, continues=continues)
+
+    def extend_untransformed(
+        self, data: Any, *, continues: bool | None = None
+    ) -> np.ndarray[Any, Any]:
+        """`extend` without the transform."""
+        if self.limiter is not None:
+            self.limiter.await_insert(self.storage, _rows_of(data, self.storage.ndim))
+        return self.storage.default_writer.extend(data, continues)
+
+    def extend_trajectory(self, data: Any, **end: Any) -> np.ndarray[Any, Any]:
+        """Appends one whole trajectory; see `Writer.extend_trajectory`. Returns seqs."""
+        if self._on_write is not None:
+            data = self._on_write(Batch.from_tree(data, 1))
+        if self.limiter is not None:
+            self.limiter.await_insert(self.storage, _rows_of(data, 1))
+        return self.storage.default_writer.extend_trajectory(data, **end)
+
+    def empty(self) -> None:
+        """Evicts every row, and throws away what was drawn ahead."""
+        self._drain()
+        with self._turn:
+            self.storage.empty()
+            self.sampler.reset()
+
+    # -- sampling -----------------------------------------------------------------------------
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """A batch.
+
+        Args:
+            batch_size: rows; the buffer's own if None.
+            return_info: also return a dict with `index` and `priority_weight` if there are any.
+
+        Raises:
+            EmptyBufferError, NothingEligibleError: nothing to draw. While a collector or server
+                feeds the buffer, it waits up to `sample_timeout_s` first.
+        """
+        if self._prefetcher is not None and batch_size in (None, self.batch_size):
+            batch = self._prefetcher.take()
+        else:
+            # Drawing aside from the prefetcher: what it drew ahead stays in its order.
+            batch = self.draw(batch_size)
+        out = self._output(batch)
+        if not return_info:
+            return out
+        info = {"index": batch["index"]}
+        if "priority_weight" in batch:
+            info["priority_weight"] = batch["priority_weight"]
+        return out, info
+
+    def draw(self, batch_size: int | None = None, *, of: int | None = None) -> Batch:
+        """A batch as numpy, past the prefetcher.
+
+        Args:
+            batch_size: rows; the buffer's own if None.
+            of: rows of the whole that this batch is a share of, for samplers of slices.
+        """
+        if self._closed:
+            raise ClosedError("this buffer is closed")
+        size = self.batch_size if batch_size is None else batch_size
+        if size is None:
+            raise ValueError("no batch size: give one to sample() or to the buffer")
+        if size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {size}")
+        request = self.sampler.request(size if of is None else of)
+        if of is not None:
+            request = request._replace(groups=size // request.length)
+        if self.limiter is not None:
+            self.limiter.await_sample(self.storage, size)
+        batch = self._read(request)
+        self.storage.tape.add_sampled(len(batch))
+        self._batches += 1
+        self._rows_out += len(batch)
+        return batch if self._on_sample is None else self._on_sample(batch)
+
+    def _read(self, request: Any) -> Batch:
+        deadline = time.monotonic() + self.sample_timeout_s
+        while True:
+            seen = self.storage.tape.wake_word
+            try:
+                with self._turn:
+                    return read_batch(self._index, self.sampler, self._rng, request)
+            except (EmptyBufferError, NothingEligibleError) as nothing:
+                if not self._feeders:
+                    raise
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise type(nothing)(f"after {self.sample_timeout_s} s: {nothing}") from nothing
+            for check in self._feeders:
+                check()  # raises if the feeder died
+            self.storage.tape.wait(seen, min(left, _SLICE_S))
+
+    def feed(self, check: Callable[[], None]) -> Callable[[], None]:
+        """Says that somebody feeds this buffer, so that `sample` waits for the first rows.
+
+        Args:
+            check: called while waiting; raises if the feeder failed.
+
+        Returns:
+            a function to call when the feeding ends.
+        """
+        self._feeders.append(check)
+        return lambda: self._feeders.remove(check)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches without end; of an epoch's sampler, one epoch after another."""
+        while True:
+            yield self.sample()
+
+    def __getitem__(self, index: Any) -> Any:
+        """Stored rows by seq, or, for a slice, by position from the oldest one."""
+        head, tail, _, _ = self.storage.tape.snapshot()
+        if isinstance(index, slice):
+            seqs = np.arange(tail, head, dtype=np.int64)[index]
+        else:
+            seqs = np.atleast_1d(np.ascontiguousarray(as_array(index), np.int64)).reshape(-1)
+        batch, lost = None, 0
+        if len(seqs) and (int(seqs.min()) < tail or int(seqs.max()) >= head):
+            raise IndexError(f"rows {tail} to {head - 1} are stored, asked for {index!r}")
+        batch, lost = self.storage.gather(np.ascontiguousarray(seqs))
+        if lost:
+            raise IndexError(f"rows below {lost} were evicted while they were read")
+        return self._output(batch)
+
+    # -- priorities ---------------------------------------------------------------------------
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Sets priorities of rows by their `index` (seqs); evicted rows are ignored and counted."""
+        seqs, values = as_array(index), as_array(priority)
+        with self._turn:
+            self._index.refresh()
+            self.sampler.update_priority(self._index, seqs, values)
+
+    def update_tensordict_priority(self, data: Any, key: str = "td_error") -> None:
+        """`update_priority` from a batch that has `index` and a priority, as TorchRL does it."""
+        priority = as_array(data[key])
+        rows = as_array(data["index"]).reshape(-1)
+        self.update_priority(rows, np.abs(priority.reshape(len(rows), -1)).max(-1))
+
+    # -- state --------------------------------------------------------------------------------
+
+    def save(self, path: str | FilePath) -> None:
+        """Writes a checkpoint directory: rows, index, sampler, random numbers, limiter.
+
+        Batches drawn ahead but not delivered are discarded: after `load`, the next batch is the
+        one that would have come next.
+        """
+        self._drain()
+        with self._turn:
+            checkpoint.save(self, FilePath(path))
+
+    def load(self, path: str | FilePath) -> None:
+        """Takes a checkpoint in, in place of what the buffer holds."""
+        self._drain()
+        with self._turn:
+            checkpoint.load(self, FilePath(path))
+
+    def state(self) -> dict[str, Any]:
+        return {"rng": self._rng.state(), "sampler": self.sampler.state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._rng.load(state["rng"])
+        self.sampler.load(state["sampler"])
+
+    def _mark(self) -> Any:
+        with self._turn:
+            return (self._rng.state(), self.sampler.mark())
+
+    def _drain(self) -> None:
+        if self._prefetcher is None:
+            return
+        mark = self._prefetcher.drain()
+        if mark is not None:
+            with self._turn:
+                self._rng.load(mark[0])
+                self.sampler.rewind(mark[1])
+
+    def stats(self) -> BufferStats:
+        head = self.storage.tape.snapshot()[0]
+        priorities = getattr(self.sampler, "priorities", None)
+        return BufferStats(
+            rows=len(self.storage),
+            capacity=self.storage.capacity,
+            rows_written=int(head),
+            appends=int(self.storage.tape.appends),
+            trajectories=int(self.storage.tape.trajectories),
+            rows_sampled=self._rows_out,
+            batches_sampled=self._batches,
+            stale_priority_updates=0 if priorities is None else priorities.stale_updates,
+        )
+
+    def __len__(self) -> int:
+        return len(self.storage)
+
+    def close(self) -> None:
+        """Ends the prefetcher. The storage stays open: it may be shared."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        self._closed = True
+
+    def __enter__(self) -> ReplayBuffer:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+
+class TensorDictReplayBuffer(ReplayBuffer):
+    """A ReplayBuffer whose samples are TensorDicts."""
+
+    def __init__(
+        self, storage: Storage | None = None, sampler: Sampler | None = None, **options: Any
+    ):
+        super().__init__(storage, sampler, **{"output": "tensordict", **options})
+
+
+def _hooks(transform: Any) -> tuple[Any, Any]:
+    if transform is None:
+        return None, None
+    on_write, on_sample = (getattr(transform, n, None) for n in ("on_write", "on_sample"))
+    if on_write is None and on_sample is None:
+        if not callable(transform):
+            raise TypeError("transform: expected a callable or an object with on_write / on_sample")
+        return transform, None
+    return on_write, on_sample
+
+
+def _leading(data: Any, ndim: int) -> int:
+    """Batch dims of data about to be transformed: fewer than the storage's are one run."""
+    if isinstance(data, Batch) or hasattr(data, "batch_size"):
+        return ndim
+    return min([ndim, *(len(x.shape) for x in Layout(data).leaves)])
+
+
+def _rows_of(data: Any, ndim: int) -> int:
+    if isinstance(data, Batch):
+        return int(np.prod(data.shape, dtype=np.int64))
+    if hasattr(data, "batch_size"):
+        return int(np.prod(tuple(data.batch_size), dtype=np.int64))
+    value = data
+    while isinstance(value, (dict, tuple, list)):
+        value = next(iter(value.values())) if isinstance(value, dict) else value[0]
+    return int(np.prod(np.shape(value)[:ndim], dtype=np.int64))

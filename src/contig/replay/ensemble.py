@@ -1,0 +1,136 @@
+"""Several buffers sampled as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import _native
+from ..batch import stack_batches
+from ..convert import as_array
+from ..sample import Rng
+from .buffer import ReplayBuffer
+from .output import to_output
+
+__all__ = ["ReplayBufferEnsemble"]
+
+_IDS = "buffer_ids"
+
+
+class ReplayBufferEnsemble:
+    """Samples from all of its members, or from each with its own probability.
+
+    Batches are flat, the members' rows one after another, with `buffer_ids` saying whose they are.
+
+    Args:
+        buffers: the members; their rows must have one layout.
+        sample_from_all: an equal share of every member in every batch.
+        p: probabilities of the members, drawn for each row or slice; uniform if None.
+        batch_size: rows of a batch of the ensemble; members get their share of it.
+        seed, output, device: as in ReplayBuffer.
+    """
+
+    def __init__(
+        self,
+        *buffers: ReplayBuffer,
+        sample_from_all: bool = False,
+        p: Sequence[float] | None = None,
+        batch_size: int | None = None,
+        seed: int | None = None,
+        output: str | None = None,
+        device: Any = None,
+    ) -> None:
+        if not buffers:
+            raise ValueError("an ensemble needs at least one buffer")
+        if p is not None and sample_from_all:
+            raise ValueError("p has no meaning with sample_from_all=True: every member is sampled")
+        if p is not None and (len(p) != len(buffers) or min(p) < 0 or sum(p) <= 0):
+            raise ValueError(f"p: expected {len(buffers)} numbers of at least 0, got {list(p)}")
+        self.buffers = buffers
+        self.sample_from_all = sample_from_all
+        self.p = None if p is None else np.asarray(p, float) / float(sum(p))
+        self.batch_size = batch_size
+        own = next((b.output for b in buffers), "numpy")
+        self._output = to_output(output or own, device)
+        self._rng = Rng(seed)
+
+    def __len__(self) -> int:
+        return sum(len(b) for b in self.buffers)
+
+    def __getitem__(self, member: int) -> ReplayBuffer:
+        """A member. (Rows are reached through it: seqs are each member's own.)"""
+        return self.buffers[member]
+
+    def member_for(self, worker: int) -> ReplayBuffer:
+        """The member that worker i of a collector writes to: i mod n."""
+        return self.buffers[worker % len(self.buffers)]
+
+    def extend(self, data: Any, *, member: int = 0, **options: Any) -> np.ndarray[Any, Any]:
+        """Appends rows to one member; see `ReplayBuffer.extend`."""
+        return self.member_for(member).extend(data, **options)
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """A batch of all members' shares, with root key `buffer_ids`."""
+        size = self.batch_size if batch_size is None else batch_size
+        if size is None:
+            raise ValueError("no batch size: give one to sample() or to the ensemble")
+        parts = []
+        for i, rows in enumerate(self._shares(size)):
+            if rows:
+                batch = self.buffers[i].draw(rows, of=rows if self.sample_from_all else size)
+                ids = np.full(len(batch), i, np.int64)
+                parts.append(batch.with_leaves({_IDS: ids}, extra=True))
+        batch = stack_batches(parts)
+        out = self._output(batch)
+        info = {"index": batch["index"], _IDS: batch[_IDS]}
+        return (out, info) if return_info else out
+
+    def _shares(self, size: int) -> list[int]:
+        n = len(self.buffers)
+        if self.sample_from_all:
+            if size % n:
+                raise ValueError(f"batch_size {size} is not a multiple of {n} members")
+            return [size // n] * n
+        requests = [b.sampler.request(size) for b in self.buffers]
+        if len(set(requests)) > 1:
+            raise ValueError(
+                "members that draw slices of different lengths can only be sampled with "
+                "sample_from_all=True"
+            )
+        groups, length = requests[0]
+        u = _native.uniform_below(self._rng.words, 0, 2**53, groups) / 2.0**53
+        p = np.full(n, 1 / n) if self.p is None else self.p
+        picked = np.searchsorted(np.cumsum(p), u, side="right").clip(0, n - 1)
+        return [int(c) * length for c in np.bincount(picked, minlength=n)]
+
+    def update_priority(self, index: Any, priority: Any, buffer_ids: Any) -> None:
+        """Sets priorities of rows by `index` (seqs) and `buffer_ids`, as a sample has them."""
+        seqs, values, ids = (as_array(x).reshape(-1) for x in (index, priority, buffer_ids))
+        if not len(seqs) == len(values) == len(ids):
+            raise ValueError(f"{len(seqs)} rows, {len(values)} priorities, {len(ids)} buffer_ids")
+        for i in np.unique(ids):
+            mine = ids == i
+            self.buffers[int(i)].update_priority(seqs[mine], values[mine])
+
+    def update_tensordict_priority(self, data: Any, key: str = "td_error") -> None:
+        """`update_priority` from a sample of the ensemble that has a priority leaf."""
+        rows = as_array(data["index"]).reshape(-1)
+        priority = np.abs(as_array(data[key]).reshape(len(rows), -1)).max(-1)
+        self.update_priority(rows, priority, data[_IDS])
+
+    def empty(self) -> None:
+        for buffer in self.buffers:
+            buffer.empty()
+
+    def stats(self) -> list[Any]:
+        return [b.stats() for b in self.buffers]
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield self.sample()
+
+    def close(self) -> None:
+        for buffer in self.buffers:
+            buffer.close()

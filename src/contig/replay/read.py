@@ -1,0 +1,100 @@
+"""From a draw to a batch: gathers rows, and draws again what was evicted meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..batch import Batch, stack_batches
+from ..errors import EmptyBufferError, NothingEligibleError
+from ..sample import Draw, Index, Request, Rng, Sampler
+from ..tape import Storage
+
+__all__ = ["read_batch"]
+
+_TRIES = 100  # before the lock is taken once
+_INDEX = ("index",)
+_EXTRA_CACHE: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+
+def read_batch(index: Index, sampler: Sampler, rng: Rng, request: Request) -> Batch:
+    """One batch, flat. Lock-free; only if writers keep overtaking it, once under the lock.
+
+    Raises:
+        EmptyBufferError, NothingEligibleError: judged under the lock, so it is certain.
+    """
+    storage = index.storage
+    parts: list[Batch] = []
+    for _ in range(_TRIES):
+        index.refresh()
+        draw = sampler.draw(index, rng, request)
+        if draw is None:
+            break
+        batch, lost = _gather(storage, draw)
+        if not lost:
+            parts.append(batch)
+            return stack_batches(parts)
+        kept, bad = _without_lost(storage, draw, batch, lost)
+        if kept is not None:
+            parts.append(kept)
+        request = request._replace(groups=bad)
+    if storage.schema is None:
+        raise EmptyBufferError("the buffer is empty: nothing has been written yet")
+    with storage.held():
+        index.refresh()
+        if len(storage) == 0:
+            raise EmptyBufferError("the buffer is empty: every row was evicted or none was written")
+        draw = sampler.draw(index, rng, request)
+        if draw is None:
+            raise NothingEligibleError(
+                f"{len(storage)} rows are stored, but {type(sampler).__name__} may draw none of "
+                f"them: {sampler.missing(index)}"
+            )
+        parts.append(_gather(storage, draw)[0])
+    return stack_batches(parts)
+
+
+def _gather(storage: Storage, draw: Draw) -> tuple[Batch, int]:
+    batch, lost = storage.gather(draw.seqs, _extras(draw))
+    if lost:
+        return batch, lost
+    return _finish(batch, draw), 0
+
+
+def _finish(batch: Batch, draw: Draw) -> Batch:
+    batch[_INDEX][...] = draw.seqs
+    for path, value in draw.columns.items():
+        if path in batch.extras:
+            batch[path][...] = value
+    return batch if draw.finish is None else draw.finish(batch, draw)
+
+
+def _extras(draw: Draw) -> tuple[Any, ...]:
+    """The leaves a draw adds, in a form that is the same object every time."""
+    key = tuple((p, v.dtype, v.shape[1:]) for p, v in draw.columns.items())
+    found = _EXTRA_CACHE.get(key)
+    if found is None:
+        found = (
+            (_INDEX, (), np.dtype(np.int64)),
+            *((path, shape, np.dtype(dtype)) for path, dtype, shape in key),
+        )
+        _EXTRA_CACHE[key] = found
+    return found
+
+
+def _without_lost(
+    storage: Storage, draw: Draw, batch: Batch, lost: int
+) -> tuple[Batch | None, int]:
+    """The groups of a gathered batch that are whole, finished; and how many are not."""
+    gone = draw.seqs < lost
+    if draw.lengths is None:
+        whole = ~gone
+    else:
+        starts = np.cumsum(draw.lengths) - draw.lengths
+        whole = ~np.logical_or.reduceat(gone, starts)
+    bad = int(np.count_nonzero(~whole))
+    if bad == draw.groups:
+        return None, bad
+    rows = whole if draw.lengths is None else np.repeat(whole, draw.lengths)
+    return _finish(batch[np.flatnonzero(rows)], draw.only(whole)), bad

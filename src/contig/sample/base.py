@@ -1,0 +1,171 @@
+"""What samplers have in common: the index they read, the draw they return, their state.
+
+A sampler is index arithmetic. It reads the index, returns seqs, and never touches data:
+
+    Request (how many groups, how long)  ->  sampler.draw(index, rng, request)  ->  Draw (seqs ...)
+
+The buffer gathers the rows of a Draw; groups whose rows were evicted meanwhile are drawn again.
+Samplers compose by holding one another.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import _native
+from ..batch import Batch
+from ..tape import Storage
+from ..tree import Path
+
+__all__ = ["Draw", "Index", "Request", "Rng", "Sampler", "Window"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Window(NamedTuple):
+    """The part of the tape a sampler may use. Each bound is inclusive."""
+
+    min_seq: int = 0
+    min_ordinal: int = 0
+    min_version: int | None = None
+
+
+class Request(NamedTuple):
+    """What a buffer asks for: so many groups (rows, or slices of `length` rows)."""
+
+    groups: int
+    length: int = 1
+
+
+class Draw(NamedTuple):
+    """What a sampler returns.
+
+    Attributes:
+        seqs: rows, int64 [m].
+        lengths: rows of each group, or None if every row is one.
+        columns: leaves to add to the batch: an array of m rows, or one value for all.
+        finish: called with the gathered batch; may change its leaves or return another.
+    """
+
+    seqs: Array
+    lengths: Array | None = None
+    columns: dict[Path, Any] = {}  # noqa: RUF012
+    finish: Callable[[Batch, Draw], Batch] | None = None
+
+    @property
+    def groups(self) -> int:
+        return len(self.seqs) if self.lengths is None else len(self.lengths)
+
+    def only(self, keep: Array) -> Draw:
+        """The draw without some groups; `keep` is a mask over groups."""
+        rows = keep if self.lengths is None else np.repeat(keep, self.lengths)
+        columns = {
+            k: v[rows] if isinstance(v, np.ndarray) and v.ndim else v
+            for k, v in self.columns.items()
+        }
+        lengths = None if self.lengths is None else self.lengths[keep]
+        return Draw(self.seqs[rows], lengths, columns, self.finish)
+
+
+class Rng:
+    """A sampler's own stream of random numbers: four words, so that it can be saved."""
+
+    def __init__(self, seed: int | None) -> None:
+        self.words: Array = np.random.SeedSequence(seed).generate_state(4, np.uint64)
+
+    def state(self) -> list[int]:
+        return [int(w) for w in self.words]
+
+    def load(self, state: list[int]) -> None:
+        self.words[:] = np.array(state, np.uint64)
+
+    def key(self) -> int:
+        """A fresh 63-bit number."""
+        return int(_native.uniform_below(self.words, 0, 2**63, 1)[0])
+
+
+class Index:
+    """What samplers see of a storage: its trajectories, its bounds and a window onto them.
+
+    Belongs to the one thread that samples. `refresh` before each draw.
+    """
+
+    def __init__(self, storage: Storage, window: Window | None = None, view: Any = None) -> None:
+        self.storage = storage
+        self.window = window
+        self.view = _native.View(storage.tape) if view is None else view
+
+    def refresh(self) -> None:
+        self.view.refresh()
+
+    @property
+    def head(self) -> int:
+        return int(self.view.head)
+
+    @property
+    def tail(self) -> int:
+        """The first row that may be drawn."""
+        tail = int(self.view.tail)
+        return tail if self.window is None else max(tail, self.window.min_seq)
+
+    @property
+    def capacity(self) -> int:
+        return self.storage.capacity
+
+    def narrowed(self, window: Window) -> Index:
+        """The same index seen through another window."""
+        return Index(self.storage, window, self.view)
+
+
+class Sampler(ABC):
+    """Base of all samplers.
+
+    Attributes:
+        traj_key, end_key: boundary keys the storage should use, if the user named any.
+    """
+
+    traj_key: Any = None
+    end_key: Any = None
+
+    def request(self, batch_size: int) -> Request:
+        """Checks a batch size and says what to draw for it.
+
+        Raises:
+            ValueError: the batch size does not fit the sampler.
+        """
+        return Request(batch_size)
+
+    @abstractmethod
+    def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
+        """Draws, or returns None if nothing is eligible."""
+
+    def missing(self, index: Index) -> str:
+        """Why nothing is eligible, for the error message."""
+        return "no row is eligible"
+
+    def update_priority(self, index: Index, seqs: Array, priority: Array) -> None:
+        raise TypeError(
+            f"{type(self).__name__} has no priorities; use PrioritizedSampler or "
+            "PrioritizedSliceSampler"
+        )
+
+    def mark(self) -> Any:
+        """What a draw changes, to be put back by `rewind`. Cheap: taken before each prefetch."""
+        return None
+
+    def rewind(self, mark: Any) -> None:  # noqa: B027 (most need none)
+        """Back to a mark."""
+
+    def reset(self) -> None:  # noqa: B027 (most need none)
+        """Forgets what it knows of the rows: the buffer was emptied."""
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to go on after a restart: JSON values and arrays."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:  # noqa: B027 (most need none)
+        """Takes a state in."""

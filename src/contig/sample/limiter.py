@@ -1,0 +1,102 @@
+"""A rate limiter: keeps sampling and inserting in proportion."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..errors import RateLimitError
+from ..tape import Storage
+
+__all__ = ["RateLimiter"]
+
+_SLICE_S = 0.1  # waits are cut in pieces, so that Ctrl-C works
+
+
+class RateLimiter:
+    """Blocks, or raises, when samplers or writers run ahead.
+
+    With i rows inserted and s sampled, `i * samples_per_insert - s` stays within `error_buffer` of
+    its value at `min_size`; sampling needs `min_size` rows first. The counters live in the tape's
+    header, so they are shared by all processes of a storage.
+
+    Args:
+        samples_per_insert: rows sampled for each row inserted.
+        min_size: rows before the first sample.
+        error_buffer: how far it may drift; at least `max(1, samples_per_insert)`.
+        block: wait (True) or raise at once.
+        timeout_s: how long a wait may take before it raises.
+    """
+
+    def __init__(
+        self,
+        samples_per_insert: float,
+        min_size: int = 1,
+        error_buffer: float | None = None,
+        *,
+        block: bool = True,
+        timeout_s: float = 60.0,
+    ) -> None:
+        if samples_per_insert <= 0:
+            raise ValueError(f"samples_per_insert must be positive, got {samples_per_insert}")
+        if min_size < 1:
+            raise ValueError(f"min_size must be at least 1, got {min_size}")
+        least = max(1.0, samples_per_insert)
+        self.error_buffer = least if error_buffer is None else float(error_buffer)
+        if self.error_buffer < least:
+            raise ValueError(
+                f"error_buffer {error_buffer} would deadlock: at least {least} is needed for one "
+                "insert and one sample to alternate"
+            )
+        self.samples_per_insert = float(samples_per_insert)
+        self.min_size = min_size
+        self.block = block
+        self.timeout_s = timeout_s
+        self._middle = min_size * self.samples_per_insert
+
+    def drift(self, storage: Storage) -> float:
+        """How far inserting is ahead of sampling, in sampled rows; negative: behind."""
+        tape = storage.tape
+        return float(tape.inserted) * self.samples_per_insert - tape.sampled - self._middle
+
+    def can_sample(self, storage: Storage, rows: int) -> bool:
+        """A batch larger than the whole allowance may still be drawn from its upper edge."""
+        if storage.tape.inserted < self.min_size:
+            return False
+        return self.drift(storage) - min(rows, self.error_buffer * 2) >= -self.error_buffer
+
+    def can_insert(self, storage: Storage, rows: int) -> bool:
+        if storage.tape.inserted + rows <= self.min_size:
+            return True
+        more = min(rows * self.samples_per_insert, self.error_buffer * 2)
+        return self.drift(storage) + more <= self.error_buffer
+
+    def await_sample(self, storage: Storage, rows: int) -> None:
+        self._await(storage, rows, self.can_sample, "sample", "writers are")
+
+    def await_insert(self, storage: Storage, rows: int) -> None:
+        self._await(storage, rows, self.can_insert, "insert", "samplers are")
+
+    def _await(self, storage: Storage, rows: int, allowed: Any, what: str, who: str) -> None:
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            seen = storage.tape.wake_word
+            if allowed(storage, rows):
+                return
+            left = deadline - time.monotonic()
+            if not self.block or left <= 0:
+                tape = storage.tape
+                waited = f" within {self.timeout_s} s" if self.block else ""
+                raise RateLimitError(
+                    f"cannot {what} {rows} rows{waited}: {who} behind ({tape.inserted} rows "
+                    f"inserted, {tape.sampled} sampled, {self.samples_per_insert} samples per "
+                    f"insert, min_size {self.min_size}, error_buffer {self.error_buffer})"
+                )
+            storage.tape.wait(seen, min(left, _SLICE_S))
+
+    def state(self, storage: Storage) -> dict[str, int]:
+        return {"inserted": int(storage.tape.inserted), "sampled": int(storage.tape.sampled)}
+
+    def load(self, storage: Storage, state: dict[str, int]) -> None:
+        storage.tape.inserted = state["inserted"]
+        storage.tape.sampled = state["sampled"]

@@ -1,0 +1,189 @@
+"""Rows and slices by priority.
+
+    q = (p + eps)^alpha for p > 0, 0 for p = 0        P = q / sum q
+    weight = (q / q_min)^-beta, q_min over rows with q > 0
+
+New rows get the largest p ever set (1 at first). Priorities belong to rows by seq: setting one on
+an evicted row is ignored and counted, never applied to the row that took its place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .base import Array, Draw, Index, Request, Rng, Sampler
+from .slices import SliceSampler
+from .sumtree import ONE_ROW, RowTree, draw_starts
+
+__all__ = ["PrioritizedSampler", "PrioritizedSliceSampler", "Priorities", "WEIGHT"]
+
+WEIGHT = ("priority_weight",)
+
+
+class Priorities:
+    """Priorities of the rows of one buffer. Belongs to its sampler; not thread-safe."""
+
+    def __init__(self, alpha: float, beta: float, eps: float) -> None:
+        for name, value in (("alpha", alpha), ("beta", beta), ("eps", eps)):
+            if not np.isfinite(value) or value < 0:
+                raise ValueError(f"{name} must be a number of at least 0, got {value}")
+        self.alpha, self.beta, self.eps = float(alpha), float(beta), float(eps)
+        self.largest = 1.0
+        self.stale_updates = 0
+        self._tree: RowTree | None = None
+
+    def tree(self, index: Index) -> RowTree:
+        """The tree, caught up with the tape."""
+        if self._tree is None:
+            self._tree = RowTree(index.capacity)
+        elif self._tree.capacity != index.capacity:
+            self._tree = self._tree.move_to(index.capacity)
+        self._tree.follow(index, float((self.largest + self.eps) ** self.alpha))
+        return self._tree
+
+    def update(self, index: Index, seqs: Array, priority: Array) -> None:
+        """Sets priorities by seq.
+
+        Raises:
+            ValueError: negative, NaN or of another length; nothing is set then.
+        """
+        seqs = np.asarray(seqs, np.int64).reshape(-1)
+        p = np.asarray(priority, float).reshape(-1)
+        if len(p) == 1 and len(seqs) != 1:
+            p = np.repeat(p, len(seqs))
+        if len(p) != len(seqs):
+            raise ValueError(f"{len(p)} priorities for {len(seqs)} rows")
+        bad = ~(p >= 0) | np.isinf(p)
+        if bad.any():
+            where = int(np.flatnonzero(bad)[0])
+            raise ValueError(
+                f"priority[{where}] = {p[where]}: priorities are finite numbers of at least 0; "
+                "take the absolute value of a TD error"
+            )
+        tree = self.tree(index)
+        live = (seqs >= tree.tail) & (seqs < tree.head)
+        dropped = len(seqs) - int(np.count_nonzero(live))
+        if dropped:
+            self.stale_updates += dropped
+            seqs, p = seqs[live], p[live]
+        if not len(seqs):
+            return
+        self.largest = max(self.largest, float(p.max()))
+        tree.update(seqs % tree.capacity, np.where(p > 0, (p + self.eps) ** self.alpha, 0.0))
+
+    def weights(self, seqs: Array) -> Array:
+        assert self._tree is not None
+        q = self._tree.weights[seqs % self._tree.capacity]
+        return ((q / self._tree.least) ** -self.beta).astype(np.float32)
+
+    def reset(self) -> None:
+        self._tree = None
+
+    def state(self) -> dict[str, Any]:
+        out: dict[str, Any] = {"largest": self.largest, "stale_updates": self.stale_updates}
+        if self._tree is not None:
+            out["tree"] = self._tree.state()
+        return out
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.largest = float(state["largest"])
+        self.stale_updates = int(state["stale_updates"])
+        self._tree = None
+        if "tree" in state:
+            self._tree = RowTree(len(state["tree"]["weights"]))
+            self._tree.load(state["tree"])
+
+
+class PrioritizedSampler(Sampler):
+    """Rows in proportion to their priority; adds `priority_weight`.
+
+    Args:
+        alpha, beta, eps: see the formulas above.
+    """
+
+    def __init__(self, alpha: float = 0.6, beta: float = 0.4, eps: float = 1e-8) -> None:
+        self.priorities = Priorities(alpha, beta, eps)
+
+    @property
+    def beta(self) -> float:
+        return self.priorities.beta
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        self.priorities.beta = float(value)
+
+    def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
+        tree = self.priorities.tree(index)
+        if tree.total <= 0:
+            return None
+        window = index.window
+        if window is None:
+            seqs = tree.draw(rng, request.groups, tree.head)
+        else:
+            found = draw_starts(tree, rng, request.groups, index, ONE_ROW)
+            if found is None:
+                return None
+            seqs = found[0]
+        return Draw(seqs, columns={WEIGHT: self.priorities.weights(seqs)})
+
+    def missing(self, index: Index) -> str:
+        return "every row's priority is 0"
+
+    def update_priority(self, index: Index, seqs: Array, priority: Array) -> None:
+        self.priorities.update(index, seqs, priority)
+
+    def reset(self) -> None:
+        self.priorities.reset()
+
+    def state(self) -> dict[str, Any]:
+        return self.priorities.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.priorities.load(state)
+
+
+class PrioritizedSliceSampler(SliceSampler):
+    """Slices whose start is drawn by priority among valid starts; adds `priority_weight`.
+
+    Args:
+        alpha, beta, eps: see the formulas above.
+        slices: as in SliceSampler, without `over` and `span`.
+    """
+
+    def __init__(
+        self, alpha: float = 0.6, beta: float = 0.4, eps: float = 1e-8, **slices: Any
+    ) -> None:
+        for name in ("over", "span"):
+            if name in slices:
+                raise ValueError(f"{name}: a slice starts where its priority says")
+        super().__init__(over="steps", **slices)
+        self.priorities = Priorities(alpha, beta, eps)
+
+    def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
+        self._need_boundaries(index)
+        tree = self.priorities.tree(index)
+        if tree.total <= 0:
+            return None
+        spec = self.spec(request.length)
+        found = draw_starts(tree, rng, request.groups, index, spec)
+        if found is None:
+            return None
+        starts, (seqs, lengths, burn) = found
+        draw = self._marks.draw(seqs, lengths, burn, request.length)
+        assert draw.lengths is not None
+        weights = np.repeat(self.priorities.weights(starts), draw.lengths)
+        return draw._replace(columns={**draw.columns, WEIGHT: weights})
+
+    def update_priority(self, index: Index, seqs: Array, priority: Array) -> None:
+        self.priorities.update(index, seqs, priority)
+
+    def reset(self) -> None:
+        self.priorities.reset()
+
+    def state(self) -> dict[str, Any]:
+        return self.priorities.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.priorities.load(state)

@@ -1,0 +1,313 @@
+"""Slices: contiguous pieces of trajectories, flat, one after another.
+
+A slice's first row gets `is_init`, its last row `truncated` (and so `done`) unless the trajectory
+really ended there; `("collector", "slice_end")` tells such cuts from stored truncations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import _native
+from ..batch import Batch
+from ..errors import NothingEligibleError
+from ..tape.boundaries import FLAGS
+from ..tree import Path, as_path
+from .base import Array, Draw, Index, Request, Rng, Sampler
+
+__all__ = ["SliceSampler", "SliceSamplerWithoutReplacement", "SliceMarks"]
+
+SLICE_END: Path = ("collector", "slice_end")
+MASK: Path = ("collector", "mask")
+BURN_IN: Path = ("collector", "burn_in")
+
+Span = bool | int | tuple[bool | int, bool | int]
+
+
+class SliceMarks:
+    """Writes the marks of slices into a gathered batch.
+
+    Args:
+        init_key: leaf for slice starts; None writes none.
+        truncated_key: leaf for slice ends, beside `done` and `terminated`; None writes none.
+        pad_to: rows each slice is padded to, or None.
+        burn_in: whether slices carry a burn-in.
+    """
+
+    def __init__(
+        self, init_key: Any, truncated_key: Any, pad_output: bool = False, burn_in: bool = False
+    ) -> None:
+        self.init: Path | None = None if init_key is None else as_path(init_key)
+        self.truncated: Path | None = None if truncated_key is None else as_path(truncated_key)
+        self.pad_output = pad_output
+        self.burn_in = burn_in
+        flags = () if self.truncated is None else (*self.truncated[:-1],)
+        self._flags: tuple[Path, Path, Path] | None = None
+        if self.truncated is not None:
+            self._flags = ((*flags, FLAGS[0]), (*flags, FLAGS[1]), self.truncated)
+        self.columns: dict[Path, Any] = {SLICE_END: np.False_}
+        if self.init is not None:
+            self.columns[self.init] = np.False_
+        if self._flags is not None:
+            self.columns.update(dict.fromkeys(self._flags, np.False_))
+        if burn_in:
+            self.columns[BURN_IN] = np.False_
+        if pad_output:
+            self.columns[MASK] = np.True_
+
+    def draw(self, seqs: Array, lengths: Array, burn: Array, length: int) -> Draw:
+        """The Draw of some slices."""
+        columns = dict(self.columns)
+        if self.burn_in:
+            columns[BURN_IN] = _burn_column(lengths, burn)
+        if self.pad_output:
+            seqs, lengths, columns[MASK] = _pad(seqs, lengths, length + burn)
+            if self.burn_in:
+                columns[BURN_IN] = _burn_column(lengths, burn)
+        return Draw(seqs, lengths, columns, self.finish)
+
+    def finish(self, batch: Batch, draw: Draw) -> Batch:
+        assert draw.lengths is not None
+        ends = np.cumsum(draw.lengths) - 1
+        starts = ends + 1 - draw.lengths
+        padding = None
+        if self.pad_output:
+            mask = batch[MASK]
+            padding = np.flatnonzero(~mask)
+            ends = starts + np.add.reduceat(mask.astype(np.int64), starts) - 1
+        if self.init is not None:
+            batch[self.init][starts] = True
+        slice_end = batch[SLICE_END]
+        done_path = self._flags[0] if self._flags is not None else ("next", FLAGS[0])
+        if self._flags is not None:
+            _adopt_root_flags(batch, self._flags)
+        stored_end = np.zeros(len(ends), bool)
+        if done_path in batch.layout.by_path:
+            stored_end = batch[done_path][ends].reshape(len(ends), -1).any(-1)
+        slice_end[ends] = ~stored_end
+        if self._flags is None:
+            return batch
+        done, terminated, truncated = (batch[p] for p in self._flags)
+        cut = ends[~terminated[ends].reshape(len(ends), -1).any(-1)]
+        truncated[cut] = True
+        done[cut] = True
+        if padding is not None and len(padding):
+            slice_end[padding] = False
+            for flag in (done, terminated, truncated):
+                flag[padding] = False
+            if self.init is not None:
+                batch[self.init][padding] = False
+        return batch
+
+
+def _adopt_root_flags(batch: Batch, flags: tuple[Path, Path, Path]) -> None:
+    """Flags stored at the root only start out as such in the leaves that were added below next."""
+    for path in flags:
+        root = (path[-1],)
+        if path in batch.extras and root != path and root in batch.layout.by_path:
+            batch[path][...] = batch[root].reshape(len(batch), -1).any(-1)
+
+
+def _burn_column(lengths: Array, burn: Array) -> Array:
+    starts = np.cumsum(lengths) - lengths
+    place = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
+    return place < np.repeat(burn, lengths)
+
+
+def _pad(seqs: Array, lengths: Array, to: Array) -> tuple[Array, Array, Array]:
+    """Slices with their last row repeated up to a length each; and which rows are real."""
+    starts = np.cumsum(lengths) - lengths
+    place = np.arange(int(to.sum())) - np.repeat(np.cumsum(to) - to, to)
+    real = np.repeat(lengths, to)
+    rows = np.repeat(starts, to) + np.minimum(place, real - 1)
+    return seqs[rows], to, place < real
+
+
+def _span(span: Span, length: int) -> tuple[int, int]:
+    left, right = span if isinstance(span, (tuple, list)) else (span, span)
+
+    def rows(value: bool | int) -> int:
+        if isinstance(value, bool):
+            return length - 1 if value else 0
+        if value < 0:
+            raise ValueError(f"span: expected bools or numbers of rows, got {value}")
+        return min(int(value), length - 1)
+
+    return rows(left), rows(right)
+
+
+class SliceSampler(Sampler):
+    """Contiguous slices of trajectories, flat ``[<= batch_size]``.
+
+    Args:
+        num_slices, slice_len: one of them, the other follows from the batch size; or both.
+        traj_key, end_key: leaf with trajectory ids, or with ends; found by itself if not given.
+        strict_length: only trajectories with at least `slice_len` rows; else short ones give
+            shorter slices.
+        pad_output: repeat a short slice's last row up to `slice_len`, and mark real rows.
+        truncated_key, init_key: where slice ends and starts are marked; None: nowhere.
+        over: "trajectories" (each alike, then its starts) or "steps" (each start alike).
+        complete_only: only trajectories that are whole, from their first row to their end.
+        burn_in: up to so many earlier rows before each slice, not counted in its length.
+        span: how many rows of a slice may lie outside its trajectory, on either side.
+        trajectory_key: another name of `traj_key`.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        traj_key: Any = None,
+        end_key: Any = None,
+        strict_length: bool = False,
+        pad_output: bool = False,
+        truncated_key: Any = ("next", "truncated"),
+        init_key: Any = "is_init",
+        over: str = "trajectories",
+        complete_only: bool = False,
+        burn_in: int = 0,
+        span: Span = False,
+        trajectory_key: Any = None,
+    ) -> None:
+        if num_slices is None and slice_len is None:
+            raise ValueError("SliceSampler needs num_slices, slice_len or both")
+        for name, value in (("num_slices", num_slices), ("slice_len", slice_len)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if over not in ("trajectories", "steps"):
+            raise ValueError(f'over: expected "trajectories" or "steps", got {over!r}')
+        if pad_output and strict_length:
+            raise ValueError("pad_output=True has nothing to pad with strict_length=True")
+        if burn_in < 0:
+            raise ValueError(f"burn_in is a number of rows, got {burn_in}")
+        if traj_key is not None and trajectory_key is not None and traj_key != trajectory_key:
+            raise ValueError("traj_key and trajectory_key are two names of one thing; give one")
+        self.num_slices = num_slices
+        self.slice_len = slice_len
+        self.traj_key = traj_key if traj_key is not None else trajectory_key
+        self.end_key = end_key
+        self._options = {
+            "strict": strict_length,
+            "complete_only": complete_only,
+            "over_steps": over == "steps",
+            "burn_in": burn_in,
+        }
+        self._span = span
+        self._marks = SliceMarks(init_key, truncated_key, pad_output, burn_in > 0)
+        self._specs: dict[int, Any] = {}
+        self._told = False
+
+    def request(self, batch_size: int) -> Request:
+        groups, length = self.num_slices, self.slice_len
+        if groups is not None and length is not None:
+            if groups * length != batch_size:
+                raise ValueError(
+                    f"batch_size {batch_size} is not num_slices {groups} x slice_len {length} = "
+                    f"{groups * length}"
+                )
+            return Request(groups, length)
+        name, given = ("num_slices", groups) if groups is not None else ("slice_len", length)
+        assert given is not None
+        if batch_size % given or batch_size < given:
+            raise ValueError(f"batch_size {batch_size} is not a multiple of {name} {given}")
+        other = batch_size // given
+        return Request(given, other) if groups is not None else Request(other, given)
+
+    def spec(self, length: int) -> Any:
+        """The native form of what a valid slice is."""
+        found = self._specs.get(length)
+        if found is None:
+            left, right = _span(self._span, length)
+            found = _native.SliceSpec(length, span_left=left, span_right=right, **self._options)
+            self._specs[length] = found
+        return found
+
+    def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
+        self._need_boundaries(index)
+        found = index.view.draw_slices(
+            rng.words, index.window, self.spec(request.length), request.groups
+        )
+        return None if found is None else self._marks.draw(*found, request.length)
+
+    def _need_boundaries(self, index: Index) -> None:
+        schema = index.storage.schema
+        if self._told or schema is None or schema.boundaries.any:
+            return
+        # Without marks in the data there may still be trajectories whose bounds were told.
+        table = index.storage.episodes()
+        told = table["terminated"] | table["truncated"] | (table["traj_id"] != -1)
+        if not told.any() and len(np.unique(table["writer"])) == len(table):
+            raise NothingEligibleError(
+                "slices need to know where trajectories end, and the data has none of "
+                f"{schema.boundaries.looked_for}; add one of them, name one with traj_key= or "
+                "end_key=, or write with extend_trajectory"
+            )
+        self._told = True
+
+    def missing(self, index: Index) -> str:
+        table = index.storage.episodes()
+        longest = int(table["steps"].max()) if len(table) else 0
+        text = f"{len(table)} trajectories, the longest with {longest} steps"
+        if self._options["complete_only"]:
+            text += f", {int(table['complete'].sum())} of them complete"
+        if self._options["strict"]:
+            text += (
+                "; strict_length=True needs slice_len steps: use strict_length=False or shorter "
+                "slices"
+            )
+        return text
+
+
+class SliceSamplerWithoutReplacement(SliceSampler):
+    """One slice of each trajectory per epoch, in random order, then reshuffled.
+
+    Args:
+        drop_last: an epoch ends before a batch it cannot fill; else its last batch is shorter.
+        others: as in SliceSampler.
+    """
+
+    def __init__(self, *, drop_last: bool = False, **slices: Any) -> None:
+        super().__init__(**slices)
+        if self._options["over_steps"]:
+            raise ValueError('each trajectory once: over="steps" has no meaning here')
+        self.drop_last = drop_last
+        self.reset()
+
+    def reset(self) -> None:
+        self._epoch: Array = np.empty(0, np.int64)
+        self._at = 0
+
+    def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
+        self._need_boundaries(index)
+        spec = self.spec(request.length)
+        for _ in range(2):
+            left = len(self._epoch) - self._at
+            if left > 0 and (left >= request.groups or not self.drop_last):
+                slices, used = index.view.slices_of(
+                    rng.words, index.window, spec, self._epoch[self._at :], request.groups
+                )
+                self._at += used
+                enough = len(slices[1]) == request.groups or not self.drop_last
+                if len(slices[1]) and enough:
+                    return self._marks.draw(*slices, request.length)
+            alive = index.view.ordinals(index.window, spec)
+            if not len(alive) or (self.drop_last and len(alive) < request.groups):
+                return None
+            self._epoch = alive[_native.permute(rng.key(), len(alive), 0, len(alive))]
+            self._at = 0
+        return None
+
+    def mark(self) -> Any:
+        return (self._epoch, self._at)
+
+    def rewind(self, mark: Any) -> None:
+        self._epoch, self._at = mark
+
+    def state(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "at": self._at}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._epoch, self._at = np.array(state["epoch"], np.int64), int(state["at"])

@@ -1,0 +1,218 @@
+"""Where trajectories begin and end: which leaves of the record say so.
+
+Resolved once, when the layout is fixed, and from then on a fact of the storage that every process
+shares. Samplers never look at flags to find trajectories; the writer did, when it wrote them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import LayoutError
+from ..layout import Layout, Leaf
+from ..tree import Path, as_path, show_path
+
+__all__ = ["Boundaries", "complete_flags", "FLAGS"]
+
+FLAGS = ("done", "terminated", "truncated")
+_IDS: tuple[Path, ...] = (("collector", "traj_ids"), ("episode",))
+_REWARDS: tuple[Path, ...] = (("next", "reward"), ("reward",))
+_INIT: Path = ("is_init",)
+_VERSION: Path = ("collector", "policy_version")
+
+
+def _one_per_row(leaf: Leaf | None) -> bool:
+    return leaf is not None and leaf.shape in ((), (1,)) and leaf.dtype.kind in "biuf"
+
+
+def flags_parent(layout: Layout) -> Path | None:
+    """Where the done flags live: below ``next`` if any is there, else at the root, else nowhere."""
+    for parent in (("next",), ()):
+        if any(_one_per_row(layout.by_path.get((*parent, f))) for f in FLAGS):
+            return parent
+    return None
+
+
+@dataclass(frozen=True)
+class Boundaries:
+    """Which leaves mark trajectories in records of one layout.
+
+    `traj_key` and `end_key` are what the user asked for; the paths are what that came to.
+    """
+
+    traj_key: Path | None
+    end_key: Path | None
+    id: Path | None
+    done: Path | None
+    flags: Path | None
+    init: Path | None
+    version: Path | None
+    reward: Path | None
+
+    @staticmethod
+    def resolve(layout: Layout, traj_key: Any = None, end_key: Any = None) -> Boundaries:
+        """Finds the marks in a layout.
+
+        Raises:
+            LayoutError: a key was named that the data does not have, or not once per row.
+        """
+
+        def scalar(path: Path) -> bool:
+            return _one_per_row(layout.by_path.get(path))
+
+        parent = flags_parent(layout)
+        traj = None if traj_key is None else as_path(traj_key)
+        end = None if end_key is None else as_path(end_key)
+        for what, path in (("traj_key", traj), ("end_key", end)):
+            if path is not None and not scalar(path):
+                known = ", ".join(show_path(p) for p in layout.by_path)
+                raise LayoutError(
+                    f"{what} {show_path(path)} is not a leaf with one value per row; "
+                    f"the data has {known}"
+                )
+        ids = traj
+        if traj is None and end is None:
+            ids = next((p for p in _IDS if scalar(p)), None)
+        done = end
+        if end is None and parent is not None:
+            done = (*parent, "done")
+        return Boundaries(
+            traj_key=traj,
+            end_key=end,
+            id=ids,
+            done=done,
+            flags=parent,
+            init=_INIT if scalar(_INIT) else None,
+            version=_VERSION if scalar(_VERSION) else None,
+            reward=next((p for p in _REWARDS if p in layout.by_path), None),
+        )
+
+    @property
+    def looked_for(self) -> str:
+        """The keys that were tried, for messages."""
+        tried = [*_IDS, ("next", "done"), ("done",), _INIT]
+        return ", ".join(show_path(p) for p in tried)
+
+    @property
+    def any(self) -> bool:
+        return self.id is not None or self.done is not None or self.init is not None
+
+    def marks(self, layout: Layout) -> dict[str, tuple[str, int, int, int]]:
+        """The marks as the native writer takes them: kind, itemsize, offset, count."""
+        paths: dict[str, Path | None] = {
+            "id": self.id,
+            "done": self.done,
+            "init": self.init,
+            "version": self.version,
+            "reward": self.reward,
+        }
+        if self.flags is not None:
+            paths["terminated"] = (*self.flags, "terminated")
+            paths["truncated"] = (*self.flags, "truncated")
+        out = {}
+        for role, path in paths.items():
+            leaf = layout.by_path.get(path) if path is not None else None
+            if leaf is None or leaf.dtype.kind not in "biuf" or leaf.nbytes == 0:
+                continue
+            if leaf.dtype.kind == "f" and leaf.dtype.itemsize not in (4, 8):
+                continue
+            count = leaf.nbytes // leaf.dtype.itemsize
+            out[role] = (leaf.dtype.kind, leaf.dtype.itemsize, leaf.offset, count)
+        return out
+
+    def to_json(self) -> dict[str, Any]:
+        return {"traj_key": self.traj_key, "end_key": self.end_key}
+
+    def conflict(self, traj_key: Any, end_key: Any) -> str | None:
+        """Why a sampler with these keys cannot read data written with those, or None."""
+        for name, wanted, used in (
+            ("traj_key", traj_key, self.id),
+            ("end_key", end_key, self.done if self.id is None or self.end_key else None),
+        ):
+            if wanted is not None and as_path(wanted) != used:
+                was = "none" if used is None else show_path(used)
+                return (
+                    f"the sampler asks for {name} {show_path(as_path(wanted))}, but the rows were "
+                    f"written with {name} {was}; give the buffer this sampler before the first row"
+                )
+        return None
+
+
+def complete_flags(layout: Layout) -> Layout:
+    """The stored layout: the given one plus those of done, terminated, truncated it lacks."""
+    parent = flags_parent(layout)
+    if parent is None:
+        return layout
+    given = next(
+        leaf
+        for f in FLAGS
+        if _one_per_row(leaf := layout.by_path.get((*parent, f)))  # type: ignore[arg-type]
+    )
+    missing = [(*parent, f) for f in FLAGS if (*parent, f) not in layout.by_path]
+    if not missing or layout.structure.kind != "dict":
+        return layout
+    return layout.with_leaves([(p, given.shape, given.dtype) for p in missing])[0]
+
+
+def dual_ops(layout: Layout, parent: Path | None, missing: frozenset[Path]) -> list[Any]:
+    """How the native packer fills the missing flags: (op, to, a, b, bytes), in order."""
+    if parent is None:
+        return []
+    leaves = {f: layout.by_path.get((*parent, f)) for f in FLAGS}
+    if any(x is None for x in leaves.values()):
+        return []
+    done, term, trunc = (leaves[f] for f in FLAGS)
+    assert done and term and trunc
+    if not all(_one_per_row(x) for x in (done, term, trunc)):
+        return []
+    gone = {f for f in FLAGS if (*parent, f) in missing}
+    d, e, u, size = done.offset, term.offset, trunc.offset, done.nbytes
+    plans: dict[frozenset[str], list[Any]] = {
+        frozenset(): [("check", d, e, u, size)],
+        frozenset({"done"}): [("either", d, e, u, size)],
+        frozenset({"terminated"}): [("and_not", e, d, u, size)],
+        frozenset({"truncated"}): [("and_not", u, d, e, size)],
+        frozenset({"terminated", "truncated"}): [("copy", e, d, d, size), ("zero", u, d, d, size)],
+        frozenset({"done", "truncated"}): [("copy", d, e, e, size), ("zero", u, e, e, size)],
+        frozenset({"done", "terminated"}): [("copy", d, u, u, size), ("zero", e, u, u, size)],
+    }
+    return plans[frozenset(gone)]
+
+
+def fill_flags(
+    layout: Layout, parent: Path | None, columns: list[np.ndarray[Any, Any] | None]
+) -> None:
+    """The same for columns, in place of the Nones; raises where given flags disagree."""
+    if parent is None:
+        return
+    number = {f: layout.number.get((*parent, f)) for f in FLAGS}
+    if any(n is None for n in number.values()):
+        return
+    got = {f: columns[n] for f, n in number.items() if n is not None}
+    done, term, trunc = (None if got[f] is None else got[f] != 0 for f in FLAGS)  # type: ignore[comparison-overlap]
+    given = next(x for x in got.values() if x is not None)
+    if done is not None and term is not None and trunc is not None:
+        wrong = np.flatnonzero((done != (term | trunc)).reshape(-1))
+        if wrong.size and all(layout.by_path[(*parent, f)].shape in ((), (1,)) for f in FLAGS):
+            raise LayoutError(
+                f"{show_path((*parent, 'done'))}: row {wrong[0]} is not terminated | truncated; "
+                "leave one of the three out and it is completed, or make them agree"
+            )
+        return
+    none = np.zeros(given.shape, bool)
+    if done is None:
+        done = (none if term is None else term) | (none if trunc is None else trunc)
+    if term is None and trunc is None:
+        term, trunc = done, none
+    elif term is None:
+        term = done & ~trunc
+    elif trunc is None:
+        trunc = done & ~term
+    for flag, value in zip(FLAGS, (done, term, trunc)):
+        n = number[flag]
+        assert n is not None
+        if columns[n] is None:
+            columns[n] = np.ascontiguousarray(value.astype(layout.leaves[n].dtype))

@@ -1,0 +1,89 @@
+"""What a storage knows of its records once the first row came: layout, marks, packers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import _native
+from ..layout import Layout, plan_leaf
+from ..tree import Path, Structure
+from .boundaries import FLAGS, Boundaries, dual_ops
+
+__all__ = ["Schema", "Wide"]
+
+ExtraLeaf = tuple[Path, tuple[int, ...], np.dtype[Any]]
+
+
+class Wide(NamedTuple):
+    """A stored layout with a sampler's extra leaves, and where the stored ones went in it."""
+
+    layout: Layout
+    moved: np.ndarray[Any, Any]
+    extras: frozenset[Path]
+
+
+class Schema:
+    """Immutable after construction, apart from its caches; shared by a process's threads."""
+
+    def __init__(self, layout: Layout, traj_key: Any, end_key: Any) -> None:
+        self.layout = layout
+        self.boundaries = Boundaries.resolve(layout, traj_key, end_key)
+        self.marks = self.boundaries.marks(layout)
+        parent = self.boundaries.flags
+        self.flag_paths = frozenset(
+            (*parent, f) for f in FLAGS if parent is not None and (*parent, f) in layout.by_path
+        )
+        self.first_leaf = layout.leaves[0]
+        self._plans: dict[frozenset[Path], Any] = {}
+        self._wides: dict[tuple[ExtraLeaf, ...], Wide] = {}
+
+    def plan(self, missing: frozenset[Path]) -> Any:
+        """The native packer for trees that lack these flags."""
+        found = self._plans.get(missing)
+        if found is None:
+            tree = _without(self.layout.structure, self.layout, missing)
+            ops = dual_ops(self.layout, self.boundaries.flags, missing)
+            leaves = [plan_leaf(x) for x in self.layout.leaves]
+            found = _native.Plan(tree, leaves, ops, self.layout.record_size)
+            self._plans[missing] = found
+        return found
+
+    def wide(self, extras: tuple[ExtraLeaf, ...]) -> Wide:
+        """The layout of batches to which a sampler adds these leaves; stored ones win."""
+        found = self._wides.get(extras)
+        if found is None:
+            new = [x for x in extras if x[0] not in self.layout.by_path]
+            layout, moved = self.layout.with_leaves(new)
+            found = Wide(layout, np.array(moved), frozenset(x[0] for x in new))
+            self._wides[extras] = found
+        return found
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(
+            {"layout": self.layout.to_json(), "keys": self.boundaries.to_json()}
+        ).encode()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Schema:
+        parsed = json.loads(data)
+        keys = parsed["keys"]
+        return Schema(Layout.from_json(parsed["layout"]), keys["traj_key"], keys["end_key"])
+
+
+def _without(structure: Structure, layout: Layout, missing: frozenset[Path]) -> Any:
+    """The structure as nested containers of leaf numbers, some leaves left out."""
+
+    def walk(node: Structure, path: Path) -> Any:
+        if node.kind == "leaf":
+            return layout.number[path]
+        items = [
+            (key, walk(child, (*path, key)))
+            for key, child in zip(node.keys, node.children)
+            if child.kind != "none" and (*path, key) not in missing
+        ]
+        return dict(items) if node.kind == "dict" else [v for _, v in items]
+
+    return walk(structure, ())

@@ -1,0 +1,221 @@
+"""The memory behind a tape: a memfd, a named file in shared memory, or private memory.
+
+A named segment is a file of ``/dev/shm``. Every process that has it open holds a shared ``flock``
+on it; whoever can get an exclusive one knows that nobody is left and may unlink it. That is what
+`reap` does with leftovers of crashed processes, and `Segment.close` with its own.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import _native
+
+if sys.platform == "linux":
+    import fcntl
+
+__all__ = ["Segment", "reap"]
+
+_DIR = Path("/dev/shm")
+_PREFIX = "contig-"
+_reaped = False
+
+
+class Segment:
+    """One tape's memory in this process. Created by the class methods below.
+
+    `fd` is -1 for private memory, which no other process can see.
+    """
+
+    def __init__(self, fd: int, name: str | None, control_bytes: int) -> None:
+        self.fd = fd
+        self.name = name
+        self._pid = os.getpid()
+        self._maps: list[mmap.mmap] = []
+        self.control = self._map(0, control_bytes)
+
+    def _map(self, offset: int, nbytes: int) -> np.ndarray[Any, Any]:
+        memory = (
+            mmap.mmap(self.fd, nbytes, offset=offset)
+            if self.fd >= 0
+            else mmap.mmap(-1, max(nbytes, 1))
+        )
+        self._maps.append(memory)
+        return np.frombuffer(memory, np.uint8)
+
+    def map_data(self, offset: int, nbytes: int) -> np.ndarray[Any, Any]:
+        """The tape's rows, once their place is known."""
+        return self._map(offset, nbytes)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return os.pread(self.fd, nbytes, offset)
+
+    @staticmethod
+    def anonymous(capacity: int) -> Segment:
+        """Memory that can be handed to other processes by descriptor (on Linux only)."""
+        nbytes = _native.control_bytes(capacity)
+        fd = -1
+        if sys.platform == "linux":
+            fd = os.memfd_create("contig", os.MFD_CLOEXEC)
+            _size(fd, nbytes)
+        segment = Segment(fd, None, nbytes)
+        _native.format_control(segment.control, capacity)
+        return segment
+
+    @staticmethod
+    def from_fd(fd: int) -> Segment:
+        """An anonymous segment of another process."""
+        return Segment(fd, None, _control_bytes_of(fd))
+
+    @staticmethod
+    def named(name: str | None, capacity: int) -> tuple[Segment, bool]:
+        """Creates a named segment, or attaches to the one there; says whether it created it."""
+        _need_sharing()
+        reap_once()
+        name = uuid.uuid4().hex[:16] if name is None else _checked(name)
+        while True:
+            try:
+                return Segment.attach(name), False
+            except FileNotFoundError:
+                pass
+            segment = _create(name, capacity)
+            if segment is not None:
+                return segment, True
+
+    @staticmethod
+    def attach(name: str) -> Segment:
+        """Attaches to a named segment.
+
+        Raises:
+            FileNotFoundError: there is none of this name.
+        """
+        _need_sharing()
+        path = _path(_checked(name))
+        while True:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            if _is(fd, path):
+                return Segment(fd, name, _control_bytes_of(fd))
+            os.close(fd)  # it was unlinked before we had the lock
+
+    def close(self) -> None:
+        """Lets go of the segment; the last process to do so unlinks a named one.
+
+        Arrays that view its memory keep the memory, not the name.
+        """
+        if self.fd < 0:
+            return
+        if sys.platform == "linux":
+            os.close(self.fd)
+            if self.name is not None:
+                _unlink_if_unused(_path(self.name))
+        self.fd = -1
+
+
+def _need_sharing() -> None:
+    if sys.platform != "linux" or not _native.ROBUST_LOCKS:
+        raise OSError(
+            "SharedStorage needs robust process-shared locks, which this platform does not have; "
+            "use LazyTensorStorage within one process"
+        )
+
+
+def _checked(name: str) -> str:
+    if not name or "/" in name or name.startswith("."):
+        raise ValueError(f"name {name!r}: expected a file name without slashes")
+    return name
+
+
+def _path(name: str) -> Path:
+    return _DIR / (_PREFIX + name)
+
+
+def _size(fd: int, nbytes: int) -> None:
+    os.ftruncate(fd, nbytes)
+    # Header and producer table; the index and the rows are reserved as they are needed.
+    os.posix_fallocate(fd, 0, min(nbytes, 1 << 18))
+
+
+def _is(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _control_bytes_of(fd: int) -> int:
+    with mmap.mmap(fd, mmap.PAGESIZE, access=mmap.ACCESS_READ) as first:
+        words = np.frombuffer(first[:64], np.uint64)
+    return int(words[6])  # Header::control_bytes; Tape checks the magic
+
+
+def _create(name: str, capacity: int) -> Segment | None:
+    # Made complete under a temporary name, then linked: a name never shows a half-made header.
+    nbytes = _native.control_bytes(capacity)
+    temporary = _path(f"{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
+    while True:
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        if _is(fd, temporary):
+            break
+        os.close(fd)  # a reaper was quicker than our lock
+    try:
+        _size(fd, nbytes)
+        segment = Segment(fd, name, nbytes)
+        _native.format_control(segment.control, capacity)
+        os.link(temporary, _path(name))
+        return segment
+    except FileExistsError:
+        os.close(fd)
+        return None
+    finally:
+        os.unlink(temporary)
+
+
+@contextmanager
+def _exclusive(path: Path) -> Iterator[bool]:
+    """Whether nobody else has the file open, true only for the length of the block."""
+    try:
+        # A description of its own: flock would otherwise just convert the lock we hold.
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, PermissionError):
+        yield False
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield _is(fd, path)
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(fd)
+
+
+def _unlink_if_unused(path: Path) -> bool:
+    with _exclusive(path) as unused:
+        if unused:
+            path.unlink(missing_ok=True)
+        return unused
+
+
+def reap() -> list[str]:
+    """Unlinks segments whose processes are all gone; returns their names."""
+    if sys.platform != "linux":
+        return []
+    return [p.name.removeprefix(_PREFIX) for p in _DIR.glob(_PREFIX + "*") if _unlink_if_unused(p)]
+
+
+def reap_once() -> None:
+    """The same, at most once in a process."""
+    global _reaped
+    if not _reaped:
+        _reaped = True
+        reap()

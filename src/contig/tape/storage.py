@@ -1,0 +1,308 @@
+"""Storages: a tape in memory, with its layout, its writers and its index.
+
+    LazyTensorStorage   memory of this process, handed to workers by descriptor
+    SharedStorage       memory with a name, which any process of the host attaches to
+
+Both fix their layout at the first row, or at once when given an example. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from .. import _native
+from ..batch import Batch
+from ..convert import plain_tree
+from ..errors import ClosedError, EmptyBufferError, LayoutError
+from ..layout import Layout
+from ..tree import as_path, show_path
+from .boundaries import complete_flags
+from .episodes import read_index
+from .schema import ExtraLeaf, Schema
+from .segment import Segment
+from .writer import Writer
+
+__all__ = ["Storage", "LazyTensorStorage", "SharedStorage"]
+
+
+class Storage:
+    """A tape with a schema. Use one of the subclasses.
+
+    Attributes:
+        capacity: rows it keeps; older ones are evicted.
+        ndim: batch dims of plain trees given to `extend`, the last of them time.
+        tape: the native handle.
+    """
+
+    def __init__(self, segment: Segment, ndim: int, example: Any = None) -> None:
+        if ndim < 1:
+            raise ValueError(f"ndim is the number of batch dims, at least 1, got {ndim}")
+        self._segment: Segment | None = segment
+        self.tape = _native.Tape(segment.control, segment.fd)
+        self.capacity = int(self.tape.capacity)
+        self.ndim = ndim
+        self._schema: Schema | None = None
+        self._keys: tuple[Any, Any] = (None, None)
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self._closer = weakref.finalize(self, Segment.close, segment)
+        if example is not None:
+            self.publish(Layout(plain_tree(example)[0]))
+
+    # -- schema -------------------------------------------------------------------------------
+
+    @property
+    def schema(self) -> Schema | None:
+        """What the records are, or None while nobody has written."""
+        schema = self._schema
+        if schema is None and self.tape.ready:
+            with self._lock:
+                schema = self._schema or self._load()
+        return schema
+
+    @property
+    def layout(self) -> Layout | None:
+        schema = self.schema
+        return None if schema is None else schema.layout
+
+    def bind_keys(self, traj_key: Any, end_key: Any) -> None:
+        """A sampler's boundary keys; they must come before the first row.
+
+        Raises:
+            ValueError: other keys were bound before, or rows were written with others.
+        """
+        if traj_key is None and end_key is None:
+            return
+        schema = self.schema
+        if schema is not None:
+            conflict = schema.boundaries.conflict(traj_key, end_key)
+            if conflict:
+                raise ValueError(conflict)
+            return
+        for name, wanted, bound in zip(("traj_key", "end_key"), (traj_key, end_key), self._keys):
+            if wanted is not None and bound is not None and as_path(wanted) != as_path(bound):
+                raise ValueError(
+                    f"{name} {show_path(as_path(wanted))} differs from {show_path(as_path(bound))},"
+                    " which another sampler of this storage asked for"
+                )
+        self._keys = (traj_key or self._keys[0], end_key or self._keys[1])
+
+    def define(self, tree: Any, batch_ndim: int) -> Schema:
+        """Fixes the layout from the first data, of rows with that many leading dims."""
+        full = Layout(tree)
+        ndim = min([batch_ndim, *(len(x.shape) for x in full.leaves)]) if batch_ndim else 0
+        if batch_ndim and ndim == 0:
+            scalar = next(x.path for x in full.leaves if not x.shape)
+            raise LayoutError(f"{show_path(scalar)}: no leading dim; use add for a single row")
+        row = Layout.of(full.structure, [(x.path, x.shape[ndim:], x.dtype) for x in full.leaves])
+        return self.publish(row)
+
+    def publish(self, layout: Layout) -> Schema:
+        """Fixes the layout, completed by missing done flags; or checks that it is the one there.
+
+        Raises:
+            LayoutError: another layout was fixed before, with the difference.
+        """
+        mine = Schema(complete_flags(layout), *self._keys)
+        with self._lock:
+            if self._schema is None:
+                published = self.tape.publish(mine.to_bytes(), mine.layout.record_size)
+                self._load(mine if published else None)
+        assert self._schema is not None
+        theirs = self._schema.layout
+        if theirs != mine.layout:
+            raise LayoutError(
+                "this storage already holds another layout:\n" + theirs.diff(mine.layout)
+            )
+        return self._schema
+
+    def _load(self, mine: Schema | None = None) -> Schema:
+        segment = self._open()
+        schema = mine or Schema.from_bytes(segment.read(*self.tape.schema_range))
+        self.tape.attach_data(segment.map_data(*self.tape.data_range))
+        self._schema = schema
+        return schema
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def writer(self) -> Writer:
+        """A new writer, for the calling thread."""
+        self._open()
+        return Writer(self)
+
+    @property
+    def default_writer(self) -> Writer:
+        """The calling thread's own writer, made on first use."""
+        writer: Writer | None = getattr(self._local, "writer", None)
+        if writer is None:
+            writer = self._local.writer = self.writer()
+        return writer
+
+    def empty(self) -> None:
+        """Evicts every row. Seqs go on: they never repeat."""
+        self._open()
+        self.tape.clear()
+
+    def flush(self) -> None:
+        """Returns when every append is as durable as this storage makes it: at once, in memory."""
+        self._open()
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        head, tail, _, _ = self.tape.snapshot()
+        return int(max(head - tail, 0))
+
+    def gather(self, seqs: np.ndarray[Any, Any], extras: tuple[ExtraLeaf, ...] = ()) -> Any:
+        """Rows by seq as a Batch, with room for extra leaves; and the tail if some were lost.
+
+        Returns:
+            (batch, lost): lost is 0, or the seq below which rows were evicted meanwhile.
+        """
+        schema = self.schema
+        if schema is None:
+            raise EmptyBufferError("nothing has been written to this storage yet")
+        wide = schema.wide(extras)
+        n = len(seqs)
+        columns, size = wide.layout.block_columns(n)
+        block = _native.block(size)
+        lost = self.tape.gather(seqs, block, columns[wide.moved], schema.layout.table)
+        return Batch(block, wide.layout, (n,), wide.extras), lost
+
+    def episodes(self) -> np.ndarray[Any, Any]:
+        """All trajectories on the tape: a structured array, see `contig.tape.episodes.EPISODE`."""
+        self._open()
+        return read_index(self.tape).episodes()
+
+    def read_episode(self, episode: int) -> Batch:
+        """All usable rows of one trajectory, by the `id` that `episodes()` gives.
+
+        Raises:
+            KeyError: there is none of this id, or it has been evicted.
+        """
+        for _ in range(100):
+            seqs = read_index(self.tape).seqs_of(int(episode))
+            if not len(seqs):
+                raise KeyError(f"no episode {episode} on this tape; it may have been evicted")
+            batch, lost = self.gather(seqs)
+            if not lost:
+                return batch  # type: ignore[no-any-return]
+        raise KeyError(f"episode {episode} is being evicted faster than it can be read")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps writers out for the length of the block: the reader's last resort."""
+        self.tape.acquire()
+        try:
+            yield
+        finally:
+            self.tape.release()
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def _open(self) -> Segment:
+        if self._segment is None:
+            raise ClosedError("this storage is closed")
+        return self._segment
+
+    def close(self) -> None:
+        """Lets go of the memory's name; batches taken before stay valid."""
+        self.tape.close()
+        self._closer()
+        self._segment = None
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+
+def _capacity(value: Any) -> int:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"capacity is a number of rows, at least 1, got {value!r}")
+    return int(value)
+
+
+class LazyTensorStorage(Storage):
+    """Rows in memory of this process; workers it is passed to see them too.
+
+    Args:
+        capacity: rows to keep.
+        ndim: batch dims of plain trees given to `extend`, the last of them time.
+        example: one row; without it the first write fixes the layout.
+    """
+
+    def __init__(self, capacity: int, ndim: int = 1, example: Any = None) -> None:
+        super().__init__(Segment.anonymous(_capacity(capacity)), ndim, example)
+
+    def __reduce__(self) -> Any:
+        from multiprocessing.reduction import DupFd
+
+        segment = self._open()
+        if sys.platform != "linux":
+            raise OSError("storages can be passed to other processes on Linux only")
+        return _from_fd, (DupFd(segment.fd), self.ndim, self._keys)
+
+
+def _from_fd(handle: Any, ndim: int, keys: tuple[Any, Any]) -> LazyTensorStorage:
+    storage = LazyTensorStorage.__new__(LazyTensorStorage)
+    Storage.__init__(storage, Segment.from_fd(handle.detach()), ndim)
+    storage._keys = keys
+    return storage
+
+
+class SharedStorage(Storage):
+    """Rows in shared memory under a name: every process of the host that names it shares it.
+
+    The name disappears with the last process that has it open; leftovers of crashed processes go
+    when the next contig process makes or attaches a SharedStorage.
+
+    Args:
+        capacity: rows to keep; must match when the name exists.
+        name: a file name; made up if None.
+        ndim, example: as in LazyTensorStorage.
+    """
+
+    def __init__(
+        self, capacity: int, name: str | None = None, ndim: int = 1, example: Any = None
+    ) -> None:
+        segment, created = Segment.named(name, _capacity(capacity))
+        super().__init__(segment, ndim)
+        if not created and self.capacity != capacity:
+            had = self.capacity
+            self.close()
+            raise ValueError(
+                f"shared storage {name!r} exists with capacity {had}, asked for {capacity}"
+            )
+        if example is not None:
+            self.publish(Layout(plain_tree(example)[0]))
+
+    @classmethod
+    def attach(cls, name: str, ndim: int = 1) -> SharedStorage:
+        """The storage of this name, which must exist."""
+        storage = cls.__new__(cls)
+        Storage.__init__(storage, Segment.attach(name), ndim)
+        return storage
+
+    @property
+    def name(self) -> str:
+        name = self._open().name
+        assert name is not None
+        return name
+
+    def __reduce__(self) -> Any:
+        return _attach, (self.name, self.ndim, self._keys)
+
+
+def _attach(name: str, ndim: int, keys: tuple[Any, Any]) -> SharedStorage:
+    storage = SharedStorage.attach(name, ndim)
+    storage._keys = keys
+    return storage

@@ -1,0 +1,253 @@
+"""Writers: the handles that append.
+
+A writer belongs to one thread of one process, and continuity exists only within one writer. Used
+from another thread, after a fork or after pickling it becomes a new one that continues nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import _native
+from ..batch import Batch
+from ..convert import as_array, plain_tree
+from ..errors import LayoutError
+from ..layout import as_bytes
+from ..tree import Path, flatten, show_path
+from .boundaries import fill_flags
+
+if TYPE_CHECKING:
+    from .schema import Schema
+    from .storage import Storage
+
+__all__ = ["Writer"]
+
+# native/writer.h: enum class Continue
+_NEW, _IF_OPEN, _TOLD = 0, 1, 2
+# native/bind/handles.h: what the lanes of an append are
+_ONE_LANE, _LEADING_DIMS, _EACH_ROW = 0, 1, 2
+
+_TERMINATED, _TRUNCATED = 2, 4
+
+
+class Writer:
+    """Appends rows to a storage. Each method is one atomic append and returns seqs."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._native: Any = None
+        self._missing: frozenset[Path] = frozenset()
+        self._plan: Any = None
+
+    @property
+    def id(self) -> int:
+        """The writer's number, unique across processes and machines; 0 before the first row."""
+        return 0 if self._native is None else int(self._native.id)
+
+    def add(self, step: Any) -> int:
+        """One row, continuing this writer's trajectory until a done row."""
+        if self._plan is not None:
+            seq = self._native.add(self._plan, step)
+            if seq >= 0:
+                return int(seq)
+        tree, shape = _tree_of(step)
+        if shape:
+            raise LayoutError(f"add takes one row, got batch shape {list(shape)}; use extend")
+        schema = self._ready(tree, 0)
+        seq = self._native.add(self._plan, tree)
+        return int(seq) if seq >= 0 else self._append(schema, tree, 0, _ONE_LANE, _IF_OPEN)[0]
+
+    def add_step(self, step: Any) -> np.ndarray[Any, Any]:
+        """One step of B envs, ``[B, ...]``: row b continues env b until its done row."""
+        tree, _ = _tree_of(step)
+        schema = self._ready(tree, 1)
+        return self._seqs(*self._write(schema, tree, 1, _EACH_ROW, _IF_OPEN))
+
+    def extend(self, data: Any, continues: bool | None = None) -> np.ndarray[Any, Any]:
+        """Rows ``[N, ...]``, or lanes of rows ``[B, T, ...]``, ``[W, B, T, ...]``.
+
+        Args:
+            data: a tree whose first `ndim` dims (the storage's) are batch dims, or a Batch or
+                TensorDict with batch dims of its own.
+            continues: whether the rows go on where this writer's last ones stopped, when no mark
+                in the data says so. None: yes, if there is one lane and its last row was not done.
+        """
+        tree, shape = _tree_of(data)
+        ndim = self._storage.ndim if shape is None else len(shape)
+        if ndim == 0:
+            raise LayoutError("extend takes rows with a leading dim; use add for a single one")
+        schema = self._ready(tree, ndim)
+        if shape is None:
+            ndim = _batch_ndim(schema, tree, ndim)
+        lanes = _ONE_LANE if ndim == 1 else _LEADING_DIMS
+        rule = _TOLD if continues else _NEW
+        if continues is None and ndim == 1:
+            rule = _IF_OPEN
+        return self._seqs(*self._write(schema, tree, ndim, lanes, rule))
+
+    def extend_trajectory(
+        self,
+        data: Any,
+        *,
+        terminated: bool | None = None,
+        truncated: bool | None = None,
+        traj_id: int | None = None,
+        policy_version: int | None = None,
+    ) -> np.ndarray[Any, Any]:
+        """One whole trajectory ``[T, ...]``, whatever marks the data has inside.
+
+        How it ended is what the arguments say, else what its last row says, else truncated.
+        """
+        tree, shape = _tree_of(data)
+        if shape is not None and len(shape) != 1:
+            raise LayoutError(f"a trajectory is [T, ...], got batch shape {list(shape)}")
+        schema = self._ready(tree, 1)
+        columns, batch = schema.layout.columns(tree, 1, schema.flag_paths)
+        rows = batch[0]
+        if rows == 0:
+            return np.empty(0, np.int64)
+        ended = _end_of(schema, columns, rows, terminated, truncated)
+        fill_flags(schema.layout, schema.boundaries.flags, columns)
+        version = -1 if policy_version is None else policy_version
+        if policy_version is None and schema.boundaries.version is not None:
+            stamped = columns[schema.layout.number[schema.boundaries.version]]
+            assert stamped is not None
+            version = int(stamped.reshape(-1)[-1])
+        first = self._native.append_whole(
+            [as_bytes(c) for c in columns],
+            [x.offset for x in schema.layout.leaves],
+            rows,
+            ended,
+            -1 if traj_id is None else traj_id,
+            version,
+        )
+        return self._seqs(first, rows)
+
+    def append_records(self, records: np.ndarray[Any, Any], lanes: int = 1) -> np.ndarray[Any, Any]:
+        """Packed rows ``[N, record_size]``, as another contig part made them."""
+        schema = self._storage.schema
+        if schema is None:
+            raise LayoutError("records need a storage whose layout is known; give it an example")
+        self._bind(schema)
+        flat = np.ascontiguousarray(records).reshape(-1)
+        first = self._native.append_records(flat, lanes, _IF_OPEN)
+        return self._seqs(first, len(flat) // schema.layout.record_size)
+
+    # -- how ----------------------------------------------------------------------------------
+
+    def _ready(self, tree: Any, batch_ndim: int) -> Schema:
+        schema = self._storage.schema or self._storage.define(tree, batch_ndim)
+        self._bind(schema)
+        return schema
+
+    def _bind(self, schema: Schema) -> None:
+        if self._native is None:
+            self._native = _native.Writer(
+                self._storage.tape, schema.marks, schema.boundaries.traj_key is not None
+            )
+            self._plan = schema.plan(self._missing)
+
+    def _write(
+        self, schema: Schema, tree: Any, batch_ndim: int, lanes_are: int, rule: int
+    ) -> tuple[int, int]:
+        first = self._native.extend(self._plan, tree, batch_ndim, lanes_are, rule)
+        if first >= 0:
+            return first, self._native.last_rows
+        return self._append(schema, tree, batch_ndim, lanes_are, rule)
+
+    def _append(
+        self, schema: Schema, tree: Any, batch_ndim: int, lanes_are: int, rule: int
+    ) -> tuple[int, int]:
+        """The slower way: converts, casts, completes flags, or says what is wrong."""
+        columns, batch = schema.layout.columns(tree, batch_ndim, schema.flag_paths)
+        missing = frozenset(
+            x.path for x, column in zip(schema.layout.leaves, columns) if column is None
+        )
+        if missing != self._missing:  # next time the native packer knows
+            self._missing, self._plan = missing, schema.plan(missing)
+        fill_flags(schema.layout, schema.boundaries.flags, columns)
+        rows = int(np.prod(batch, dtype=np.int64))
+        if rows == 0:
+            return 0, 0
+        lanes = {_ONE_LANE: 1, _EACH_ROW: rows}.get(lanes_are) or rows // batch[-1]
+        offsets = [x.offset for x in schema.layout.leaves]
+        first = self._native.append_columns(
+            [as_bytes(c) for c in columns], offsets, rows, lanes, rule
+        )
+        return first, rows
+
+    def _seqs(self, first: int, rows: int) -> np.ndarray[Any, Any]:
+        kept = min(rows, self._storage.capacity)
+        return np.arange(first, first + kept, dtype=np.int64)
+
+    def __reduce__(self) -> Any:
+        return Writer, (self._storage,)
+
+
+def _tree_of(data: Any) -> tuple[Any, tuple[int, ...] | None]:
+    if isinstance(data, Batch):
+        return data.stored(), data.shape
+    return plain_tree(data)
+
+
+def _batch_ndim(schema: Schema, tree: Any, ndim: int) -> int:
+    """Batch dims of a plain tree: fewer than the storage's are one run of rows."""
+    value = tree
+    leaf = schema.first_leaf
+    try:
+        for key in leaf.path:
+            value = getattr(value, str(key)) if hasattr(value, "_fields") else value[key]
+        found = np.ndim(value) if not hasattr(value, "ndim") else int(value.ndim)
+    except (KeyError, IndexError, TypeError, AttributeError):
+        paths, values, _ = flatten(tree)
+        known = next((p for p in paths if p in schema.layout.by_path), None)
+        if known is None:
+            return ndim  # the layout's own check words the error
+        leaf = schema.layout.by_path[known]
+        found = as_array(values[paths.index(known)]).ndim
+    found -= len(leaf.shape)
+    if found < 1 or found > ndim:
+        raise LayoutError(
+            f"{show_path(leaf.path)}: {found} batch dims, expected 1 to {ndim} (the storage's "
+            f"ndim) before a row's shape {list(leaf.shape)}"
+            + ("; use add for a single row" if found == 0 else "")
+        )
+    return found
+
+
+def _end_of(
+    schema: Schema,
+    columns: list[np.ndarray[Any, Any] | None],
+    rows: int,
+    terminated: bool | None,
+    truncated: bool | None,
+) -> int:
+    """The run's end flags; writes them into flag columns that the data lacks."""
+    parent, layout = schema.boundaries.flags, schema.layout
+    said = {"terminated": terminated, "truncated": truncated}
+    told = terminated is not None or truncated is not None
+    if parent is not None and not schema.flag_paths.isdisjoint(
+        x.path for x, c in zip(layout.leaves, columns) if c is not None
+    ):
+        filled = list(columns)
+        fill_flags(layout, parent, filled)
+        last = {f: bool(filled[layout.number[(*parent, f)]].reshape(-1)[-1]) for f in said}  # type: ignore[union-attr]
+        for flag, value in said.items():
+            if value is not None and value != last[flag]:
+                raise LayoutError(
+                    f"{show_path((*parent, flag))}: the last row says {last[flag]}, the argument "
+                    f"{flag}={value}; make them agree or leave the argument out"
+                )
+        terminated, truncated = last["terminated"], last["truncated"]
+        told = told or terminated or truncated
+    elif parent is not None:
+        for flag in ("terminated", "truncated"):
+            leaf = layout.by_path[(*parent, flag)]
+            column = np.zeros((rows, *leaf.shape), leaf.dtype)
+            column[-1] = bool(said[flag]) if told else flag == "truncated"
+            columns[layout.number[leaf.path]] = column
+    if not told:
+        return _TRUNCATED
+    return _TERMINATED * bool(terminated) | _TRUNCATED * bool(truncated)

@@ -1,0 +1,176 @@
+"""Pytrees: leaves with paths, and a structure that survives JSON.
+
+A path is a tuple of keys: mapping keys, field names of namedtuples, positions in tuples and lists.
+Mappings are walked in the order of their sorted keys, as optree does, whatever order they were
+built in. This is the only module that imports optree.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import namedtuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import optree
+
+__all__ = ["Nested", "Path", "Structure", "flatten", "unflatten", "show_path", "as_path"]
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A pytree without its leaves. ``kind`` is leaf, none, dict, list, tuple or namedtuple."""
+
+    kind: str
+    keys: tuple[str | int, ...] = ()
+    children: tuple[Structure, ...] = ()
+    type_name: tuple[str, str] = ("", "")  # module and name of a namedtuple
+
+    def paths(self, prefix: Path = ()) -> Iterator[Path]:
+        if self.kind == "leaf":
+            yield prefix
+        for key, child in zip(self.keys, self.children):
+            yield from child.paths((*prefix, key))
+
+    def numbered(self) -> Any:
+        """The tree with the leaves' numbers in their places."""
+        return unflatten(self, iter(range(sys.maxsize)))
+
+    def with_leaf(self, path: Path) -> Structure:
+        """The structure with one more leaf, in its sorted place. Mappings only."""
+        if self.kind != "dict":
+            raise ValueError(f"cannot add a leaf at {show_path(path)} below a {self.kind}")
+        key, rest = path[0], path[1:]
+        items = dict(zip(self.keys, self.children))
+        if rest:
+            items[key] = items.get(key, Structure("dict")).with_leaf(rest)
+        else:
+            items[key] = Structure("leaf")
+        keys = tuple(sorted(items, key=_sort_key))
+        return Structure("dict", keys, tuple(items[k] for k in keys))
+
+    def to_json(self) -> Any:
+        if self.kind in ("leaf", "none"):
+            return self.kind
+        node: dict[str, Any] = {
+            "kind": self.kind,
+            "keys": list(self.keys),
+            "children": [c.to_json() for c in self.children],
+        }
+        if self.kind == "namedtuple":
+            node["type"] = list(self.type_name)
+        return node
+
+    @staticmethod
+    def from_json(node: Any) -> Structure:
+        if isinstance(node, str):
+            return Structure(node)
+        children = tuple(Structure.from_json(c) for c in node["children"])
+        module, name = node.get("type", ("", ""))
+        return Structure(node["kind"], tuple(node["keys"]), children, (module, name))
+
+
+def _sort_key(key: Any) -> tuple[str, Any]:
+    return (type(key).__name__, key)
+
+
+def flatten(tree: Any) -> tuple[list[Path], list[Any], Structure]:
+    """Leaves of a tree with their paths, and its structure.
+
+    Raises:
+        ValueError: a node type that records cannot hold; it names the path.
+    """
+    paths: list[Path] = []
+    leaves: list[Any] = []
+
+    def walk(node: Any, path: Path) -> Structure:
+        if isinstance(node, Mapping):
+            keys = tuple(sorted(node, key=_sort_key))
+            for key in keys:
+                if not isinstance(key, (str, int)):
+                    raise ValueError(
+                        f"{show_path(path)}: mapping keys must be str or int, got "
+                        f"{type(key).__name__} {key!r}"
+                    )
+            return Structure("dict", keys, tuple(walk(node[k], (*path, k)) for k in keys))
+        if node is None:
+            return Structure("none")
+        if optree.is_namedtuple_instance(node):
+            fields = tuple(node._fields)
+            kids = tuple(walk(v, (*path, f)) for f, v in zip(fields, node))
+            cls = type(node)
+            return Structure("namedtuple", fields, kids, (cls.__module__, cls.__qualname__))
+        if type(node) in (tuple, list):
+            kids = tuple(walk(v, (*path, i)) for i, v in enumerate(node))
+            return Structure(type(node).__name__, tuple(range(len(node))), kids)
+        if not optree.tree_is_leaf(node):
+            raise ValueError(
+                f"{show_path(path)}: a {type(node).__name__} cannot be part of a record; use "
+                "nested dicts, tuples, lists or namedtuples"
+            )
+        paths.append(path)
+        leaves.append(node)
+        return Structure("leaf")
+
+    return paths, leaves, walk(tree, ())
+
+
+def unflatten(structure: Structure, leaves: Iterator[Any]) -> Any:
+    """A tree of this structure, its leaves taken in order."""
+    kind = structure.kind
+    if kind == "leaf":
+        return next(leaves)
+    if kind == "none":
+        return None
+    values = [unflatten(child, leaves) for child in structure.children]
+    if kind == "dict":
+        return dict(zip(structure.keys, values))
+    if kind == "list":
+        return values
+    if kind == "tuple":
+        return tuple(values)
+    return _namedtuple(structure)(*values)
+
+
+def _namedtuple(structure: Structure) -> Any:
+    # The class itself where this process has it loaded; nothing is ever imported by name.
+    module, name = structure.type_name
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if optree.is_namedtuple_class(found) and tuple(found._fields) == structure.keys:
+        return found
+    return namedtuple(name.rpartition(".")[2], [str(k) for k in structure.keys])
+
+
+class Nested(dict[Any, Any]):
+    """Nested dicts that also take a path as key: ``tree["next", "reward"]``."""
+
+    @staticmethod
+    def of(tree: Any) -> Any:
+        return Nested(tree) if isinstance(tree, dict) else tree
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, tuple):
+            return super().__getitem__(key)
+        node: Any = self
+        for part in key:
+            node = dict.__getitem__(node, part) if isinstance(node, dict) else node[part]
+        return node
+
+
+def as_path(key: Any) -> Path:
+    """``"done"`` or ``("next", "done")`` as a path."""
+    return tuple(key) if isinstance(key, (tuple, list)) else (key,)
+
+
+def show_path(path: Path) -> str:
+    """A path as a person writes it: ``("next", "reward")``, ``"obs"``."""
+    if not path:
+        return "the root"
+    if len(path) == 1:
+        return repr(path[0]).replace("'", '"')
+    return "(" + ", ".join(repr(k).replace("'", '"') for k in path) + ")"
