@@ -17,10 +17,12 @@
 
 namespace contig {
 
-inline void copy_bytes(uint8_t* dst, const uint8_t* src, size_t n) {
 #if defined(CONTIG_ATOMIC_COPIES)
+
+inline void copy_bytes(uint8_t* dst, const uint8_t* src, size_t n) {
   size_t i = 0;
-  const bool aligned = ((reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(src)) & 7) == 0;
+  const bool aligned =
+      ((reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(src)) & 7) == 0;
   for (; aligned && i + 8 <= n; i += 8) {
     uint64_t word;
     __atomic_load(reinterpret_cast<const uint64_t*>(src + i), &word, __ATOMIC_RELAXED);
@@ -31,21 +33,62 @@ inline void copy_bytes(uint8_t* dst, const uint8_t* src, size_t n) {
     __atomic_load(src + i, &byte, __ATOMIC_RELAXED);
     __atomic_store(dst + i, &byte, __ATOMIC_RELAXED);
   }
+}
+
+template <size_t N>
+void copy_fixed(uint8_t* dst, const uint8_t* src) {
+  copy_bytes(dst, src, N);
+}
+
 #else
-  switch (n) {  // the sizes of scalars and flags, without a call
-    case 1:
-      *dst = *src;
-      return;
-    case 4:
-      std::memcpy(dst, src, 4);
-      return;
-    case 8:
-      std::memcpy(dst, src, 8);
-      return;
-    default:
-      std::memcpy(dst, src, n);
+
+template <size_t N>
+void copy_fixed(uint8_t* dst, const uint8_t* src) {
+  std::memcpy(dst, src, N);  // a move or two, never a call
+}
+
+// Leaves are mostly small: up to 256 bytes go in 16-byte moves, the last of which may overlap the
+// one before it. A call of memcpy with a length known only at run time costs more than the copy.
+inline void copy_bytes(uint8_t* dst, const uint8_t* src, size_t n) {
+  if (n > 256) {
+    std::memcpy(dst, src, n);
+  } else if (n >= 16) {
+    for (size_t i = 0; i + 16 <= n; i += 16) copy_fixed<16>(dst + i, src + i);
+    copy_fixed<16>(dst + n - 16, src + n - 16);
+  } else if (n >= 8) {
+    copy_fixed<8>(dst, src);
+    copy_fixed<8>(dst + n - 8, src + n - 8);
+  } else if (n >= 4) {
+    copy_fixed<4>(dst, src);
+    copy_fixed<4>(dst + n - 4, src + n - 4);
+  } else {
+    for (size_t i = 0; i < n; ++i) dst[i] = src[i];
   }
+}
+
 #endif
+
+// Copies one leaf of `n` rows: from rows at `src` pointers plus `offset` to adjacent items.
+template <class Copy>
+void copy_leaf_with(uint8_t* dst, const uint8_t* const* src, size_t offset, size_t bytes, size_t n,
+                    Copy copy) {
+  for (size_t i = 0; i < n; ++i) copy(dst + i * bytes, src[i] + offset);
+}
+
+inline void copy_leaf(uint8_t* dst, const uint8_t* const* src, size_t offset, size_t bytes,
+                      size_t n) {
+  switch (bytes) {
+    case 1:
+      return copy_leaf_with(dst, src, offset, bytes, n, copy_fixed<1>);
+    case 4:
+      return copy_leaf_with(dst, src, offset, bytes, n, copy_fixed<4>);
+    case 8:
+      return copy_leaf_with(dst, src, offset, bytes, n, copy_fixed<8>);
+    default:
+      return copy_leaf_with(dst, src, offset, bytes, n, [bytes](uint8_t* d, const uint8_t* s) {
+        copy_bytes(d, s, bytes);
+      });
+  }
 }
 
 }  // namespace contig

@@ -1,11 +1,13 @@
 #include "gather.h"
 
+#include <algorithm>
+
 #include "copy.h"
 
 namespace contig {
 
 namespace {
-constexpr size_t kAhead = 8;  // rows; measured: 4 to 16 are alike
+constexpr size_t kGroup = 8;  // rows in flight
 
 #if defined(__GNUC__) || defined(__clang__)
 void prefetch(const uint8_t* p, size_t bytes) {
@@ -23,16 +25,26 @@ uint64_t tail_after(const Tape& tape) {
 
 uint64_t gather_columns(const Tape& tape, const int64_t* seqs, size_t n, const Target* targets,
                         size_t n_targets) {
+  // In groups of rows: while one is copied leaf by leaf, the next one is on its way from memory.
   const size_t size = tape.record_size();
-  for (size_t i = 0; i < n && i < kAhead; ++i)
-    prefetch(tape.row(static_cast<uint64_t>(seqs[i])), size);
-  for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) prefetch(tape.row(static_cast<uint64_t>(seqs[i + kAhead])), size);
-    const uint8_t* row = tape.row(static_cast<uint64_t>(seqs[i]));
+  const uint8_t *now[kGroup], *next[kGroup];
+  const auto fetch = [&](size_t at, const uint8_t** rows) {
+    const size_t count = at < n ? std::min(kGroup, n - at) : 0;
+    for (size_t i = 0; i < count; ++i) {
+      rows[i] = tape.row(static_cast<uint64_t>(seqs[at + i]));
+      prefetch(rows[i], size);
+    }
+    return count;
+  };
+  size_t count = fetch(0, now);
+  for (size_t at = 0; at < n; at += kGroup) {
+    const size_t upcoming = fetch(at + kGroup, next);
     for (size_t c = 0; c < n_targets; ++c) {
       const Target& t = targets[c];
-      copy_bytes(t.column + i * t.bytes, row + t.offset, t.bytes);
+      copy_leaf(t.column + at * t.bytes, now, t.offset, t.bytes, count);
     }
+    std::copy(next, next + upcoming, now);
+    count = upcoming;
   }
   return tail_after(tape);
 }
@@ -40,7 +52,7 @@ uint64_t gather_columns(const Tape& tape, const int64_t* seqs, size_t n, const T
 uint64_t gather_records(const Tape& tape, const int64_t* seqs, size_t n, uint8_t* out) {
   const size_t size = tape.record_size();
   for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) prefetch(tape.row(static_cast<uint64_t>(seqs[i + kAhead])), size);
+    if (i + kGroup < n) prefetch(tape.row(static_cast<uint64_t>(seqs[i + kGroup])), size);
     copy_bytes(out + i * size, tape.row(static_cast<uint64_t>(seqs[i])), size);
   }
   return tail_after(tape);

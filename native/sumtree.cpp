@@ -1,6 +1,7 @@
 #include "sumtree.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace contig {
@@ -13,16 +14,25 @@ void set_leaf(double* sums, double* mins, size_t leaf, double value) {
   mins[leaf] = value > 0 ? value : kInf;
 }
 
+size_t lowest_bit(uint64_t bits) {
+#if defined(__GNUC__) || defined(__clang__)
+  return static_cast<size_t>(__builtin_ctzll(bits));
+#else
+  size_t i = 0;
+  while ((bits >> i & 1) == 0) ++i;
+  return i;
+#endif
+}
+
 void recompute(const TreeShape& shape, double* sums, double* mins, size_t level, size_t node) {
   const double* s = sums + shape.offset[level - 1] + node * kFan;
   const double* m = mins + shape.offset[level - 1] + node * kFan;
-  double total = 0, least = kInf;
-  for (size_t k = 0; k < kFan; ++k) {
-    total += s[k];
-    least = std::min(least, m[k]);
-  }
-  sums[shape.offset[level] + node] = total;
-  mins[shape.offset[level] + node] = least;
+  const auto least = [](double a, double b) { return a < b ? a : b; };
+  // In pairs, so that the additions do not wait for one another.
+  sums[shape.offset[level] + node] =
+      ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+  mins[shape.offset[level] + node] = least(least(least(m[0], m[1]), least(m[2], m[3])),
+                                           least(least(m[4], m[5]), least(m[6], m[7])));
 }
 }  // namespace
 
@@ -46,17 +56,47 @@ void tree_update(const TreeShape& shape, double* sums, double* mins, const int64
     set_leaf(sums, mins, static_cast<size_t>(leaves[i]), values[i]);
     nodes[i] = static_cast<size_t>(leaves[i]);
   }
+  std::vector<uint64_t> touched;
   for (size_t level = 1; level < shape.offset.size(); ++level) {
-    for (size_t i = 0; i < nodes.size(); ++i) {
-      nodes[i] /= kFan;
-      recompute(shape, sums, mins, level, nodes[i]);
+    for (size_t& node : nodes) node /= kFan;
+    const size_t words = shape.width[level] / 64 + 1;
+    if (words <= n) {  // near the root most of the batch shares its nodes: each of them once
+      touched.assign(words, 0);
+      for (const size_t node : nodes) touched[node / 64] |= uint64_t{1} << (node % 64);
+      nodes.clear();
+      for (size_t w = 0; w < words; ++w)
+        for (uint64_t bits = touched[w]; bits != 0; bits &= bits - 1)
+          nodes.push_back(w * 64 + lowest_bit(bits));
     }
-    // Near the root most of the batch shares its nodes.
-    if (shape.width[level] < nodes.size()) {
-      std::sort(nodes.begin(), nodes.end());
-      nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
-    }
+    for (const size_t node : nodes) recompute(shape, sums, mins, level, node);
   }
+}
+
+PriorityUpdate tree_prioritize(const TreeShape& shape, double* sums, double* mins, size_t n_leaves,
+                               const int64_t* seqs, const double* priorities, size_t n,
+                               int64_t tail, int64_t head, double alpha, double eps) {
+  PriorityUpdate result{-1, 0, 0};
+  for (size_t i = 0; i < n; ++i)
+    if (!(priorities[i] >= 0) || priorities[i] == kInf) {
+      result.bad = static_cast<int64_t>(i);
+      return result;
+    }
+  std::vector<int64_t> leaves;
+  std::vector<double> values;
+  leaves.reserve(n);
+  values.reserve(n);
+  for (size_t i = 0; i < n; ++i) {
+    if (seqs[i] < tail || seqs[i] >= head) {
+      ++result.stale;
+      continue;
+    }
+    const double p = priorities[i];
+    result.largest = std::max(result.largest, p);
+    leaves.push_back(seqs[i] % static_cast<int64_t>(n_leaves));
+    values.push_back(p > 0 ? std::pow(p + eps, alpha) : 0);
+  }
+  tree_update(shape, sums, mins, leaves.data(), values.data(), leaves.size());
+  return result;
 }
 
 void tree_fill(const TreeShape& shape, double* sums, double* mins, size_t n_leaves, uint64_t from,
@@ -91,17 +131,25 @@ void tree_draw(const TreeShape& shape, const double* sums, const double* u, int6
     const double* below = sums + shape.offset[level - 1];
     for (size_t i = 0; i < n; ++i) {
       const double* child = below + static_cast<size_t>(out[i]) * kFan;
-      // Rounding may push `rest` past the last positive child: remember that child.
+      // Halves, quarters, eighths: three dependent steps instead of eight additions. A half of
+      // weight 0 is never entered, whatever rounding did to `rest`.
+      double left = (child[0] + child[1]) + (child[2] + child[3]);
+      double right = (child[4] + child[5]) + (child[6] + child[7]);
       size_t pick = 0;
-      double left = rest[i], left_at_pick = 0;
-      for (size_t k = 0; k < kFan; ++k) {
-        if (child[k] <= 0) continue;
-        pick = k;
-        left_at_pick = left;
-        if (left < child[k]) break;
-        left -= child[k];
-      }
-      rest[i] = std::min(left_at_pick, child[pick]);
+      double r = rest[i];
+      const auto choose = [&](size_t width) {
+        const bool go = r >= left && right > 0;
+        r -= go ? left : 0;
+        pick += go ? width : 0;
+      };
+      choose(4);
+      left = child[pick] + child[pick + 1];
+      right = child[pick + 2] + child[pick + 3];
+      choose(2);
+      left = child[pick];
+      right = child[pick + 1];
+      choose(1);
+      rest[i] = std::min(r, child[pick]);
       out[i] = out[i] * static_cast<int64_t>(kFan) + static_cast<int64_t>(pick);
     }
 #if defined(__GNUC__) || defined(__clang__)

@@ -22,6 +22,16 @@ struct TreeShape {
 // `sums` holds values, `mins` their minima over positive leaves (+inf for the others).
 void tree_update(const TreeShape& shape, double* sums, double* mins, const int64_t* leaves,
                  const double* values, size_t n);
+// Priorities of rows: q = (p + eps)^alpha, 0 for p = 0, at leaf seq % n_leaves. Rows outside
+// [tail, head) are left out. Returns the first bad priority's place (nothing is set then) or -1.
+struct PriorityUpdate {
+  int64_t bad;
+  size_t stale;
+  double largest;
+};
+PriorityUpdate tree_prioritize(const TreeShape& shape, double* sums, double* mins, size_t n_leaves,
+                               const int64_t* seqs, const double* priorities, size_t n,
+                               int64_t tail, int64_t head, double alpha, double eps);
 // Sets leaves [from, to) of the ring of n_leaves (to may exceed it: it wraps) to one value.
 void tree_fill(const TreeShape& shape, double* sums, double* mins, size_t n_leaves, uint64_t from,
                uint64_t to, double value);

@@ -97,13 +97,20 @@ class Tape {
 
   Snapshot snapshot() const;
   bool read_entry(uint64_t number, EntryView* out) const;
+  // Unchecked: for searches whose result is checked by read_entry.
+  uint64_t first_of(uint64_t number) const {
+    return entry(number).first.load(std::memory_order_relaxed);
+  }
   // The whole entry as 16 words, `steps_flags` and `ret` consistent. `unsettled`: an append that
   // grows it has not finished; under the lock that cannot be.
   enum class Read { ok, gone, unsettled };
   Read read_entry_words(uint64_t number, uint64_t h, uint64_t out[16]) const;
 
   const uint8_t* row(uint64_t seq) const {
-    const uint64_t extent = (seq >> shift_) % n_extents_;
+    const uint64_t number = seq >> shift_;
+    const uint64_t extent =  // a 64-bit division costs as much as the rest
+        number <= UINT32_MAX ? static_cast<uint32_t>(number) % static_cast<uint32_t>(n_extents_)
+                             : number % n_extents_;
     return extents_[extent] + (seq & mask_) * record_size_;
   }
 

@@ -10,7 +10,7 @@ namespace {
 constexpr auto relaxed = std::memory_order_relaxed;
 constexpr auto acquire = std::memory_order_acquire;
 constexpr uint64_t kEnded = kTerminated | kTruncated;
-constexpr int kRejections = 64;  // before one exact pass
+constexpr uint64_t kRejections = 64;  // at least, before an exact pass
 
 uint32_t* zeroed(uint64_t n) {  // calloc: untouched stretches cost no memory
   auto* p = static_cast<uint32_t*>(std::calloc(n, sizeof(uint32_t)));
@@ -210,15 +210,28 @@ uint64_t View::count_starts(const Extent& x, const SliceSpec& spec) {
 }
 
 bool View::find_row(uint64_t seq, EntryView* e, uint64_t* number) const {
-  uint64_t low = at_.index_tail, high = seen_head_;  // the last entry with first <= seq
+  // The last entry with first <= seq. Guessed from the mean run length, which is right at once for
+  // runs of one size; every third step halves, so that it is O(log n) for any. What is read here
+  // may be torn: only the entry it ends with is checked.
+  uint64_t low = at_.index_tail, high = seen_head_;
   if (low >= high) return false;
-  while (high - low > 1) {
-    const uint64_t mid = low + (high - low) / 2;
-    if (!tape_.read_entry(mid, e)) return false;
-    if (e->first <= seq)
+  uint64_t low_first = tape_.first_of(low), high_first = at_.head;
+  for (int step = 0; high - low > 1; ++step) {
+    uint64_t mid = low + (high - low) / 2;
+    if (step % 3 != 2 && low_first <= seq && seq < high_first) {
+      const double share = static_cast<double>(seq - low_first) /
+                           static_cast<double>(high_first - low_first);
+      mid = low + static_cast<uint64_t>(share * static_cast<double>(high - low));
+      mid = std::min(std::max(mid, low + 1), high - 1);
+    }
+    const uint64_t first = tape_.first_of(mid);
+    if (first <= seq) {
       low = mid;
-    else
+      low_first = first;
+    } else {
       high = mid;
+      high_first = first;
+    }
   }
   *number = low;
   return tape_.read_entry(low, e) && e->first <= seq && seq < e->first + e->steps;
@@ -330,10 +343,12 @@ bool View::draw_slices(Rng rng, const Window& w, const SliceSpec& spec, size_t n
   }
   if (spec.over_steps && low >= at_.head) return false;
   const bool virtual_starts = spec.span_left > 0 || spec.span_right > 0;
+  // An exact pass reads every trajectory: rejections may cost about as much before it is made.
+  const uint64_t patience = kRejections + live_ / 2;
 
   for (size_t i = 0; i < n; ++i) {
     bool done = false;
-    for (int tries = 0; tries < kRejections && !done; ++tries) {
+    for (uint64_t tries = 0; tries < patience && !done; ++tries) {
       Extent x;
       uint64_t choice;
       if (!spec.over_steps) {
@@ -390,6 +405,33 @@ void View::slices_from(const int64_t* seqs, size_t n, const Window& w, const Sli
     if (step < x.start || step - x.start >= count_starts(x, spec)) continue;
     valid[i] = emit(x, step - x.start, spec, out) ? 1 : 0;
   }
+}
+
+size_t View::draw_by_weight(Rng rng, const Window& w, const SliceSpec& spec, const WeightedRows& rows,
+                            size_t n, std::vector<int64_t>* starts, Slices* out) {
+  std::vector<double> u;
+  std::vector<int64_t> seqs;
+  std::vector<uint8_t> valid;
+  size_t need = n;
+  for (uint64_t round = 0; round < kRejections && need > 0; ++round) {
+    u.resize(need);
+    seqs.resize(need);
+    valid.resize(need);
+    for (double& x : u) x = rng.unit();
+    tree_draw(rows.shape, rows.sums, u.data(), seqs.data(), need);
+    for (int64_t& leaf : seqs) {  // the newest row that a leaf can hold
+      const uint64_t last = rows.head - 1;
+      const uint64_t back = (last - static_cast<uint64_t>(leaf)) % rows.capacity;
+      leaf = static_cast<int64_t>(last - back);
+    }
+    slices_from(seqs.data(), need, w, spec, valid.data(), out);
+    for (size_t i = 0; i < valid.size(); ++i)
+      if (valid[i] != 0) {
+        starts->push_back(seqs[i]);
+        --need;
+      }
+  }
+  return need;
 }
 
 void View::follow(const int64_t* seqs, size_t n, uint64_t length, Slices* out) {

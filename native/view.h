@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "rng.h"
+#include "sumtree.h"
 #include "tape.h"
 
 namespace contig {
@@ -39,6 +40,13 @@ struct Slices {
   std::vector<int64_t> seqs, lengths, burn;
 };
 
+// A sum tree over rows: leaf = seq % capacity.
+struct WeightedRows {
+  const TreeShape& shape;
+  const double* sums;
+  uint64_t capacity, head;
+};
+
 class View {
  public:
   explicit View(const Tape& tape);
@@ -58,6 +66,10 @@ class View {
   // Slices that start at given rows; valid[i] = 0 where row i is no valid start.
   void slices_from(const int64_t* seqs, size_t n, const Window& w, const SliceSpec& spec,
                    uint8_t* valid, Slices* out);
+  // Slices whose starts are drawn by weight among valid ones. Returns how many could not be found
+  // by rejection.
+  size_t draw_by_weight(Rng rng, const Window& w, const SliceSpec& spec, const WeightedRows& rows,
+                        size_t n, std::vector<int64_t>* starts, Slices* out);
   // Up to `length` rows that follow each given row in its trajectory, the row included.
   void follow(const int64_t* seqs, size_t n, uint64_t length, Slices* out);
   // mask[i] = 1 if row at().tail + i is a valid start under spec (length 1: an eligible row).

@@ -8,6 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "../block.h"
+#include "../sumtree.h"
 #include "../tape.h"
 #include "../view.h"
 #include "../writer.h"
@@ -17,6 +19,8 @@ namespace contig {
 
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Seqs = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Doubles = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Reals = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using State = nb::ndarray<uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // Calls that move less than this keep the GIL: handing it over costs more than they do.
@@ -87,13 +91,46 @@ class WriterHandle {
   std::atomic<bool> busy_{false};
 };
 
+// A sum tree over arrays that Python owns.
+class SumTree {
+ public:
+  SumTree(size_t n, Doubles sums, Doubles mins) : n_(n), shape_(n), sums_(sums), mins_(mins) {
+    if (sums.shape(0) != shape_.total || mins.shape(0) != shape_.total)
+      throw std::invalid_argument("SumTree: arrays of the wrong size");
+  }
+  static size_t size(size_t n) { return TreeShape(n).total; }
+  double total() const { return sums_.data()[shape_.offset.back()]; }
+  double least() const { return mins_.data()[shape_.offset.back()]; }
+  WeightedRows rows(uint64_t head) const { return {shape_, sums_.data(), n_, head}; }
+  void update(Seqs leaves, Reals values);
+  nb::tuple prioritize(Seqs seqs, Reals priorities, int64_t tail, int64_t head, double alpha,
+                       double eps);
+  void fill(uint64_t from, uint64_t to, double value);
+  nb::object draw(State rng, size_t n) const;
+  nb::object at(Reals u) const;
+
+ private:
+  size_t n_;
+  TreeShape shape_;
+  Doubles sums_, mins_;
+};
+
 void bind_kernels(nb::module_& m);
 void bind_tape(nb::module_& m);
 void bind_view(nb::module_& m);
 
-// A numpy array that owns `bytes` of pooled, 64-byte aligned memory.
-nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> make_block(size_t bytes);
-// A numpy array with a copy of the vector's values.
-nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> to_array(const std::vector<int64_t>& values);
+// Pooled, 64-byte aligned memory with the buffer protocol: arrays over it keep it alive. Cheaper
+// to make than an array, and a batch needs only one.
+struct Block {
+  explicit Block(size_t n) : data(block_take(n)), bytes(n) {}
+  ~Block() { block_give(data, bytes); }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  uint8_t* data;
+  size_t bytes;
+};
+
+// An int64 numpy array with these values.
+nb::object to_array(const std::vector<int64_t>& values);
 
 }  // namespace contig

@@ -6,90 +6,97 @@
 
 #include "../block.h"
 #include "../gather.h"
+#include "../marks.h"
 #include "../permute.h"
 #include "../rng.h"
-#include "../sumtree.h"
 #include "handles.h"
 
 namespace contig {
 
-using Doubles = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Reals = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> make_block(size_t bytes) {
-  struct Owner {
-    uint8_t* data;
-    size_t bytes;
-  };
-  auto* owner = new Owner{block_take(bytes), bytes};
-  nb::capsule capsule(owner, [](void* p) noexcept {
-    auto* o = static_cast<Owner*>(p);
-    block_give(o->data, o->bytes);
-    delete o;
-  });
-  return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(owner->data, {bytes}, capsule);
+nb::object to_array(const std::vector<int64_t>& values) {
+  // numpy's own function over our block: half the price of exporting an ndarray.
+  static const auto* numpy = new nb::module_(nb::module_::import_("numpy"));
+  static const auto* frombuffer = new nb::object(numpy->attr("frombuffer"));
+  static const auto* empty = new nb::object(numpy->attr("empty"));
+  static const auto* int64 = new nb::object(numpy->attr("dtype")("int64"));
+  if (values.empty()) return (*empty)(0, *int64);
+  auto* block = new Block(values.size() * sizeof(int64_t));
+  std::memcpy(block->data, values.data(), block->bytes);
+  return (*frombuffer)(nb::cast(block, nb::rv_policy::take_ownership), *int64);
 }
 
-nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> to_array(const std::vector<int64_t>& values) {
-  struct Owner {
-    uint8_t* data;
-    size_t bytes;
-  };
-  const size_t bytes = values.size() * sizeof(int64_t);
-  auto* owner = new Owner{block_take(bytes), bytes};
-  if (bytes > 0) std::memcpy(owner->data, values.data(), bytes);
-  nb::capsule capsule(owner, [](void* p) noexcept {
-    auto* o = static_cast<Owner*>(p);
-    block_give(o->data, o->bytes);
-    delete o;
-  });
-  return nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>(reinterpret_cast<int64_t*>(owner->data),
-                                                      {values.size()}, capsule);
+void SumTree::update(Seqs leaves, Reals values) {
+  if (leaves.shape(0) != values.shape(0))
+    throw std::invalid_argument("SumTree.update: as many values as leaves");
+  for (size_t i = 0; i < leaves.shape(0); ++i)
+    if (leaves.data()[i] < 0 || static_cast<size_t>(leaves.data()[i]) >= n_)
+      throw std::out_of_range("SumTree.update: leaf out of range");
+  tree_update(shape_, sums_.data(), mins_.data(), leaves.data(), values.data(), leaves.shape(0));
+}
+
+nb::tuple SumTree::prioritize(Seqs seqs, Reals priorities, int64_t tail, int64_t head,
+                              double alpha, double eps) {
+  if (seqs.shape(0) != priorities.shape(0))
+    throw std::invalid_argument("SumTree.prioritize: as many priorities as seqs");
+  const PriorityUpdate r =
+      tree_prioritize(shape_, sums_.data(), mins_.data(), n_, seqs.data(), priorities.data(),
+                      seqs.shape(0), std::max<int64_t>(tail, 0), head, alpha, eps);
+  return nb::make_tuple(r.bad, r.stale, r.largest);
+}
+
+void SumTree::fill(uint64_t from, uint64_t to, double value) {
+  tree_fill(shape_, sums_.data(), mins_.data(), n_, from, to, value);
+}
+
+nb::object SumTree::draw(State rng, size_t n) const {
+  Rng r(rng.data());
+  std::vector<double> u(n);
+  for (double& x : u) x = r.unit();
+  std::vector<int64_t> out(n);
+  tree_draw(shape_, sums_.data(), u.data(), out.data(), n);
+  return to_array(out);
+}
+
+nb::object SumTree::at(Reals u) const {
+  std::vector<int64_t> out(u.shape(0));
+  tree_draw(shape_, sums_.data(), u.data(), out.data(), out.size());
+  return to_array(out);
 }
 
 namespace {
 
-class SumTree {
- public:
-  SumTree(size_t n, Doubles sums, Doubles mins) : n_(n), shape_(n), sums_(sums), mins_(mins) {
-    if (sums.shape(0) != shape_.total || mins.shape(0) != shape_.total)
-      throw std::invalid_argument("SumTree: arrays of the wrong size");
-  }
-  static size_t size(size_t n) { return TreeShape(n).total; }
-  double total() const { return sums_.data()[shape_.offset.back()]; }
-  double least() const { return mins_.data()[shape_.offset.back()]; }
-  void update(Seqs leaves, Reals values) {
-    if (leaves.shape(0) != values.shape(0))
-      throw std::invalid_argument("SumTree.update: as many values as leaves");
-    for (size_t i = 0; i < leaves.shape(0); ++i)
-      if (leaves.data()[i] < 0 || static_cast<size_t>(leaves.data()[i]) >= n_)
-        throw std::out_of_range("SumTree.update: leaf out of range");
-    tree_update(shape_, sums_.data(), mins_.data(), leaves.data(), values.data(),
-                leaves.shape(0));
-  }
-  void fill(uint64_t from, uint64_t to, double value) {
-    tree_fill(shape_, sums_.data(), mins_.data(), n_, from, to, value);
-  }
-  // A leaf for each of n uniform draws, as an array.
-  nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> draw(State rng, size_t n) const {
-    Rng r(rng.data());
-    std::vector<double> u(n);
-    for (double& x : u) x = r.unit();
-    std::vector<int64_t> out(n);
-    tree_draw(shape_, sums_.data(), u.data(), out.data(), n);
-    return to_array(out);
-  }
-  nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> at(Reals u) const {
-    std::vector<int64_t> out(u.shape(0));
-    tree_draw(shape_, sums_.data(), u.data(), out.data(), out.size());
-    return to_array(out);
-  }
+FlagColumn flag_column(Block& block, nb::handle spec, size_t rows) {
+  FlagColumn c;
+  if (spec.is_none()) return c;
+  const auto t = nb::borrow<nb::tuple>(spec);  // offset, bytes of "true"
+  const auto one = nb::borrow<nb::bytes>(t[1]);
+  const auto offset = nb::cast<size_t>(t[0]);
+  c.bytes = one.size();
+  c.one = reinterpret_cast<const uint8_t*>(one.c_str());
+  if (offset + rows * c.bytes > block.bytes)
+    throw std::invalid_argument("mark_slices: a column ends past the block");
+  c.data = block.data + offset;
+  return c;
+}
 
- private:
-  size_t n_;
-  TreeShape shape_;
-  Doubles sums_, mins_;
-};
+void mark(Block& block, Seqs lengths, Seqs real, nb::tuple columns) {
+  const size_t n = lengths.shape(0);
+  size_t rows = 0;
+  if (real.shape(0) != n) throw std::invalid_argument("mark_slices: as many real as lengths");
+  for (size_t i = 0; i < n; ++i) {
+    if (real.data()[i] < 1 || lengths.data()[i] < real.data()[i])
+      throw std::invalid_argument("mark_slices: 1 <= real <= length must hold");
+    rows += static_cast<size_t>(lengths.data()[i]);
+  }
+  const SliceFlags flags{
+      flag_column(block, columns[0], rows), flag_column(block, columns[1], rows),
+      flag_column(block, columns[2], rows), flag_column(block, columns[3], rows),
+      flag_column(block, columns[4], rows)};
+  if (flags.truncated.data != nullptr &&
+      (flags.terminated.data == nullptr || flags.done.data == nullptr))
+    throw std::invalid_argument("mark_slices: truncated goes with done and terminated");
+  mark_slices(flags, lengths.data(), real.data(), n);
+}
 
 Plan* make_plan(nb::object tree, nb::list leaves, nb::list duals, size_t record_size) {
   std::vector<LeafSpec> specs;
@@ -133,10 +140,20 @@ std::vector<Column> columns_from(nb::list arrays, Seqs leaves, size_t n) {
   return columns;
 }
 
+int block_buffer(PyObject* self, Py_buffer* view, int flags) {
+  const auto* block = nb::inst_ptr<Block>(self);
+  return PyBuffer_FillInfo(view, self, block->data, static_cast<Py_ssize_t>(block->bytes), 0,
+                           flags);
+}
+
+PyType_Slot block_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(block_buffer)}, {0, nullptr}};
+
 }  // namespace
 
 void bind_kernels(nb::module_& m) {
-  m.def("block", &make_block, nb::arg("bytes"), "Uninitialised pooled memory, 64-byte aligned.");
+  nb::class_<Block>(m, "Block", nb::type_slots(block_slots))
+      .def(nb::init<size_t>(), nb::arg("bytes"))
+      .def("__len__", [](const Block& b) { return b.bytes; });
   nb::class_<Plan>(m, "Plan")
       .def(nb::new_(&make_plan), nb::arg("tree"), nb::arg("leaves"), nb::arg("duals"),
            nb::arg("record_size"))
@@ -173,12 +190,16 @@ void bind_kernels(nb::module_& m) {
       },
       nb::arg("records"), nb::arg("n"), nb::arg("record_size"), nb::arg("block"),
       nb::arg("columns"), nb::arg("leaves"));
+  m.def("mark_slices", &mark, nb::arg("block"), nb::arg("lengths"), nb::arg("real"),
+        nb::arg("columns"), "columns: init, done, terminated, truncated, slice_end.");
   nb::class_<SumTree>(m, "SumTree")
       .def(nb::init<size_t, Doubles, Doubles>(), nb::arg("n"), nb::arg("sums"), nb::arg("mins"))
       .def_static("size", &SumTree::size)
       .def_prop_ro("total", &SumTree::total)
       .def_prop_ro("least", &SumTree::least)
       .def("update", &SumTree::update, nb::arg("leaves"), nb::arg("values"))
+      .def("prioritize", &SumTree::prioritize, nb::arg("seqs"), nb::arg("priorities"),
+           nb::arg("tail"), nb::arg("head"), nb::arg("alpha"), nb::arg("eps"))
       .def("fill", &SumTree::fill, nb::arg("start"), nb::arg("stop"), nb::arg("value"))
       .def("draw", &SumTree::draw, nb::arg("rng"), nb::arg("n"))
       .def("at", &SumTree::at, nb::arg("u"));

@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <random>
 #include <thread>
 
@@ -227,15 +228,6 @@ nb::tuple read_index(TapeHandle& t) {
   return nb::make_tuple(to_array(words), head, tail);
 }
 
-std::vector<Target> targets_of(Bytes block, Seqs columns, Seqs leaves) {
-  // `leaves` is [offset, bytes] pairs of the record; `columns` where each starts in the block.
-  std::vector<Target> targets(columns.shape(0));
-  for (size_t i = 0; i < targets.size(); ++i)
-    targets[i] = Target{block.data() + columns.data()[i], static_cast<size_t>(leaves.data()[2 * i]),
-                        static_cast<size_t>(leaves.data()[2 * i + 1])};
-  return targets;
-}
-
 // 0 if every row is good, else the tail below which rows were lost.
 uint64_t verdict(const int64_t* seqs, size_t n, uint64_t tail) {
   for (size_t i = 0; i < n; ++i)
@@ -243,17 +235,64 @@ uint64_t verdict(const int64_t* seqs, size_t n, uint64_t tail) {
   return 0;
 }
 
-uint64_t gather(const TapeHandle& t, Seqs seqs, Bytes block, Seqs columns, Seqs leaves) {
-  const std::vector<Target> targets = targets_of(block, columns, leaves);
-  const size_t n = seqs.shape(0);
-  const int64_t* p = seqs.data();
-  const auto copy = [&] {
-    return verdict(p, n, gather_columns(t.tape, p, n, targets.data(), targets.size()));
-  };
-  if (n * t.tape.record_size() < kKeepGil) return copy();
-  nb::gil_scoped_release no_gil;
-  return copy();
-}
+// Gathers rows into the columns of a batch: where stored leaves go among all of its leaves, and
+// which column takes the seqs.
+class Gatherer {
+ public:
+  // `sizes`: bytes per row of every column; `stored`: [column, offset, bytes] of each stored leaf.
+  Gatherer(TapeHandle& t, Seqs sizes, Seqs stored, int index)
+      : tape_(t),
+        sizes_(sizes.data(), sizes.data() + sizes.shape(0)),
+        stored_(stored.data(), stored.data() + stored.shape(0)),
+        index_(index),
+        starts_(sizes.shape(0)) {
+    std::vector<bool> is_stored(sizes_.size(), false);
+    for (size_t i = 0; i < stored_.size(); i += 3)
+      is_stored[static_cast<size_t>(stored_[i])] = true;
+    for (size_t c = 0; c < sizes_.size(); ++c)
+      if (!is_stored[c] && static_cast<int>(c) != index_) extra_.push_back(c);
+  }
+
+  // (block, lost): lost is 0, or the tail below which rows were lost while they were copied.
+  nb::tuple gather(Seqs seqs) {
+    const size_t n = seqs.shape(0);
+    const int64_t* p = seqs.data();
+    size_t at = 0;
+    for (size_t c = 0; c < sizes_.size(); ++c) {
+      starts_[c] = at;
+      at += (static_cast<size_t>(sizes_[c]) * n + kColumnAlign - 1) / kColumnAlign * kColumnAlign;
+    }
+    auto* block = new Block(at);
+    nb::object owner = nb::cast(block, nb::rv_policy::take_ownership);
+    for (const size_t c : extra_)  // leaves that are not stored start as zeros
+      std::memset(block->data + starts_[c], 0, static_cast<size_t>(sizes_[c]) * n);
+    std::vector<Target> targets(stored_.size() / 3);
+    for (size_t i = 0; i < targets.size(); ++i)
+      targets[i] = Target{block->data + starts_[static_cast<size_t>(stored_[3 * i])],
+                          static_cast<size_t>(stored_[3 * i + 1]),
+                          static_cast<size_t>(stored_[3 * i + 2])};
+    if (index_ >= 0 && n > 0)
+      std::memcpy(block->data + starts_[static_cast<size_t>(index_)], p, n * sizeof(int64_t));
+    const Tape& tape = tape_.tape;
+    const auto copy = [&] {
+      return verdict(p, n, gather_columns(tape, p, n, targets.data(), targets.size()));
+    };
+    uint64_t lost;
+    if (n * tape.record_size() < kKeepGil) {
+      lost = copy();
+    } else {
+      nb::gil_scoped_release no_gil;
+      lost = copy();
+    }
+    return nb::make_tuple(owner, lost);
+  }
+
+ private:
+  TapeHandle& tape_;
+  std::vector<int64_t> sizes_, stored_;
+  int index_;
+  std::vector<size_t> starts_, extra_;
+};
 
 uint64_t gather_packed(const TapeHandle& t, Seqs seqs, Bytes out) {
   if (out.shape(0) < seqs.shape(0) * t.tape.record_size())
@@ -351,8 +390,6 @@ void bind_tape(nb::module_& m) {
            [](TapeHandle& t) { wake(t.tape.header().wake_word, t.tape.header().waiters); })
       .def("snapshot", &snapshot)
       .def("read_index", &read_index)
-      .def("gather", &gather, nb::arg("seqs"), nb::arg("block"), nb::arg("columns"),
-           nb::arg("leaves"))
       .def("gather_records", &gather_packed, nb::arg("seqs"), nb::arg("out"))
       .def("clear",
            [](TapeHandle& t) {
@@ -371,6 +408,11 @@ void bind_tape(nb::module_& m) {
              t.tape.repair();
            })
       .def("release", [](TapeHandle& t) { lock_release(t.tape.header().lock); });
+
+  nb::class_<Gatherer>(m, "Gatherer")
+      .def(nb::init<TapeHandle&, Seqs, Seqs, int>(), nb::arg("tape"), nb::arg("sizes"),
+           nb::arg("stored"), nb::arg("index"), nb::keep_alive<1, 2>())
+      .def("gather", &Gatherer::gather);
 
   nb::class_<WriterHandle>(m, "Writer")
       .def(nb::init<TapeHandle&, nb::dict, bool>(), nb::arg("tape"), nb::arg("marks"),

@@ -39,7 +39,7 @@ nb::object draw_slices(ViewHandle& v, State rng, nb::object window, const SliceS
 nb::object draw_rows(ViewHandle& v, State rng, nb::object window, size_t n) {
   std::vector<int64_t> seqs(n);
   if (!v.view.draw_rows(rng_of(rng), window_of(window), seqs.data(), n)) return nb::none();
-  return nb::cast(to_array(seqs));
+  return to_array(seqs);
 }
 
 // One slice of each of the first `n` trajectories of the list that can give one; also how many of
@@ -60,6 +60,16 @@ nb::tuple slices_from(ViewHandle& v, Seqs seqs, nb::object window, const SliceSp
   v.view.slices_from(seqs.data(), seqs.shape(0), window_of(window), spec, valid.data(), &out);
   return nb::make_tuple(slices_tuple(out),
                         to_array(std::vector<int64_t>(valid.begin(), valid.end())));
+}
+
+// (starts, slices, how many are still missing): starts drawn by weight among valid ones.
+nb::tuple draw_by_weight(ViewHandle& v, const SumTree& tree, uint64_t head, State rng,
+                         nb::object window, const SliceSpec& spec, size_t n) {
+  Slices out;
+  std::vector<int64_t> starts;
+  const size_t missing = v.view.draw_by_weight(rng_of(rng), window_of(window), spec,
+                                               tree.rows(head), n, &starts, &out);
+  return nb::make_tuple(to_array(starts), slices_tuple(out), missing);
 }
 
 }  // namespace
@@ -89,6 +99,8 @@ void bind_view(nb::module_& m) {
            nb::arg("n"))
       .def("slices_of", &slices_of, nb::arg("rng"), nb::arg("window").none(), nb::arg("spec"),
            nb::arg("ordinals"), nb::arg("n"))
+      .def("draw_by_weight", &draw_by_weight, nb::arg("tree"), nb::arg("head"), nb::arg("rng"),
+           nb::arg("window").none(), nb::arg("spec"), nb::arg("n"))
       .def("slices_from", &slices_from, nb::arg("seqs"), nb::arg("window").none(), nb::arg("spec"))
       .def("follow",
            [](ViewHandle& v, Seqs seqs, uint64_t length) {

@@ -30,7 +30,8 @@ class Batch:
     """Rows of one layout. ``batch["next", "reward"]`` is the column of a leaf.
 
     Args:
-        block: the bytes, columns as `Layout.block_columns` places them.
+        block: the bytes, any object with the buffer protocol; columns are where
+            `Layout.block_columns` places them.
         layout: the leaves.
         shape: the batch dims; their product is the number of rows.
         extras: paths that a sampler added to what is stored.
@@ -40,7 +41,7 @@ class Batch:
 
     def __init__(
         self,
-        block: Array,
+        block: Any,
         layout: Layout,
         shape: tuple[int, ...],
         extras: frozenset[Path] = frozenset(),
@@ -50,14 +51,25 @@ class Batch:
         self._shape = shape
         self._extras = extras
         self._rows = shape[0] if len(shape) == 1 else int(np.prod(shape, dtype=np.int64))
-        self._columns = layout.block_columns(self._rows)[0]
+        self._columns = layout.block_columns(self._rows).views
         self._cache: dict[int, Array] = {}
 
     @staticmethod
     def empty(layout: Layout, shape: tuple[int, ...]) -> Batch:
         """A batch of uninitialised rows."""
         n = int(np.prod(shape, dtype=np.int64))
-        return Batch(_native.block(layout.block_columns(n)[1]), layout, shape)
+        return Batch(_native.Block(layout.block_columns(n).nbytes), layout, shape)
+
+    @staticmethod
+    def from_records(layout: Layout, records: Array) -> Batch:
+        """A batch from packed rows ``[n, record_size]``."""
+        n = len(records)
+        columns = layout.block_columns(n)
+        out = Batch.empty(layout, (n,))
+        starts = np.array([offset for _, _, offset in columns.views], np.int64)
+        flat = np.ascontiguousarray(records).reshape(-1)
+        _native.split_records(flat, n, layout.record_size, out.block, starts, layout.table)
+        return out
 
     @staticmethod
     def from_tree(tree: Any, batch_ndim: int = 1) -> Batch:
@@ -107,9 +119,14 @@ class Batch:
         return self._extras
 
     @property
+    def memory(self) -> Any:
+        """The owner of the block, as the kernels take it."""
+        return self._block
+
+    @property
     def block(self) -> Array:
         """All bytes of the batch, uint8."""
-        return self._block
+        return np.frombuffer(self._block, np.uint8)
 
     def __len__(self) -> int:
         return self._shape[0] if self._shape else 1
@@ -117,11 +134,10 @@ class Batch:
     def _leaf(self, number: int) -> Array:
         array = self._cache.get(number)
         if array is None:
-            leaf = self._layout.leaves[number]
-            array = np.ndarray(
-                (*self._shape, *leaf.shape), leaf.dtype, self._block, int(self._columns[number])
-            )
-            self._cache[number] = array
+            shape, dtype, offset = self._columns[number]
+            if len(self._shape) != 1:
+                shape = (*self._shape, *shape[1:])
+            array = self._cache[number] = np.ndarray(shape, dtype, self._block, offset)
         return array
 
     def __getitem__(self, key: Any) -> Any:
@@ -166,13 +182,13 @@ class Batch:
 
     def tree(self) -> Any:
         """The plain pytree of numpy arrays."""
-        return unflatten(self._layout.structure, (self._leaf(i) for i in self._in_tree()))
+        return self._layout.build_tree(self._leaves())
 
-    def _in_tree(self) -> Sequence[int]:
-        layout = self._layout
-        if layout.structure.kind == "dict":
-            return range(len(layout.leaves))
-        return [layout.number[p] for p in layout.structure.paths()]
+    def _leaves(self) -> list[Array]:
+        if len(self._shape) == 1 and not self._cache:
+            block = self._block
+            return [np.ndarray(shape, dtype, block, at) for shape, dtype, at in self._columns]
+        return [self._leaf(i) for i in range(len(self._columns))]
 
     numpy = tree
 
@@ -183,40 +199,35 @@ class Batch:
             device: where to; None or "cpu" shares this batch's memory.
             pin: go through page-locked memory, so that the copy is asynchronous.
         """
-        block = to_torch(self._block)
+        return self._layout.build_tree(self._tensors(device, pin))
+
+    def _tensors(self, device: Any, pin: bool = False) -> list[Any]:
+        if device is None and not pin:
+            return [to_torch(leaf) for leaf in self._leaves()]
+        block = to_torch(self.block)
         if pin:
             block = block.pin_memory()
         if device is not None:
             block = block.to(device, non_blocking=pin)
-        host = block.data_ptr() == self._block.ctypes.data
-        return unflatten(
-            self._layout.structure, (self._tensor(i, block, host) for i in self._in_tree())
-        )
+        return [self._tensor(i, block) for i in range(len(self._columns))]
 
-    def _tensor(self, number: int, block: Any, host: bool) -> Any:
-        if host:
-            return to_torch(self._leaf(number))
+    def _tensor(self, number: int, block: Any) -> Any:
         leaf = self._layout.leaves[number]
-        start = int(self._columns[number])
+        start = self._columns[number][2]
         dtype = to_torch(np.empty(0, leaf.dtype)).dtype
         column = block[start : start + leaf.nbytes * self._rows].view(dtype)
         return column.view(*self._shape, *leaf.shape)
 
     def jax(self) -> Any:
         """The pytree as jax arrays, copied."""
-        return unflatten(self._layout.structure, (to_jax(self._leaf(i)) for i in self._in_tree()))
+        return self._layout.build_tree([to_jax(leaf) for leaf in self._leaves()])
 
     def to_tensordict(self, device: Any = None) -> Any:
         """A TensorDict; per-row rewards and flags get the trailing dim TorchRL gives them."""
         if self._layout.structure.kind != "dict":
             raise LayoutError("only a batch whose tree is a mapping can become a TensorDict")
         flat = {}
-        block = to_torch(self._block)
-        host = device is None
-        if not host:
-            block = block.to(device)
-        for i, leaf in enumerate(self._layout.leaves):
-            tensor = self._tensor(i, block, host)
+        for leaf, tensor in zip(self._layout.leaves, self._tensors(device)):
             if leaf.shape == () and leaf.path[-1] in _TRAILING_DIM:
                 tensor = tensor.unsqueeze(-1)
             flat[tuple(str(k) for k in leaf.path)] = tensor
@@ -259,7 +270,7 @@ class Batch:
         return tree
 
     def __reduce__(self) -> Any:
-        return _rebuild, (self._layout, np.asarray(self._block), self._shape, self._extras)
+        return _rebuild, (self._layout, self.block, self._shape, self._extras)
 
 
 def _child(node: Any, key: str | int) -> Any:

@@ -20,9 +20,9 @@ import numpy as np
 from . import _native
 from .convert import as_array, cast, leaf_spec, numpy_dtype
 from .errors import LayoutError
-from .tree import Path, Structure, flatten, show_path, unflatten
+from .tree import Path, Structure, flatten, show_path, tree_builder, unflatten
 
-__all__ = ["Layout", "Leaf", "ShapeDtype"]
+__all__ = ["Columns", "Layout", "Leaf", "ShapeDtype"]
 
 _ALIGN = 64  # columns of a batch start at multiples of this
 
@@ -45,6 +45,13 @@ class Leaf(NamedTuple):
 
     def describe(self) -> str:
         return f"{self.dtype.name}{list(self.shape)}"
+
+
+class Columns(NamedTuple):
+    """A block's columns: (shape, dtype, offset) of each leaf; and the block's size in bytes."""
+
+    views: list[tuple[tuple[int, ...], np.dtype[Any], int]]
+    nbytes: int
 
 
 def _alignment(dtype: np.dtype[Any]) -> int:
@@ -269,21 +276,29 @@ class Layout:
     # -- batches ----------------------------------------------------------------------------
 
     @functools.cached_property
-    def _column_cache(self) -> dict[int, tuple[np.ndarray[Any, Any], int]]:
+    def _column_cache(self) -> dict[int, Columns]:
         return {}
 
-    def block_columns(self, n: int) -> tuple[np.ndarray[Any, Any], int]:
-        """Where each leaf's column starts in a block of n rows, and the block's size."""
+    def block_columns(self, n: int) -> Columns:
+        """Where the columns of a block of n rows are, and the block's size."""
         cached = self._column_cache.get(n)
         if cached is None:
             if len(self._column_cache) > 64:
                 self._column_cache.clear()
-            starts, at = np.empty(len(self.leaves), np.int64), 0
-            for i, leaf in enumerate(self.leaves):
-                starts[i] = at
+            columns, at = [], 0
+            for leaf in self.leaves:
+                columns.append(((n, *leaf.shape), leaf.dtype, at))
                 at += -(-leaf.nbytes * n // _ALIGN) * _ALIGN
-            cached = self._column_cache[n] = (starts, at)
+            cached = self._column_cache[n] = Columns(columns, at)
         return cached
+
+    @functools.cached_property
+    def build_tree(self) -> Any:
+        """A function from the list of leaves to the tree; extras are left out."""
+        if self.structure.kind != "dict":
+            order = [self.number[p] for p in self.structure.paths()]
+            return lambda leaves: unflatten(self.structure, iter([leaves[i] for i in order]))
+        return tree_builder(self.structure)
 
     def with_leaves(
         self, extra: Iterable[tuple[Path, tuple[int, ...], np.dtype[Any]]]

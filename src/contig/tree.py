@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import sys
 from collections import namedtuple
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import optree
 
-__all__ = ["Nested", "Path", "Structure", "flatten", "unflatten", "show_path", "as_path"]
+__all__ = [
+    "Nested",
+    "Path",
+    "Structure",
+    "as_path",
+    "flatten",
+    "show_path",
+    "tree_builder",
+    "unflatten",
+]
 
 Path = tuple[str | int, ...]
 
@@ -133,6 +142,30 @@ def unflatten(structure: Structure, leaves: Iterator[Any]) -> Any:
     if kind == "tuple":
         return tuple(values)
     return _namedtuple(structure)(*values)
+
+
+def tree_builder(structure: Structure) -> Callable[[list[Any]], Any]:
+    """`unflatten` for a list of leaves, prepared: for structures that are built over and over."""
+    build, _ = _builder(structure, 0)
+    return build
+
+
+def _builder(structure: Structure, first: int) -> tuple[Callable[[list[Any]], Any], int]:
+    if structure.kind == "leaf":
+        return (lambda leaves: leaves[first]), first + 1
+    if structure.kind != "dict" or not structure.keys:
+        count = sum(1 for _ in structure.paths())
+        last = first + count
+        return (lambda leaves: unflatten(structure, iter(leaves[first:last]))), last
+    keys, at = structure.keys, first
+    if all(child.kind == "leaf" for child in structure.children):
+        last = first + len(keys)
+        return (lambda leaves: dict(zip(keys, leaves[first:last]))), last
+    parts = []
+    for child in structure.children:
+        build, at = _builder(child, at)
+        parts.append(build)
+    return (lambda leaves: {k: b(leaves) for k, b in zip(keys, parts)}), at
 
 
 def _namedtuple(structure: Structure) -> Any:

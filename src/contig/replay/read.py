@@ -10,11 +10,11 @@ from ..batch import Batch, stack_batches
 from ..errors import EmptyBufferError, NothingEligibleError
 from ..sample import Draw, Index, Request, Rng, Sampler
 from ..tape import Storage
+from ..tape.schema import INDEX
 
 __all__ = ["read_batch"]
 
 _TRIES = 100  # before the lock is taken once
-_INDEX = ("index",)
 _EXTRA_CACHE: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
 
@@ -63,9 +63,9 @@ def _gather(storage: Storage, draw: Draw) -> tuple[Batch, int]:
 
 
 def _finish(batch: Batch, draw: Draw) -> Batch:
-    batch[_INDEX][...] = draw.seqs
     for path, value in draw.columns.items():
-        if path in batch.extras:
+        # Added leaves start as zeros.
+        if value is not np.False_ and path in batch.extras:
             batch[path][...] = value
     return batch if draw.finish is None else draw.finish(batch, draw)
 
@@ -76,7 +76,7 @@ def _extras(draw: Draw) -> tuple[Any, ...]:
     found = _EXTRA_CACHE.get(key)
     if found is None:
         found = (
-            (_INDEX, (), np.dtype(np.int64)),
+            (INDEX, (), np.dtype(np.int64)),
             *((path, shape, np.dtype(dtype)) for path, dtype, shape in key),
         )
         _EXTRA_CACHE[key] = found

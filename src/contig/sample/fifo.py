@@ -48,7 +48,7 @@ class _Ordered(Sampler):
             return None
         ordinals = np.array(picked, np.int64)
         slices, _ = index.view.slices_of(rng.words, index.window, _WHOLE, ordinals, len(ordinals))
-        return self._marks.draw(*slices, 0) if len(slices[1]) else None
+        return self._marks.draw(slices, 0) if len(slices[1]) else None
 
     def missing(self, index: Index) -> str:
         what = "row" if self.per == "rows" else "complete trajectory"

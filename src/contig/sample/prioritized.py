@@ -49,34 +49,25 @@ class Priorities:
         Raises:
             ValueError: negative, NaN or of another length; nothing is set then.
         """
-        seqs = np.asarray(seqs, np.int64).reshape(-1)
-        p = np.asarray(priority, float).reshape(-1)
+        seqs = np.ascontiguousarray(seqs, np.int64).reshape(-1)
+        p = np.ascontiguousarray(priority, float).reshape(-1)
         if len(p) == 1 and len(seqs) != 1:
             p = np.repeat(p, len(seqs))
         if len(p) != len(seqs):
             raise ValueError(f"{len(p)} priorities for {len(seqs)} rows")
-        bad = ~(p >= 0) | np.isinf(p)
-        if bad.any():
-            where = int(np.flatnonzero(bad)[0])
+        bad, stale, largest = self.tree(index).prioritize(seqs, p, self.alpha, self.eps)
+        if bad >= 0:
             raise ValueError(
-                f"priority[{where}] = {p[where]}: priorities are finite numbers of at least 0; "
+                f"priority[{bad}] = {p[bad]}: priorities are finite numbers of at least 0; "
                 "take the absolute value of a TD error"
             )
-        tree = self.tree(index)
-        live = (seqs >= tree.tail) & (seqs < tree.head)
-        dropped = len(seqs) - int(np.count_nonzero(live))
-        if dropped:
-            self.stale_updates += dropped
-            seqs, p = seqs[live], p[live]
-        if not len(seqs):
-            return
-        self.largest = max(self.largest, float(p.max()))
-        tree.update(seqs % tree.capacity, np.where(p > 0, (p + self.eps) ** self.alpha, 0.0))
+        self.stale_updates += stale
+        self.largest = max(self.largest, largest)
 
     def weights(self, seqs: Array) -> Array:
         assert self._tree is not None
         q = self._tree.weights[seqs % self._tree.capacity]
-        return ((q / self._tree.least) ** -self.beta).astype(np.float32)
+        return np.asarray((q / self._tree.least) ** -self.beta, np.float32)
 
     def reset(self) -> None:
         self._tree = None
@@ -170,8 +161,8 @@ class PrioritizedSliceSampler(SliceSampler):
         found = draw_starts(tree, rng, request.groups, index, spec)
         if found is None:
             return None
-        starts, (seqs, lengths, burn) = found
-        draw = self._marks.draw(seqs, lengths, burn, request.length)
+        starts, slices = found
+        draw = self._marks.draw(slices, request.length)
         assert draw.lengths is not None
         weights = np.repeat(self.priorities.weights(starts), draw.lengths)
         return draw._replace(columns={**draw.columns, WEIGHT: weights})

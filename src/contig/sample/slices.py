@@ -23,6 +23,7 @@ SLICE_END: Path = ("collector", "slice_end")
 MASK: Path = ("collector", "mask")
 BURN_IN: Path = ("collector", "burn_in")
 
+Slices = tuple[Array, Array, Array]  # seqs of all rows; rows, and burn-in rows, of each slice
 Span = bool | int | tuple[bool | int, bool | int]
 
 
@@ -32,7 +33,7 @@ class SliceMarks:
     Args:
         init_key: leaf for slice starts; None writes none.
         truncated_key: leaf for slice ends, beside `done` and `terminated`; None writes none.
-        pad_to: rows each slice is padded to, or None.
+        pad_output: whether short slices are padded.
         burn_in: whether slices carry a burn-in.
     """
 
@@ -47,63 +48,61 @@ class SliceMarks:
         self._flags: tuple[Path, Path, Path] | None = None
         if self.truncated is not None:
             self._flags = ((*flags, FLAGS[0]), (*flags, FLAGS[1]), self.truncated)
+        self._places: dict[Any, tuple[Any, ...]] = {}
         self.columns: dict[Path, Any] = {SLICE_END: np.False_}
         if self.init is not None:
             self.columns[self.init] = np.False_
         if self._flags is not None:
             self.columns.update(dict.fromkeys(self._flags, np.False_))
-        if burn_in:
-            self.columns[BURN_IN] = np.False_
-        if pad_output:
-            self.columns[MASK] = np.True_
 
-    def draw(self, seqs: Array, lengths: Array, burn: Array, length: int) -> Draw:
-        """The Draw of some slices."""
-        columns = dict(self.columns)
-        if self.burn_in:
-            columns[BURN_IN] = _burn_column(lengths, burn)
+    def draw(self, slices: Slices, length: int) -> Draw:
+        """The Draw of some slices, which are padded to `length` if slices are."""
+        seqs, lengths, burn = slices
+        columns = self.columns
         if self.pad_output:
-            seqs, lengths, columns[MASK] = _pad(seqs, lengths, length + burn)
-            if self.burn_in:
-                columns[BURN_IN] = _burn_column(lengths, burn)
+            seqs, lengths, mask = _pad(seqs, lengths, length + burn)
+            columns = {**columns, MASK: mask}
+        if self.burn_in:
+            columns = {**columns, BURN_IN: _burn_column(lengths, burn)}
         return Draw(seqs, lengths, columns, self.finish)
 
     def finish(self, batch: Batch, draw: Draw) -> Batch:
         assert draw.lengths is not None
-        ends = np.cumsum(draw.lengths) - 1
-        starts = ends + 1 - draw.lengths
-        padding = None
+        real = draw.lengths
         if self.pad_output:
-            mask = batch[MASK]
-            padding = np.flatnonzero(~mask)
-            ends = starts + np.add.reduceat(mask.astype(np.int64), starts) - 1
-        if self.init is not None:
-            batch[self.init][starts] = True
-        slice_end = batch[SLICE_END]
-        done_path = self._flags[0] if self._flags is not None else ("next", FLAGS[0])
+            starts = np.cumsum(draw.lengths) - draw.lengths
+            real = np.add.reduceat(batch[MASK].astype(np.int64), starts)
         if self._flags is not None:
             _adopt_root_flags(batch, self._flags)
-        stored_end = np.zeros(len(ends), bool)
-        if done_path in batch.layout.by_path:
-            stored_end = batch[done_path][ends].reshape(len(ends), -1).any(-1)
-        slice_end[ends] = ~stored_end
-        if self._flags is None:
-            return batch
-        done, terminated, truncated = (batch[p] for p in self._flags)
-        cut = ends[~terminated[ends].reshape(len(ends), -1).any(-1)]
-        truncated[cut] = True
-        done[cut] = True
-        if padding is not None and len(padding):
-            slice_end[padding] = False
-            for flag in (done, terminated, truncated):
-                flag[padding] = False
-            if self.init is not None:
-                batch[self.init][padding] = False
+        _native.mark_slices(batch.memory, draw.lengths, real, self._columns_of(batch))
         return batch
+
+    def _columns_of(self, batch: Batch) -> tuple[Any, ...]:
+        """Where the marks go in a batch like this one: offset and "true" of each column."""
+        key = (batch.layout, len(batch))
+        found = self._places.get(key)
+        if found is None:
+            layout, views = batch.layout, batch.layout.block_columns(len(batch)).views
+            done, terminated, truncated = self._flags or (("next", "done"), None, None)
+
+            def place(path: Path | None) -> tuple[int, bytes] | None:
+                if path not in layout.number:
+                    return None
+                leaf, (_, _, offset) = layout.by_path[path], views[layout.number[path]]
+                return offset, np.ones(leaf.shape, leaf.dtype).tobytes()
+
+            paths = (self.init, done, terminated, truncated, SLICE_END)
+            found = tuple(place(p) for p in paths)
+            if len(self._places) > 64:
+                self._places.clear()
+            self._places[key] = found
+        return found
 
 
 def _adopt_root_flags(batch: Batch, flags: tuple[Path, Path, Path]) -> None:
     """Flags stored at the root only start out as such in the leaves that were added below next."""
+    if not batch.extras.intersection(flags):
+        return
     for path in flags:
         root = (path[-1],)
         if path in batch.extras and root != path and root in batch.layout.by_path:
@@ -113,7 +112,7 @@ def _adopt_root_flags(batch: Batch, flags: tuple[Path, Path, Path]) -> None:
 def _burn_column(lengths: Array, burn: Array) -> Array:
     starts = np.cumsum(lengths) - lengths
     place = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
-    return place < np.repeat(burn, lengths)
+    return np.asarray(place < np.repeat(burn, lengths))
 
 
 def _pad(seqs: Array, lengths: Array, to: Array) -> tuple[Array, Array, Array]:
@@ -189,7 +188,7 @@ class SliceSampler(Sampler):
         self.slice_len = slice_len
         self.traj_key = traj_key if traj_key is not None else trajectory_key
         self.end_key = end_key
-        self._options = {
+        self._options: dict[str, Any] = {
             "strict": strict_length,
             "complete_only": complete_only,
             "over_steps": over == "steps",
@@ -230,7 +229,7 @@ class SliceSampler(Sampler):
         found = index.view.draw_slices(
             rng.words, index.window, self.spec(request.length), request.groups
         )
-        return None if found is None else self._marks.draw(*found, request.length)
+        return None if found is None else self._marks.draw(found, request.length)
 
     def _need_boundaries(self, index: Index) -> None:
         schema = index.storage.schema
@@ -292,7 +291,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
                 self._at += used
                 enough = len(slices[1]) == request.groups or not self.drop_last
                 if len(slices[1]) and enough:
-                    return self._marks.draw(*slices, request.length)
+                    return self._marks.draw(slices, request.length)
             alive = index.view.ordinals(index.window, spec)
             if not len(alive) or (self.drop_last and len(alive) < request.groups):
                 return None

@@ -11,7 +11,6 @@ from .base import Array, Index, Rng
 
 __all__ = ["RowTree", "draw_starts", "ONE_ROW"]
 
-_ROUNDS = 64  # of rejection, before one exact pass
 ONE_ROW = _native.SliceSpec(1, over_steps=True)
 
 
@@ -67,6 +66,14 @@ class RowTree:
         """Seqs of n rows in proportion to their weights."""
         return self.seqs(self._tree.draw(rng.words, n), head)
 
+    def draw_slices(self, index: Index, rng: Rng, spec: Any, n: int) -> Any:
+        """Slices by their starts' weight among valid starts: starts, slices, how many lack."""
+        return index.view.draw_by_weight(self._tree, self.head, rng.words, index.window, spec, n)
+
+    def prioritize(self, seqs: Array, priorities: Array, alpha: float, eps: float) -> Any:
+        """Sets weights (p + eps)^alpha: first bad place or -1, evicted rows, the largest p."""
+        return self._tree.prioritize(seqs, priorities, self.tail, self.head, alpha, eps)
+
     def seqs(self, slots: Array, head: int) -> Array:
         """The newest row below head that each slot can hold."""
         last = head - 1
@@ -97,17 +104,8 @@ def draw_starts(
 ) -> tuple[Array, tuple[Array, Array, Array]] | None:
     """Starts by priority among valid ones, and their slices, by rejection, then exactly."""
     view, window = index.view, index.window
-    parts: list[tuple[Array, Array, Array]] = []
-    starts: list[Array] = []
-    need = n
-    for _ in range(_ROUNDS):
-        seqs = tree.draw(rng, need, tree.head)
-        slices, valid = view.slices_from(seqs, window, spec)
-        parts.append(slices)
-        starts.append(seqs[valid != 0])
-        need -= len(starts[-1])
-        if need == 0:
-            break
+    found, slices, need = tree.draw_slices(index, rng, spec, n)
+    parts, starts = [slices], [found]
     if need:
         mask = view.valid_starts(window, spec).astype(bool)
         rows = np.flatnonzero(mask) + int(view.tail)
@@ -121,7 +119,9 @@ def draw_starts(
             return None
         parts.append(slices)
         starts.append(seqs)
-    merged = parts[0] if len(parts) == 1 else tuple(np.concatenate(p) for p in zip(*parts))
+    if len(parts) == 1:
+        return found, slices
+    merged = tuple(np.concatenate(p) for p in zip(*parts))
     return np.concatenate(starts), merged  # type: ignore[return-value]
 
 

@@ -66,7 +66,8 @@ class RandomSampler(Sampler):
         np.add.at(self._times, slots[keep], 1)
         retired = np.unique(slots[self._times[slots] >= self.max_times_sampled])
         self._left.update(retired, np.zeros(len(retired)))
-        return seqs[keep]
+        kept: Array = seqs[keep]
+        return kept
 
     def missing(self, index: Index) -> str:
         if self.max_times_sampled is not None:

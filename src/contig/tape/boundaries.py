@@ -112,7 +112,7 @@ class Boundaries:
         if self.flags is not None:
             paths["terminated"] = (*self.flags, "terminated")
             paths["truncated"] = (*self.flags, "truncated")
-        out = {}
+        out: dict[str, tuple[str, int, int, int]] = {}
         for role, path in paths.items():
             leaf = layout.by_path.get(path) if path is not None else None
             if leaf is None or leaf.dtype.kind not in "biuf" or leaf.nbytes == 0:
@@ -144,15 +144,12 @@ class Boundaries:
 def complete_flags(layout: Layout) -> Layout:
     """The stored layout: the given one plus those of done, terminated, truncated it lacks."""
     parent = flags_parent(layout)
-    if parent is None:
+    if parent is None or layout.structure.kind != "dict":
         return layout
-    given = next(
-        leaf
-        for f in FLAGS
-        if _one_per_row(leaf := layout.by_path.get((*parent, f)))  # type: ignore[arg-type]
-    )
-    missing = [(*parent, f) for f in FLAGS if (*parent, f) not in layout.by_path]
-    if not missing or layout.structure.kind != "dict":
+    leaves = [layout.by_path.get((*parent, f)) for f in FLAGS]
+    given = next(x for x in leaves if x is not None and _one_per_row(x))
+    missing = [(*parent, f) for f, x in zip(FLAGS, leaves) if x is None]
+    if not missing:
         return layout
     return layout.with_leaves([(p, given.shape, given.dtype) for p in missing])[0]
 
@@ -182,37 +179,30 @@ def dual_ops(layout: Layout, parent: Path | None, missing: frozenset[Path]) -> l
     return plans[frozenset(gone)]
 
 
-def fill_flags(
-    layout: Layout, parent: Path | None, columns: list[np.ndarray[Any, Any] | None]
-) -> None:
+def fill_flags(layout: Layout, parent: Path | None, columns: list[Any]) -> None:
     """The same for columns, in place of the Nones; raises where given flags disagree."""
     if parent is None:
         return
-    number = {f: layout.number.get((*parent, f)) for f in FLAGS}
-    if any(n is None for n in number.values()):
+    paths = [(*parent, f) for f in FLAGS]
+    if any(not _one_per_row(layout.by_path.get(p)) for p in paths):
         return
-    got = {f: columns[n] for f, n in number.items() if n is not None}
-    done, term, trunc = (None if got[f] is None else got[f] != 0 for f in FLAGS)  # type: ignore[comparison-overlap]
-    given = next(x for x in got.values() if x is not None)
+    numbers = [layout.number[p] for p in paths]
+    done, term, trunc = (None if columns[n] is None else columns[n] != 0 for n in numbers)
     if done is not None and term is not None and trunc is not None:
         wrong = np.flatnonzero((done != (term | trunc)).reshape(-1))
-        if wrong.size and all(layout.by_path[(*parent, f)].shape in ((), (1,)) for f in FLAGS):
+        if wrong.size:
             raise LayoutError(
-                f"{show_path((*parent, 'done'))}: row {wrong[0]} is not terminated | truncated; "
+                f"{show_path(paths[0])}: row {wrong[0]} is not terminated | truncated; "
                 "leave one of the three out and it is completed, or make them agree"
             )
         return
-    none = np.zeros(given.shape, bool)
+    none = np.zeros_like(next(x for x in (done, term, trunc) if x is not None))
     if done is None:
         done = (none if term is None else term) | (none if trunc is None else trunc)
-    if term is None and trunc is None:
-        term, trunc = done, none
-    elif term is None:
-        term = done & ~trunc
-    elif trunc is None:
+    if term is None:
+        term = done if trunc is None else done & ~trunc
+    if trunc is None:
         trunc = done & ~term
-    for flag, value in zip(FLAGS, (done, term, trunc)):
-        n = number[flag]
-        assert n is not None
+    for n, value in zip(numbers, (done, term, trunc)):
         if columns[n] is None:
             columns[n] = np.ascontiguousarray(value.astype(layout.leaves[n].dtype))

@@ -12,16 +12,17 @@ from ..layout import Layout, plan_leaf
 from ..tree import Path, Structure
 from .boundaries import FLAGS, Boundaries, dual_ops
 
-__all__ = ["Schema", "Wide"]
+__all__ = ["INDEX", "ExtraLeaf", "Schema", "Wide"]
 
+INDEX: Path = ("index",)
 ExtraLeaf = tuple[Path, tuple[int, ...], np.dtype[Any]]
 
 
 class Wide(NamedTuple):
-    """A stored layout with a sampler's extra leaves, and where the stored ones went in it."""
+    """A stored layout with a sampler's extra leaves, and what gathers rows into it."""
 
     layout: Layout
-    moved: np.ndarray[Any, Any]
+    gatherer: Any
     extras: frozenset[Path]
 
 
@@ -51,14 +52,24 @@ class Schema:
             self._plans[missing] = found
         return found
 
-    def wide(self, extras: tuple[ExtraLeaf, ...]) -> Wide:
-        """The layout of batches to which a sampler adds these leaves; stored ones win."""
+    def wide(self, tape: Any, extras: tuple[ExtraLeaf, ...]) -> Wide:
+        """The layout of batches to which a sampler adds these leaves; stored ones win.
+
+        An extra leaf ``index`` gets the seqs.
+        """
         found = self._wides.get(extras)
         if found is None:
             new = [x for x in extras if x[0] not in self.layout.by_path]
             layout, moved = self.layout.with_leaves(new)
-            found = Wide(layout, np.array(moved), frozenset(x[0] for x in new))
-            self._wides[extras] = found
+            stored = [(m, x.offset, x.nbytes) for m, x in zip(moved, self.layout.leaves)]
+            added = frozenset(x[0] for x in new)
+            gatherer = _native.Gatherer(
+                tape,
+                np.array([x.nbytes for x in layout.leaves], np.int64),
+                np.array(stored, np.int64).ravel(),
+                layout.number[INDEX] if INDEX in added else -1,
+            )
+            found = self._wides[extras] = Wide(layout, gatherer, added)
         return found
 
     def to_bytes(self) -> bytes:

@@ -169,12 +169,9 @@ class Storage:
         schema = self.schema
         if schema is None:
             raise EmptyBufferError("nothing has been written to this storage yet")
-        wide = schema.wide(extras)
-        n = len(seqs)
-        columns, size = wide.layout.block_columns(n)
-        block = _native.block(size)
-        lost = self.tape.gather(seqs, block, columns[wide.moved], schema.layout.table)
-        return Batch(block, wide.layout, (n,), wide.extras), lost
+        wide = schema.wide(self.tape, extras)
+        block, lost = wide.gatherer.gather(seqs)
+        return Batch(block, wide.layout, (len(seqs),), wide.extras), lost
 
     def episodes(self) -> np.ndarray[Any, Any]:
         """All trajectories on the tape: a structured array, see `contig.tape.episodes.EPISODE`."""

@@ -1,0 +1,38 @@
+#include "marks.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace contig {
+
+namespace {
+bool is_set(const FlagColumn& c, size_t row) {
+  const uint8_t* p = c.data + row * c.bytes;
+  return std::any_of(p, p + c.bytes, [](uint8_t b) { return b != 0; });
+}
+
+void set(const FlagColumn& c, size_t row) {
+  if (c.data != nullptr) std::memcpy(c.data + row * c.bytes, c.one, c.bytes);
+}
+}  // namespace
+
+void mark_slices(const SliceFlags& flags, const int64_t* lengths, const int64_t* real, size_t n) {
+  size_t start = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const size_t last = start + static_cast<size_t>(real[i]) - 1;
+    const size_t stop = start + static_cast<size_t>(lengths[i]);
+    set(flags.init, start);
+    const bool ended = flags.done.data != nullptr && is_set(flags.done, last);
+    if (!ended) set(flags.slice_end, last);
+    if (flags.truncated.data != nullptr && !is_set(flags.terminated, last)) {
+      set(flags.truncated, last);
+      set(flags.done, last);
+    }
+    for (const FlagColumn* c : {&flags.init, &flags.done, &flags.terminated, &flags.truncated})
+      if (c->data != nullptr && last + 1 < stop)
+        std::memset(c->data + (last + 1) * c->bytes, 0, (stop - last - 1) * c->bytes);
+    start = stop;
+  }
+}
+
+}  // namespace contig

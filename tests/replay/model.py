@@ -1,0 +1,330 @@
+"""A tape as lists of lists: what SEMANTICS.md says, without rings, indexes, runs or links.
+
+A `Row` carries its identity. `ModelTape.append` decides, row by row, which trajectory it belongs
+to; everything else is filtering lists. `build` makes the arrays that are given to contig, and the
+arrays that are expected back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+FLAGS = ("done", "terminated", "truncated")
+NEW, IF_OPEN, TOLD = "new", "if open", "told"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the rows look like: which marks there are, and where."""
+
+    ids: str | None = None  # "collector", "episode", or "chunk": an explicit traj_key
+    flags: str | None = "next"  # "next", "root" or None
+    init: bool = False
+    version: bool = False
+    reward: str | None = "next"  # "next", "root" or None
+    trailing: bool = False  # per-row scalars as [N, 1]
+
+    @property
+    def traj_key(self) -> str | None:
+        return "chunk" if self.ids == "chunk" else None
+
+    @property
+    def bare(self) -> bool:
+        return self.ids is None and self.flags is None and not self.init
+
+    def flag(self, name: str) -> tuple[str, ...]:
+        return ("next", name) if self.flags == "next" else (name,)
+
+
+@dataclass(frozen=True)
+class Row:
+    uid: int
+    writer: int = 0
+    terminated: bool = False
+    truncated: bool = False
+    init: bool = False
+    id: int = -1
+    version: int = -1
+
+    @property
+    def reward(self) -> float:
+        return float(self.uid % 7 - 3)
+
+    @property
+    def done(self) -> bool:
+        return self.terminated or self.truncated
+
+
+def resolve(given: frozenset[str], terminated: bool, truncated: bool) -> tuple[bool, bool]:
+    """What (terminated, truncated) become when only some of the three flags are given."""
+    done = terminated or truncated
+    if given == {"done"}:
+        return done, False
+    if given == {"terminated"}:
+        return terminated, False
+    if given == {"truncated"}:
+        return False, truncated
+    if given == {"done", "truncated"}:
+        return done and not truncated, truncated
+    if given == {"done", "terminated"}:
+        return terminated, done and not terminated
+    return terminated, truncated
+
+
+def build(
+    form: Form,
+    rows: list[Row],
+    shape: tuple[int, ...] | None = None,
+    given: frozenset[str] = frozenset(FLAGS),
+) -> dict[str, Any]:
+    """The rows as a tree of arrays ``[*shape, ...]``."""
+    shape = (len(rows),) if shape is None else shape
+    tail = (1,) if form.trailing else ()
+
+    def scalar(values: list[Any], dtype: Any) -> np.ndarray:
+        return np.array(values, dtype).reshape(*shape, *tail)
+
+    uids = np.array([r.uid for r in rows], np.int64).reshape(shape)
+    writers = np.array([r.writer for r in rows], np.int64).reshape(shape)
+    tree: dict[str, Any] = {
+        "uid": uids,
+        "obs": np.stack([uids, writers, -uids], -1).astype(np.float32),
+        "next": {"uid": uids.copy(), "obs": (uids + 0.5).astype(np.float64)},
+    }
+    if form.flags is not None:
+        where = tree["next"] if form.flags == "next" else tree
+        for flag in sorted(given):
+            where[flag] = scalar([getattr(r, flag) for r in rows], np.bool_)
+    if form.reward is not None:
+        where = tree["next"] if form.reward == "next" else tree
+        where["reward"] = scalar([r.reward for r in rows], np.float32)
+    if form.init:
+        tree["is_init"] = scalar([r.init for r in rows], np.bool_)
+    if form.ids == "collector":
+        tree.setdefault("collector", {})["traj_ids"] = scalar([r.id for r in rows], np.int64)
+    elif form.ids is not None:
+        tree[form.ids] = scalar([r.id for r in rows], np.int64)
+    if form.version:
+        tree.setdefault("collector", {})["policy_version"] = scalar(
+            [r.version for r in rows], np.int64
+        )
+    return tree
+
+
+def one(tree: Any) -> Any:
+    """The first row of a tree of arrays, without the batch dim."""
+    return {k: one(v) if isinstance(v, dict) else v[0] for k, v in tree.items()}
+
+
+def leaves(tree: Any, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], np.ndarray]:
+    out: dict[tuple[str, ...], np.ndarray] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            out |= leaves(value, (*prefix, key))
+        else:
+            out[(*prefix, key)] = value
+    return out
+
+
+@dataclass(eq=False)
+class Trajectory:
+    """Stored rows of one trajectory; `before` of its steps were lost before the first of them."""
+
+    ordinal: int
+    writer: int
+    traj_id: int
+    before: int
+    begins: bool
+    rows: list[tuple[int, Row]] = field(default_factory=list)  # (seq, row), by step
+    ret: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    version: int = -1
+
+    @property
+    def ended(self) -> bool:
+        return self.terminated or self.truncated
+
+
+@dataclass
+class Track:
+    """A trajectory as its writer knows it."""
+
+    known: bool = False
+    ended: bool = False
+    steps: int = 0
+    ret: float = 0.0
+    begins: bool = False
+    trajectory: Trajectory | None = None
+
+    @property
+    def open(self) -> bool:
+        return self.known and not self.ended
+
+
+@dataclass
+class ModelWriter:
+    number: int
+    tracks: dict[Any, Track] = field(default_factory=dict)
+
+    def track(self, key: Any) -> Track:
+        return self.tracks.setdefault(key, Track())
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What `extend_trajectory` was told."""
+
+    terminated: bool
+    truncated: bool
+    traj_id: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Usable rows of a trajectory within a window: steps [start, start + len)."""
+
+    of: Trajectory
+    start: int
+    seqs: list[int]
+    rows: list[Row]
+    complete: bool
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class ModelTape:
+    def __init__(self, capacity: int, form: Form) -> None:
+        self.capacity, self.form = capacity, form
+        self.head = self.tail = 0
+        self.trajectories: list[Trajectory] = []
+        self.ordinals = 0
+        self.max_version = -1
+        self.by_seq: dict[int, tuple[Trajectory, int]] = {}  # seq -> trajectory, step
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def append(
+        self,
+        writer: ModelWriter,
+        lanes: list[list[Row]],
+        rule: str,
+        whole: Whole | None = None,
+    ) -> list[int]:
+        """Rows by lane; returns the seqs of those that were kept."""
+        total = sum(len(lane) for lane in lanes)
+        skip = max(0, total - self.capacity)
+        seq = self.head - skip
+        self.tail = max(self.tail, self.head + total - skip - self.capacity)
+        own = Track(known=True, begins=True)
+        for number, lane in enumerate(lanes):
+            for t, row in enumerate(lane):
+                last = row is lane[-1]
+                track = own if whole else self._place(writer, number, t == 0, row, rule)
+                track.steps += 1
+                track.ret += row.reward if self.form.reward else math.nan
+                track.ended = row.done if whole is None else last
+                if seq >= self.head:
+                    self._store(track, seq, row, writer.number, whole if last else None, whole)
+                else:
+                    track.trajectory = None
+                seq += 1
+        first, self.head = self.head, self.head + total - skip
+        self.trajectories = [t for t in self.trajectories if t.rows[-1][0] >= self.tail]
+        for gone in [s for s in self.by_seq if s < self.tail]:
+            del self.by_seq[gone]
+        return list(range(first, self.head))
+
+    def _place(self, writer: ModelWriter, lane: int, first: bool, row: Row, rule: str) -> Track:
+        """The track a row belongs to; restarted if a trajectory starts here."""
+        form = self.form
+        track = writer.track((lane, row.id) if form.ids else lane)
+        if form.ids == "chunk":  # an explicit traj_key decides alone
+            starts = not track.known
+            begins = starts and (not form.init or row.init)
+        else:
+            starts = not track.open or row.init
+            if first and form.ids is None and rule == NEW:
+                starts = True
+            begins = not form.init or row.init or track.ended
+            if first and form.ids is None and rule == TOLD and not track.known and not row.init:
+                begins = False
+        if starts:
+            track.known, track.ended, track.trajectory = True, False, None
+            track.steps, track.ret, track.begins = 0, 0.0, begins
+        return track
+
+    def _store(
+        self, track: Track, seq: int, row: Row, writer: int, end: Whole | None, whole: Whole | None
+    ) -> None:
+        now = track.trajectory
+        if now is None or now.rows[-1][0] < self.tail:  # nothing of it is left
+            id_given = self.form.ids is not None
+            traj_id = whole.traj_id if whole else (row.id if id_given else -1)
+            now = Trajectory(self.ordinals, writer, traj_id, track.steps - 1, track.begins)
+            self.ordinals += 1
+            self.trajectories.append(now)
+            track.trajectory = now
+        now.rows.append((seq, row))
+        now.ret = track.ret
+        now.version = whole.version if whole else row.version
+        self.max_version = max(self.max_version, now.version)
+        if whole is None:
+            now.terminated, now.truncated = row.terminated, row.truncated
+        elif end is not None:
+            now.terminated, now.truncated = end.terminated, end.truncated
+        self.by_seq[seq] = (now, now.before + len(now.rows) - 1)
+
+    def empty(self) -> None:
+        self.tail = self.head
+        self.trajectories = []
+        self.by_seq = {}
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.head - self.tail
+
+    def row(self, seq: int) -> Row:
+        trajectory, step = self.by_seq[seq]
+        return trajectory.rows[step - trajectory.before][1]
+
+    def piece(
+        self, t: Trajectory, min_seq: int = 0, min_version: int | None = None
+    ) -> Piece | None:
+        """What a window leaves of a trajectory: its rows from some step on."""
+        low = max(self.tail, min_seq)
+        at = len(t.rows)
+        while at > 0:
+            seq, row = t.rows[at - 1]
+            if seq < low or (min_version is not None and row.version < min_version):
+                break
+            at -= 1
+        kept = t.rows[at:]
+        if not kept:
+            return None
+        start = t.before + at
+        complete = t.begins and start == 0 and t.ended
+        return Piece(t, start, [s for s, _ in kept], [r for _, r in kept], complete)
+
+    def pieces(
+        self, min_seq: int = 0, min_ordinal: int = 0, min_version: int | None = None
+    ) -> dict[int, Piece]:
+        """Living trajectories by ordinal, in the order in which they began."""
+        found = (
+            self.piece(t, min_seq, min_version)
+            for t in sorted(self.trajectories, key=lambda t: t.ordinal)
+            if t.ordinal >= min_ordinal
+        )
+        return {p.of.ordinal: p for p in found if p is not None}
+
+    def newest(self, k: int) -> int:
+        """The ordinal of the k-th newest living trajectory, or of the oldest."""
+        alive = list(self.pieces())
+        return alive[max(len(alive) - k, 0)] if alive else 0
