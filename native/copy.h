@@ -85,9 +85,8 @@ inline void copy_leaf(uint8_t* dst, const uint8_t* const* src, size_t offset, si
     case 8:
       return copy_leaf_with(dst, src, offset, bytes, n, copy_fixed<8>);
     default:
-      return copy_leaf_with(dst, src, offset, bytes, n, [bytes](uint8_t* d, const uint8_t* s) {
-        copy_bytes(d, s, bytes);
-      });
+      return copy_leaf_with(dst, src, offset, bytes, n,
+                            [bytes](uint8_t* d, const uint8_t* s) { copy_bytes(d, s, bytes); });
   }
 }
 

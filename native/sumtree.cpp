@@ -161,4 +161,13 @@ void tree_draw(const TreeShape& shape, const double* sums, const double* u, int6
   }
 }
 
+void tree_weights(const TreeShape& shape, const double* sums, const double* mins, size_t n_leaves,
+                  const int64_t* seqs, float* out, size_t n, double beta) {
+  const double least = mins[shape.offset.back()];
+  for (size_t i = 0; i < n; ++i) {
+    const double q = sums[static_cast<uint64_t>(seqs[i]) % n_leaves];
+    out[i] = static_cast<float>(q == least ? 1.0 : std::pow(q / least, -beta));
+  }
+}
+
 }  // namespace contig

@@ -38,4 +38,13 @@ void tree_fill(const TreeShape& shape, double* sums, double* mins, size_t n_leav
 // For each u in [0, 1): the leaf at that share of the total. A leaf of value 0 is never returned.
 void tree_draw(const TreeShape& shape, const double* sums, const double* u, int64_t* out, size_t n);
 
+// The newest row below head that a leaf of a ring can hold.
+inline int64_t newest_at(int64_t leaf, uint64_t head, uint64_t n_leaves) {
+  const uint64_t last = head - 1;
+  return static_cast<int64_t>(last - (last - static_cast<uint64_t>(leaf)) % n_leaves);
+}
+// Importance weights of rows: (q / least q)^-beta.
+void tree_weights(const TreeShape& shape, const double* sums, const double* mins, size_t n_leaves,
+                  const int64_t* seqs, float* out, size_t n, double beta);
+
 }  // namespace contig

@@ -1,17 +1,12 @@
+// Appending to a tape, and repairing what a killed append left.
 #include "tape.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstring>
 
 #include "copy.h"
 #include "wait.h"
-
-#if defined(__linux__)
-#include <fcntl.h>
-#include <unistd.h>
-#endif
 
 namespace contig {
 
@@ -19,12 +14,6 @@ namespace {
 constexpr auto relaxed = std::memory_order_relaxed;
 constexpr auto acquire = std::memory_order_acquire;
 constexpr auto release = std::memory_order_release;
-
-constexpr uint64_t kPage = 4096;
-constexpr uint64_t kExtentBytes = 4u << 20;
-constexpr uint64_t kIndexChunk = 8192;  // entries reserved, and given back, at a time
-
-uint64_t round_up(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
 
 uint64_t bits_of(double x) {
   uint64_t u;
@@ -37,22 +26,6 @@ uint64_t now_ns() {
                                    std::chrono::system_clock::now().time_since_epoch())
                                    .count());
 }
-
-void allocate(int fd, uint64_t offset, uint64_t bytes, const char* what) {
-#if defined(__linux__)
-  if (fd < 0) return;
-  int rc;
-  do {
-    rc = fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
-  } while (rc != 0 && errno == EINTR);
-  if (rc != 0)
-    throw NoSpace("cannot reserve " + std::to_string(bytes) + " bytes of shared memory for " + what +
-                  ": " + std::strerror(errno) +
-                  "; nothing was written. Use a smaller capacity or a larger /dev/shm.");
-#else
-  (void)fd, (void)offset, (void)bytes, (void)what;
-#endif
-}
 }  // namespace
 
 Busy::Busy(uint64_t holder, double timeout_s)
@@ -60,115 +33,6 @@ Busy::Busy(uint64_t holder, double timeout_s)
                          " s by process " + std::to_string(holder) +
                          "; it may be stopped (SIGSTOP, a debugger). Continue or kill it."),
       pid(holder) {}
-
-uint64_t Tape::control_bytes(uint64_t capacity) {
-  const uint64_t entries = capacity > kIndexChunk ? round_up(capacity, kIndexChunk) : capacity;
-  const uint64_t index = round_up(sizeof(Header) + kProducers * sizeof(Producer), kPage);
-  return round_up(index + entries * sizeof(Entry), kPage);
-}
-
-void Tape::format(uint8_t* control, uint64_t capacity) {
-  auto* h = new (control) Header{};
-  h->format = kFormat;
-  h->capacity = capacity;
-  h->index_capacity = capacity > kIndexChunk ? round_up(capacity, kIndexChunk) : capacity;
-  h->index_chunk = std::min(capacity, kIndexChunk);
-  h->producers_offset = sizeof(Header);
-  h->index_offset = round_up(sizeof(Header) + kProducers * sizeof(Producer), kPage);
-  h->control_bytes = control_bytes(capacity);
-  lock_init(h->lock);
-  h->undo_head.store(kNone);
-  h->max_version.store(static_cast<uint64_t>(-1));
-  h->magic = kMagic;
-}
-
-Tape::Tape(uint8_t* control, int fd) : h_(reinterpret_cast<Header*>(control)), fd_(fd) {
-  if (h_->magic != kMagic) throw std::invalid_argument("not a contig tape (bad magic)");
-  if (h_->format != kFormat)
-    throw std::invalid_argument("tape format " + std::to_string(h_->format) +
-                                ", this contig reads format " + std::to_string(kFormat));
-  producers_ = reinterpret_cast<Producer*>(control + h_->producers_offset);
-  index_ = reinterpret_cast<Entry*>(control + h_->index_offset);
-}
-
-bool Tape::publish(const char* schema, uint64_t schema_bytes, uint64_t record_size) {
-  if (ready()) return false;
-  uint64_t shift = 0;
-  while ((uint64_t{1} << shift) < h_->capacity && (record_size << (shift + 1)) <= kExtentBytes)
-    ++shift;
-  const uint64_t rows = uint64_t{1} << shift;
-  h_->schema_offset = h_->control_bytes;
-  h_->schema_bytes = schema_bytes;
-  h_->data_offset = round_up(h_->control_bytes + schema_bytes, kPage);
-  h_->record_size = record_size;
-  h_->extent_shift = shift;
-  h_->n_extents = (h_->capacity + rows - 1) / rows;
-#if defined(__linux__)
-  if (fd_ >= 0) {
-    if (ftruncate(fd_, static_cast<off_t>(round_up(file_bytes(), kPage))) != 0)
-      throw NoSpace(std::string("cannot size the tape's file: ") + std::strerror(errno));
-    allocate(fd_, h_->schema_offset, schema_bytes, "the schema");
-    if (pwrite(fd_, schema, schema_bytes, static_cast<off_t>(h_->schema_offset)) !=
-        static_cast<ssize_t>(schema_bytes))
-      throw NoSpace(std::string("cannot write the tape's schema: ") + std::strerror(errno));
-  }
-#endif
-  (void)schema;
-  h_->ready.store(1, release);
-  return true;
-}
-
-void Tape::attach_data(uint8_t* data) {
-  record_size_ = h_->record_size;
-  shift_ = h_->extent_shift;
-  mask_ = (uint64_t{1} << shift_) - 1;
-  n_extents_ = h_->n_extents;
-  extents_.resize(n_extents_);
-  for (uint64_t e = 0; e < n_extents_; ++e) extents_[e] = data + (e << shift_) * record_size_;
-}
-
-void Tape::reserve_data(uint64_t from, uint64_t to) {
-  const uint64_t have = h_->reserved_extents.load(relaxed);
-  if (have == n_extents_ || from == to) return;
-  const uint64_t want = std::min(((to - 1) >> shift_) + 1, n_extents_);
-  if (want <= have) return;
-  const uint64_t bytes = record_size_ << shift_;
-  if (bytes > 0)
-    allocate(fd_, h_->data_offset + have * bytes, (want - have) * bytes, "rows");
-  h_->reserved_extents.store(want, release);
-}
-
-void Tape::reserve_index(uint64_t to) {
-  const uint64_t chunk = h_->index_chunk, cap = h_->index_capacity;
-  uint64_t have = h_->reserved_index.load(relaxed);
-  if (have >= cap && !punches()) return;
-  while (have < to) {
-    allocate(fd_, h_->index_offset + (have % cap) * sizeof(Entry), chunk * sizeof(Entry),
-             "the index");
-    have += chunk;
-    h_->reserved_index.store(have, release);
-  }
-}
-
-bool Tape::punches() const { return h_->index_capacity >= 4 * h_->index_chunk; }
-
-void Tape::punch_index(uint64_t old_tail, uint64_t new_tail) {
-#if defined(__linux__)
-  const uint64_t chunk = h_->index_chunk, cap = h_->index_capacity;
-  if (fd_ < 0 || !punches() || old_tail / chunk == new_tail / chunk) return;
-  if ((h_->index_head.load(relaxed) - new_tail) * 2 > cap) return;  // it will be needed soon
-  const uint64_t reserved = h_->reserved_index.load(relaxed);
-  for (uint64_t c = old_tail / chunk; c < new_tail / chunk; ++c) {
-    if (reserved > c * chunk + cap) continue;  // its place is in use again
-    // Failing to give memory back is no error.
-    (void)!fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                     static_cast<off_t>(h_->index_offset + (c * chunk % cap) * sizeof(Entry)),
-                     static_cast<off_t>(chunk * sizeof(Entry)));
-  }
-#else
-  (void)old_tail, (void)new_tail;
-#endif
-}
 
 void Tape::repair() {
   if (h_->undo_head.load(acquire) != h_->head.load(relaxed)) return;
@@ -388,85 +252,6 @@ void Tape::write_run(uint64_t number, const Run& run, uint64_t first, uint64_t r
   e.time_ns.store(now, relaxed);
   e.depth.store(depth, relaxed);
   t.last_entry = number;
-}
-
-void Tape::clear() {
-  h_->tail.store(h_->head.load(relaxed), release);
-  h_->index_tail.store(h_->index_head.load(relaxed), release);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-}
-
-void Tape::restore(const uint8_t* records, uint64_t tail, uint64_t head, const uint64_t* entries,
-                   uint64_t index_tail, uint64_t index_head, uint64_t trajectories) {
-  clear();
-  h_->undo_head.store(kNone, release);
-  h_->restores.fetch_add(1, release);
-  reserve_data(0, head - tail > 0 ? h_->capacity : 0);
-  h_->reserved_index.store(index_tail / h_->index_chunk * h_->index_chunk, release);
-  reserve_index(index_head);
-  // Seqs jump forward to those of the checkpoint, so that priorities and indices still fit.
-  h_->tail.store(head, release);
-  h_->index_tail.store(index_head, release);
-  h_->index_head.store(index_head, release);
-  h_->head.store(head, release);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  Rows rows;
-  rows.n = head - tail;
-  rows.records = records;
-  copy_in(rows, 0, tail);
-  for (uint64_t n = index_tail; n < index_head; ++n) {
-    const uint64_t* words = entries + (n - index_tail) * 16;
-    auto* fields = reinterpret_cast<Word*>(&entry(n));
-    for (int i = 0; i < 16; ++i) fields[i].store(words[i], relaxed);
-    const auto version = static_cast<int64_t>(words[6]);
-    if (version > static_cast<int64_t>(h_->max_version.load(relaxed)))
-      h_->max_version.store(words[6], relaxed);
-  }
-  h_->trajectories.store(trajectories, release);
-  h_->index_tail.store(index_tail, release);
-  h_->tail.store(tail, release);
-  wake(h_->wake_word, h_->waiters);
-}
-
-Snapshot Tape::snapshot() const {
-  Snapshot s;
-  s.head = h_->head.load(acquire);
-  s.tail = h_->tail.load(acquire);
-  s.index_tail = h_->index_tail.load(acquire);
-  s.index_head = h_->index_head.load(acquire);
-  return s;
-}
-
-bool Tape::read_entry(uint64_t number, EntryView* out) const {
-  const Entry& e = entry(number);
-  out->first = e.first.load(relaxed);
-  const uint64_t sf = e.steps_flags.load(acquire);
-  out->steps = sf >> kFlagBits;
-  out->flags = sf & kFlagMask;
-  out->prev = e.prev.load(relaxed);
-  out->jump = e.jump.load(relaxed);
-  out->before = e.before.load(relaxed);
-  out->ordinal = e.ordinal.load(relaxed);
-  out->version = static_cast<int64_t>(e.version.load(relaxed));
-  std::atomic_thread_fence(acquire);
-  return number >= h_->index_tail.load(relaxed);
-}
-
-Tape::Read Tape::read_entry_words(uint64_t number, uint64_t h, uint64_t out[16]) const {
-  const Entry& e = entry(number);
-  const auto* fields = reinterpret_cast<const Word*>(&e);
-  for (int tries = 0; tries < 1000; ++tries) {
-    const uint64_t sf = e.steps_flags.load(acquire);
-    for (int i = 0; i < 16; ++i) out[i] = fields[i].load(acquire);
-    out[1] = sf;
-    const uint64_t again = e.steps_flags.load(acquire);
-    std::atomic_thread_fence(acquire);
-    if (number < h_->index_tail.load(relaxed)) return Read::gone;
-    if (out[0] >= h) return Read::gone;  // not committed when h was loaded
-    if (sf == again && out[0] + (sf >> kFlagBits) <= h) return Read::ok;
-    h = h_->head.load(acquire);  // it is growing: start again
-  }
-  return Read::unsettled;
 }
 
 Hold::Hold(Tape& tape, double timeout_s) : tape_(tape) {

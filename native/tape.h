@@ -46,9 +46,9 @@ struct Track {
 struct Run {
   Track* track;
   uint64_t rows;
-  uint64_t flags;   // kTerminated, kTruncated at its last row; kBegins if it starts a trajectory
-  bool starts;      // a new trajectory, whatever the track held before
-  double reward;    // sum over its rows
+  uint64_t flags;  // kTerminated, kTruncated at its last row; kBegins if it starts a trajectory
+  bool starts;     // a new trajectory, whatever the track held before
+  double reward;   // sum over its rows
   int64_t traj_id, version;
 };
 

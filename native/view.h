@@ -107,7 +107,7 @@ class View {
   Snapshot at_{};
   uint64_t seen_head_ = 0, seen_tail_ = 0, restores_ = 0, ring_;
   std::unique_ptr<uint32_t[], void (*)(void*)> slot_of_;  // entry number % ring -> trajectory slot
-  std::vector<Trajectory> trajs_;                          // ordered by ordinal
+  std::vector<Trajectory> trajs_;                         // ordered by ordinal
   std::vector<uint32_t> fenwick_;
   uint64_t live_ = 0;
   std::vector<uint64_t> scratch_;

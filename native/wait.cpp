@@ -36,7 +36,8 @@ bool wait_change(std::atomic<uint32_t>& word, std::atomic<uint32_t>& waiters, ui
 #else
   (void)waiters;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
-  while (word.load(std::memory_order_acquire) == seen && std::chrono::steady_clock::now() < deadline)
+  while (word.load(std::memory_order_acquire) == seen &&
+         std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(std::chrono::microseconds(200));
 #endif
   return word.load(std::memory_order_acquire) != seen;

@@ -94,8 +94,7 @@ void Writer::prepare(const Rows& rows, uint64_t lanes, const Marks& marks, Conti
   if (!marks.id && lanes_.size() < lanes) lanes_.resize(lanes);
   if (marks.id && by_id_.size() > prune_at_) prune();
   const uint64_t steps = rows.n / lanes;
-  for (uint64_t lane = 0; lane < lanes; ++lane)
-    split_lane(marks, lane, lane * steps, steps, rule);
+  for (uint64_t lane = 0; lane < lanes; ++lane) split_lane(marks, lane, lane * steps, steps, rule);
 }
 
 void Writer::split_lane(const Marks& marks, uint64_t lane, uint64_t from, uint64_t steps,

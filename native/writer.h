@@ -62,14 +62,15 @@ class Writer {
   };
   struct KeyHash {
     size_t operator()(const Key& k) const {
-      return (k.lane * 0x9E3779B97F4A7C15ull) ^ (static_cast<uint64_t>(k.id) * 0xD6E8FEB86659FD93ull);
+      return (k.lane * 0x9E3779B97F4A7C15ull) ^
+             (static_cast<uint64_t>(k.id) * 0xD6E8FEB86659FD93ull);
     }
   };
   struct Slot {
     Track track;
-    uint64_t stamp = 0;  // the prepare that last touched it
-    bool ended = false;  // by that prepare's rows so far
-    bool orphan = false; // another thread or process had it open: what comes is no beginning
+    uint64_t stamp = 0;   // the prepare that last touched it
+    bool ended = false;   // by that prepare's rows so far
+    bool orphan = false;  // another thread or process had it open: what comes is no beginning
   };
 
   void split_lane(const Marks& marks, uint64_t lane, uint64_t from, uint64_t steps, Continue rule);

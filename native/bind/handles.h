@@ -106,8 +106,9 @@ class SumTree {
   nb::tuple prioritize(Seqs seqs, Reals priorities, int64_t tail, int64_t head, double alpha,
                        double eps);
   void fill(uint64_t from, uint64_t to, double value);
-  nb::object draw(State rng, size_t n) const;
-  nb::object at(Reals u) const;
+  nb::object draw(State rng, size_t n, uint64_t head) const;  // seqs
+  nb::object at(Reals u) const;                               // leaves
+  nb::object weights(Seqs seqs, double beta) const;
 
  private:
   size_t n_;
@@ -117,6 +118,7 @@ class SumTree {
 
 void bind_kernels(nb::module_& m);
 void bind_tape(nb::module_& m);
+void bind_writer(nb::module_& m);
 void bind_view(nb::module_& m);
 
 // Pooled, 64-byte aligned memory with the buffer protocol: arrays over it keep it alive. Cheaper
@@ -130,7 +132,8 @@ struct Block {
   size_t bytes;
 };
 
-// An int64 numpy array with these values.
+// A numpy array with these values.
 nb::object to_array(const std::vector<int64_t>& values);
+nb::object to_array(const std::vector<float>& values);
 
 }  // namespace contig

@@ -13,16 +13,32 @@
 
 namespace contig {
 
-nb::object to_array(const std::vector<int64_t>& values) {
-  // numpy's own function over our block: half the price of exporting an ndarray.
+namespace {
+// numpy's own function over our block: half the price of exporting an ndarray.
+template <class T>
+nb::object array_of(const std::vector<T>& values, const nb::object& dtype) {
   static const auto* numpy = new nb::module_(nb::module_::import_("numpy"));
   static const auto* frombuffer = new nb::object(numpy->attr("frombuffer"));
   static const auto* empty = new nb::object(numpy->attr("empty"));
-  static const auto* int64 = new nb::object(numpy->attr("dtype")("int64"));
-  if (values.empty()) return (*empty)(0, *int64);
-  auto* block = new Block(values.size() * sizeof(int64_t));
+  if (values.empty()) return (*empty)(0, dtype);
+  auto* block = new Block(values.size() * sizeof(T));
   std::memcpy(block->data, values.data(), block->bytes);
-  return (*frombuffer)(nb::cast(block, nb::rv_policy::take_ownership), *int64);
+  return (*frombuffer)(nb::cast(block, nb::rv_policy::take_ownership), dtype);
+}
+
+const nb::object& dtype_of(const char* name) {
+  return *new nb::object(nb::module_::import_("numpy").attr("dtype")(name));
+}
+}  // namespace
+
+nb::object to_array(const std::vector<int64_t>& values) {
+  static const nb::object& int64 = dtype_of("int64");
+  return array_of(values, int64);
+}
+
+nb::object to_array(const std::vector<float>& values) {
+  static const nb::object& float32 = dtype_of("float32");
+  return array_of(values, float32);
 }
 
 void SumTree::update(Seqs leaves, Reals values) {
@@ -34,8 +50,8 @@ void SumTree::update(Seqs leaves, Reals values) {
   tree_update(shape_, sums_.data(), mins_.data(), leaves.data(), values.data(), leaves.shape(0));
 }
 
-nb::tuple SumTree::prioritize(Seqs seqs, Reals priorities, int64_t tail, int64_t head,
-                              double alpha, double eps) {
+nb::tuple SumTree::prioritize(Seqs seqs, Reals priorities, int64_t tail, int64_t head, double alpha,
+                              double eps) {
   if (seqs.shape(0) != priorities.shape(0))
     throw std::invalid_argument("SumTree.prioritize: as many priorities as seqs");
   const PriorityUpdate r =
@@ -48,12 +64,19 @@ void SumTree::fill(uint64_t from, uint64_t to, double value) {
   tree_fill(shape_, sums_.data(), mins_.data(), n_, from, to, value);
 }
 
-nb::object SumTree::draw(State rng, size_t n) const {
+nb::object SumTree::draw(State rng, size_t n, uint64_t head) const {
   Rng r(rng.data());
   std::vector<double> u(n);
   for (double& x : u) x = r.unit();
   std::vector<int64_t> out(n);
   tree_draw(shape_, sums_.data(), u.data(), out.data(), n);
+  for (int64_t& leaf : out) leaf = newest_at(leaf, head, n_);
+  return to_array(out);
+}
+
+nb::object SumTree::weights(Seqs seqs, double beta) const {
+  std::vector<float> out(seqs.shape(0));
+  tree_weights(shape_, sums_.data(), mins_.data(), n_, seqs.data(), out.data(), out.size(), beta);
   return to_array(out);
 }
 
@@ -88,10 +111,9 @@ void mark(Block& block, Seqs lengths, Seqs real, nb::tuple columns) {
       throw std::invalid_argument("mark_slices: 1 <= real <= length must hold");
     rows += static_cast<size_t>(lengths.data()[i]);
   }
-  const SliceFlags flags{
-      flag_column(block, columns[0], rows), flag_column(block, columns[1], rows),
-      flag_column(block, columns[2], rows), flag_column(block, columns[3], rows),
-      flag_column(block, columns[4], rows)};
+  const SliceFlags flags{flag_column(block, columns[0], rows), flag_column(block, columns[1], rows),
+                         flag_column(block, columns[2], rows), flag_column(block, columns[3], rows),
+                         flag_column(block, columns[4], rows)};
   if (flags.truncated.data != nullptr &&
       (flags.terminated.data == nullptr || flags.done.data == nullptr))
     throw std::invalid_argument("mark_slices: truncated goes with done and terminated");
@@ -146,7 +168,8 @@ int block_buffer(PyObject* self, Py_buffer* view, int flags) {
                            flags);
 }
 
-PyType_Slot block_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(block_buffer)}, {0, nullptr}};
+PyType_Slot block_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(block_buffer)},
+                             {0, nullptr}};
 
 }  // namespace
 
@@ -183,9 +206,9 @@ void bind_kernels(nb::module_& m) {
           throw std::invalid_argument("split: too few records");
         std::vector<Target> targets(columns.shape(0));
         for (size_t i = 0; i < targets.size(); ++i)
-          targets[i] = Target{block.data() + columns.data()[i],
-                              static_cast<size_t>(leaves.data()[2 * i]),
-                              static_cast<size_t>(leaves.data()[2 * i + 1])};
+          targets[i] =
+              Target{block.data() + columns.data()[i], static_cast<size_t>(leaves.data()[2 * i]),
+                     static_cast<size_t>(leaves.data()[2 * i + 1])};
         split_records(records.data(), n, record_size, targets.data(), targets.size());
       },
       nb::arg("records"), nb::arg("n"), nb::arg("record_size"), nb::arg("block"),
@@ -201,7 +224,8 @@ void bind_kernels(nb::module_& m) {
       .def("prioritize", &SumTree::prioritize, nb::arg("seqs"), nb::arg("priorities"),
            nb::arg("tail"), nb::arg("head"), nb::arg("alpha"), nb::arg("eps"))
       .def("fill", &SumTree::fill, nb::arg("start"), nb::arg("stop"), nb::arg("value"))
-      .def("draw", &SumTree::draw, nb::arg("rng"), nb::arg("n"))
+      .def("draw", &SumTree::draw, nb::arg("rng"), nb::arg("n"), nb::arg("head"))
+      .def("weights", &SumTree::weights, nb::arg("seqs"), nb::arg("beta"))
       .def("at", &SumTree::at, nb::arg("u"));
   m.def(
       "permute",
@@ -229,5 +253,6 @@ void bind_kernels(nb::module_& m) {
 NB_MODULE(_native, m) {
   contig::bind_kernels(m);
   contig::bind_tape(m);
+  contig::bind_writer(m);
   contig::bind_view(m);
 }

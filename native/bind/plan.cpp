@@ -228,8 +228,8 @@ bool Plan::columns(PyObject* tree, size_t batch_ndim, ColumnSet* out) const {
     std::unique_ptr<uint8_t[]> made;
     if (d.op != DualSpec::check) made = std::make_unique<uint8_t[]>(out->rows * d.bytes + 1);
     for (uint64_t i = 0; i < out->rows; ++i) {
-      auto* to = made ? made.get() + i * d.bytes
-                      : const_cast<uint8_t*>(given->data + i * given->stride);
+      auto* to =
+          made ? made.get() + i * d.bytes : const_cast<uint8_t*>(given->data + i * given->stride);
       if (!complete(d, to, a ? a->data + i * a->stride : nullptr,
                     b ? b->data + i * b->stride : nullptr))
         return false;
@@ -241,8 +241,7 @@ bool Plan::columns(PyObject* tree, size_t batch_ndim, ColumnSet* out) const {
   return true;
 }
 
-bool Plan::column_node(const Node& node, PyObject* value, size_t batch_ndim,
-                       ColumnSet* out) const {
+bool Plan::column_node(const Node& node, PyObject* value, size_t batch_ndim, ColumnSet* out) const {
   if (node.leaf < 0)
     return each_child(node, value, [&](const Node& child, PyObject* item) {
       return column_node(child, item, batch_ndim, out);

@@ -76,15 +76,16 @@ nb::tuple draw_by_weight(ViewHandle& v, const SumTree& tree, uint64_t head, Stat
 
 void bind_view(nb::module_& m) {
   nb::class_<SliceSpec>(m, "SliceSpec")
-      .def("__init__",
-           [](SliceSpec* s, uint64_t length, bool strict, bool complete_only, bool over_steps,
-              uint64_t span_left, uint64_t span_right, uint64_t burn_in) {
-             new (s) SliceSpec{length,    strict,     complete_only, over_steps,
-                               span_left, span_right, burn_in};
-           },
-           nb::arg("length"), nb::arg("strict") = false, nb::arg("complete_only") = false,
-           nb::arg("over_steps") = false, nb::arg("span_left") = 0, nb::arg("span_right") = 0,
-           nb::arg("burn_in") = 0);
+      .def(
+          "__init__",
+          [](SliceSpec* s, uint64_t length, bool strict, bool complete_only, bool over_steps,
+             uint64_t span_left, uint64_t span_right, uint64_t burn_in) {
+            new (s) SliceSpec{length,    strict,     complete_only, over_steps,
+                              span_left, span_right, burn_in};
+          },
+          nb::arg("length"), nb::arg("strict") = false, nb::arg("complete_only") = false,
+          nb::arg("over_steps") = false, nb::arg("span_left") = 0, nb::arg("span_right") = 0,
+          nb::arg("burn_in") = 0);
 
   nb::class_<ViewHandle>(m, "View")
       .def(nb::init<TapeHandle&>(), nb::keep_alive<1, 2>())
@@ -108,21 +109,23 @@ void bind_view(nb::module_& m) {
              v.view.follow(seqs.data(), seqs.shape(0), length, &out);
              return slices_tuple(out);
            })
-      .def("valid_starts",
-           [](ViewHandle& v, nb::object window, const SliceSpec& spec) {
-             const Snapshot& s = v.view.at();
-             std::vector<uint8_t> mask(s.head > s.tail ? s.head - s.tail : 0);
-             v.view.valid_starts(window_of(window), spec, mask.data());
-             return to_array(std::vector<int64_t>(mask.begin(), mask.end()));
-           },
-           nb::arg("window").none(), nb::arg("spec"))
-      .def("ordinals",
-           [](ViewHandle& v, nb::object window, const SliceSpec& spec) {
-             std::vector<int64_t> out;
-             v.view.ordinals(&out, window_of(window), spec);
-             return to_array(out);
-           },
-           nb::arg("window").none(), nb::arg("spec"));
+      .def(
+          "valid_starts",
+          [](ViewHandle& v, nb::object window, const SliceSpec& spec) {
+            const Snapshot& s = v.view.at();
+            std::vector<uint8_t> mask(s.head > s.tail ? s.head - s.tail : 0);
+            v.view.valid_starts(window_of(window), spec, mask.data());
+            return to_array(std::vector<int64_t>(mask.begin(), mask.end()));
+          },
+          nb::arg("window").none(), nb::arg("spec"))
+      .def(
+          "ordinals",
+          [](ViewHandle& v, nb::object window, const SliceSpec& spec) {
+            std::vector<int64_t> out;
+            v.view.ordinals(&out, window_of(window), spec);
+            return to_array(out);
+          },
+          nb::arg("window").none(), nb::arg("spec"));
 }
 
 }  // namespace contig

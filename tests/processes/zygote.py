@@ -28,7 +28,7 @@ def main() -> None:
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(0)
-            result = workers.run(request["task"], request["arguments"])
+            result = workers.run_task(request["task"], request["arguments"])
             out = Path(request["out"])
             part = out.with_suffix(".part")
             part.write_text(json.dumps(result))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -270,6 +270,8 @@ class Buffers(RuleBasedStateMachine):
         who = self.pick(who)
         if self.form.flags is None and how != "nothing":
             how = "told truncated"  # told terminations without flags: a test of their own
+        elif self.storage.schema is None:
+            how = "flags"  # the first write fixes the layout
         if how == "flags" and ends[-1] == ".":
             ends = ends[:-1] + "t"
         if self.form.flags is not None and how != "flags":
@@ -639,12 +641,13 @@ class SharedBuffers(Buffers):
         return SharedStorage(capacity, ndim=2)
 
 
-_quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+_common = settings(
+    deadline=None,
+    report_multiple_bugs=False,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
+)
 TestBuffers = Buffers.TestCase
-TestBuffers.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=_quiet
-)
+TestBuffers.settings = settings(_common, max_examples=120, stateful_step_count=40)
 TestSharedBuffers = SharedBuffers.TestCase
-TestSharedBuffers.settings = settings(
-    max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=_quiet
-)
+TestSharedBuffers.settings = settings(_common, max_examples=20, stateful_step_count=30)

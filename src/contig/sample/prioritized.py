@@ -66,8 +66,7 @@ class Priorities:
 
     def weights(self, seqs: Array) -> Array:
         assert self._tree is not None
-        q = self._tree.weights[seqs % self._tree.capacity]
-        return np.asarray((q / self._tree.least) ** -self.beta, np.float32)
+        return self._tree.importance(np.ascontiguousarray(seqs), self.beta)
 
     def reset(self) -> None:
         self._tree = None
@@ -111,7 +110,7 @@ class PrioritizedSampler(Sampler):
             return None
         window = index.window
         if window is None:
-            seqs = tree.draw(rng, request.groups, tree.head)
+            seqs = tree.draw(rng, request.groups)
         else:
             found = draw_starts(tree, rng, request.groups, index, ONE_ROW)
             if found is None:

@@ -62,9 +62,13 @@ class RowTree:
             np.ascontiguousarray(slots, np.int64), np.ascontiguousarray(weights, float)
         )
 
-    def draw(self, rng: Rng, n: int, head: int) -> Array:
+    def draw(self, rng: Rng, n: int) -> Array:
         """Seqs of n rows in proportion to their weights."""
-        return self.seqs(self._tree.draw(rng.words, n), head)
+        return self._tree.draw(rng.words, n, self.head)
+
+    def importance(self, seqs: Array, beta: float) -> Array:
+        """(q / least q)^-beta of rows, float32."""
+        return self._tree.weights(seqs, beta)
 
     def draw_slices(self, index: Index, rng: Rng, spec: Any, n: int) -> Any:
         """Slices by their starts' weight among valid starts: starts, slices, how many lack."""
@@ -73,11 +77,6 @@ class RowTree:
     def prioritize(self, seqs: Array, priorities: Array, alpha: float, eps: float) -> Any:
         """Sets weights (p + eps)^alpha: first bad place or -1, evicted rows, the largest p."""
         return self._tree.prioritize(seqs, priorities, self.tail, self.head, alpha, eps)
-
-    def seqs(self, slots: Array, head: int) -> Array:
-        """The newest row below head that each slot can hold."""
-        last = head - 1
-        return last - (last - slots) % self.capacity
 
     def state(self) -> dict[str, Any]:
         return {"weights": self.weights.copy(), "bounds": [self.head, self.tail]}

@@ -1,0 +1,214 @@
+// Writers, as Python sees them: trees or columns in, one append out.
+#include <nanobind/stl/string.h>
+
+#include <random>
+
+#include "handles.h"
+
+#if defined(__linux__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
+
+namespace contig {
+
+namespace {
+std::atomic<uint64_t> fork_generation{0};
+
+uint64_t thread_number() {
+  static std::atomic<uint64_t> next{1};
+  thread_local const uint64_t mine = next.fetch_add(1);
+  return mine;
+}
+
+uint64_t random_id() {
+  std::random_device device;
+  return (static_cast<uint64_t>(device()) << 32 | device()) >> 1;
+}
+
+Mark::Kind mark_kind(char kind, size_t itemsize) {
+  const int log = itemsize == 1 ? 0 : itemsize == 2 ? 1 : itemsize == 4 ? 2 : 3;
+  static constexpr Mark::Kind ints[] = {Mark::i8, Mark::i16, Mark::i32, Mark::i64};
+  static constexpr Mark::Kind uints[] = {Mark::u8, Mark::u16, Mark::u32, Mark::u64};
+  switch (kind) {
+    case 'b':
+      return Mark::b1;
+    case 'i':
+      return ints[log];
+    case 'u':
+      return uints[log];
+    case 'f':
+      return itemsize == 4 ? Mark::f32 : itemsize == 8 ? Mark::f64 : Mark::none;
+    default:
+      return Mark::none;
+  }
+}
+
+enum Role { r_id, r_done, r_terminated, r_truncated, r_init, r_version, r_reward };
+constexpr const char* kRoles[] = {"id",   "done",    "terminated", "truncated",
+                                  "init", "version", "reward"};
+
+// One call at a time: a writer belongs to one thread.
+struct Turn {
+  explicit Turn(std::atomic<bool>& b) : busy(b) {
+    if (busy.exchange(true))
+      throw std::runtime_error(
+          "this writer is being used by two threads at once; give each thread its own writer()");
+  }
+  ~Turn() { busy.store(false); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  std::atomic<bool>& busy;
+};
+
+Mark* mark_of(Marks& m, int role) {
+  Mark* const all[] = {&m.id, &m.done, &m.terminated, &m.truncated, &m.init, &m.version, &m.reward};
+  return all[role];
+}
+}  // namespace
+
+WriterHandle::WriterHandle(TapeHandle& tape, nb::dict marks, bool id_alone)
+    : tape_(tape),
+      writer_(tape.tape, random_id()),
+      id_alone_(id_alone),
+      thread_(thread_number()),
+      generation_(fork_generation.load()) {
+  for (int role = 0; role < 7; ++role) {
+    if (!marks.contains(kRoles[role])) continue;
+    const auto t = nb::cast<nb::tuple>(marks[kRoles[role]]);
+    MarkSpec spec;
+    spec.kind = mark_kind(nb::cast<std::string>(t[0])[0], nb::cast<size_t>(t[1]));
+    spec.offset = nb::cast<size_t>(t[2]);
+    spec.count = nb::cast<size_t>(t[3]);
+    specs_.emplace_back(role, spec);
+  }
+}
+
+Marks WriterHandle::marks(const Rows& rows) const {
+  Marks m;
+  m.id_alone = id_alone_;
+  for (const auto& item : specs_) {
+    Mark& mark = *mark_of(m, item.first);
+    mark.count = item.second.count;
+    if (rows.records != nullptr) {
+      mark.data = rows.records + item.second.offset;
+      mark.stride = tape_.tape.record_size();
+    } else {
+      for (size_t c = 0; c < rows.n_columns; ++c)
+        if (rows.columns[c].offset == item.second.offset && rows.columns[c].bytes > 0) {
+          mark.data = rows.columns[c].data;
+          mark.stride = rows.columns[c].stride;
+        }
+      if (mark.data == nullptr) continue;
+    }
+    mark.kind = item.second.kind;
+  }
+  return m;
+}
+
+void WriterHandle::claim() {
+  if (tape_.closed) throw std::runtime_error("this storage is closed");
+  const uint64_t thread = thread_number(), generation = fork_generation.load();
+  if (thread == thread_ && generation == generation_) return;
+  thread_ = thread;
+  generation_ = generation;
+  writer_.restart(random_id());
+}
+
+int64_t WriterHandle::commit(const Rows& rows) {
+  const uint64_t bytes = rows.n * tape_.tape.record_size();
+  return with_lock(tape_.tape, tape_.lock_timeout_s, bytes,
+                   [&] { return static_cast<int64_t>(writer_.commit()); });
+}
+
+int64_t WriterHandle::write(const Rows& rows, uint64_t lanes, int rule) {
+  const Turn turn(busy_);
+  claim();
+  writer_.prepare(rows, lanes, marks(rows), static_cast<Continue>(rule));
+  return commit(rows);
+}
+
+int64_t WriterHandle::add(const Plan& plan, nb::handle tree) {
+  scratch_.resize(plan.record_size());
+  if (!plan.pack(tree.ptr(), scratch_.data())) return -1;
+  Rows rows;
+  rows.n = 1;
+  rows.records = scratch_.data();
+  return write(rows, 1, static_cast<int>(Continue::if_open));
+}
+
+int64_t WriterHandle::extend(const Plan& plan, nb::handle tree, size_t batch_ndim, int lanes_are,
+                             int rule) {
+  ColumnSet set;
+  if (!plan.columns(tree.ptr(), batch_ndim, &set) || set.rows == 0) return -1;
+  Rows rows;
+  rows.n = set.rows;
+  rows.columns = set.columns.data();
+  rows.n_columns = set.columns.size();
+  uint64_t lanes = 1;
+  if (lanes_are == 1) lanes = set.rows / static_cast<uint64_t>(set.batch.back());
+  if (lanes_are == 2) lanes = set.rows;
+  return write(rows, lanes, rule);
+}
+
+int64_t WriterHandle::append_records(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records,
+                                     uint64_t lanes, int rule) {
+  Rows rows;
+  const uint64_t size = tape_.tape.record_size();
+  rows.n = size > 0 ? records.shape(0) / size : 0;
+  if (rows.n == 0 || rows.n * size != records.shape(0) || rows.n % lanes != 0)
+    throw std::invalid_argument("records: expected a whole number of rows for each lane");
+  rows.records = records.data();
+  return write(rows, lanes, rule);
+}
+
+std::vector<Column> WriterHandle::columns_of(nb::list arrays, nb::list offsets,
+                                             uint64_t rows) const {
+  std::vector<Column> columns;
+  for (size_t i = 0; i < nb::len(arrays); ++i) {
+    const auto a = nb::cast<nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig>>(arrays[i]);
+    const size_t bytes = a.shape(0) / rows;
+    columns.push_back(Column{a.data(), nb::cast<size_t>(offsets[i]), bytes, bytes});
+  }
+  return columns;
+}
+
+int64_t WriterHandle::append_columns(nb::list arrays, nb::list offsets, uint64_t n, uint64_t lanes,
+                                     int rule) {
+  const std::vector<Column> columns = columns_of(arrays, offsets, n);
+  Rows rows;
+  rows.n = n;
+  rows.columns = columns.data();
+  rows.n_columns = columns.size();
+  return write(rows, lanes, rule);
+}
+
+int64_t WriterHandle::append_whole(nb::list arrays, nb::list offsets, uint64_t n, uint64_t flags,
+                                   int64_t traj_id, int64_t version) {
+  const std::vector<Column> columns = columns_of(arrays, offsets, n);
+  Rows rows;
+  rows.n = n;
+  rows.columns = columns.data();
+  rows.n_columns = columns.size();
+  const Turn turn(busy_);
+  claim();
+  writer_.prepare_whole(rows, marks(rows), Whole{flags, traj_id, version});
+  return commit(rows);
+}
+
+void bind_writer(nb::module_& m) {
+#if defined(__linux__) || defined(__APPLE__)
+  pthread_atfork(nullptr, nullptr, [] { fork_generation.fetch_add(1); });
+#endif
+  nb::class_<WriterHandle>(m, "Writer")
+      .def(nb::init<TapeHandle&, nb::dict, bool>(), nb::arg("tape"), nb::arg("marks"),
+           nb::arg("id_alone"), nb::keep_alive<1, 2>())
+      .def_prop_ro("id", &WriterHandle::id)
+      .def_prop_ro("last_rows", &WriterHandle::last_rows)
+      .def("add", &WriterHandle::add)
+      .def("extend", &WriterHandle::extend)
+      .def("append_records", &WriterHandle::append_records)
+      .def("append_columns", &WriterHandle::append_columns)
+      .def("append_whole", &WriterHandle::append_whole);
+}
+
+}  // namespace contig
