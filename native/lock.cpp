@@ -35,6 +35,15 @@ bool settle(Lock& lock, int rc) {
 #endif
 }  // namespace
 
+uint64_t lock_holder(const Lock& lock) {
+  const uint64_t pid = lock.holder.load(std::memory_order_relaxed);
+#if CONTIG_ROBUST && defined(__GLIBC__)
+  // Stopped between taking the mutex and noting its pid.
+  if (pid == 0) return static_cast<uint64_t>(lock.mutex.__data.__owner);
+#endif
+  return pid;
+}
+
 #if CONTIG_ROBUST
 
 void lock_init(Lock& lock) {

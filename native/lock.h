@@ -28,5 +28,7 @@ bool lock_try(Lock& lock);
 // Waits up to `timeout_s`; false if the deadline passed.
 bool lock_until(Lock& lock, double timeout_s);
 void lock_release(Lock& lock);
+// The process, or at least the thread, that holds it: for messages.
+uint64_t lock_holder(const Lock& lock);
 
 }  // namespace contig

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tape_format.h"
+
 namespace contig {
 
 namespace {
 bool is_set(const FlagColumn& c, size_t row) {
+  if (c.data == nullptr) return false;
   const uint8_t* p = c.data + row * c.bytes;
   return std::any_of(p, p + c.bytes, [](uint8_t b) { return b != 0; });
 }
@@ -16,14 +19,19 @@ void set(const FlagColumn& c, size_t row) {
 }
 }  // namespace
 
-void mark_slices(const SliceFlags& flags, const int64_t* lengths, const int64_t* real, size_t n) {
+void mark_slices(const SliceFlags& flags, const int64_t* lengths, const int64_t* real,
+                 const int64_t* ends, size_t n) {
   size_t start = 0;
   for (size_t i = 0; i < n; ++i) {
     const size_t last = start + static_cast<size_t>(real[i]) - 1;
     const size_t stop = start + static_cast<size_t>(lengths[i]);
     set(flags.init, start);
-    const bool ended = flags.done.data != nullptr && is_set(flags.done, last);
-    if (!ended) set(flags.slice_end, last);
+    if (flags.told && ends[i] != 0) {
+      if ((static_cast<uint64_t>(ends[i]) & kTerminated) != 0) set(flags.terminated, last);
+      if ((static_cast<uint64_t>(ends[i]) & kTruncated) != 0) set(flags.truncated, last);
+      set(flags.done, last);
+    }
+    if (!is_set(flags.done, last) && !(flags.told && ends[i] != 0)) set(flags.slice_end, last);
     if (flags.truncated.data != nullptr && !is_set(flags.terminated, last)) {
       set(flags.truncated, last);
       set(flags.done, last);

@@ -15,11 +15,14 @@ struct FlagColumn {
 
 struct SliceFlags {
   FlagColumn init, done, terminated, truncated, slice_end;
+  bool told;  // the done flags are not stored: `ends` says how trajectories ended
 };
 
 // Slices lie one after another, lengths[i] rows each, of which the first real[i] are real and the
-// rest padding. `init` at each first row; at each last real row that is not terminated,
+// rest padding. ends[i]: index flags if the trajectory ended with the slice's last row, else 0.
+// `init` at each first row; at each last real row that is not terminated,
 // `truncated` and `done`; `slice_end` there if it was not done before. Padding gets no marks.
-void mark_slices(const SliceFlags& flags, const int64_t* lengths, const int64_t* real, size_t n);
+void mark_slices(const SliceFlags& flags, const int64_t* lengths, const int64_t* real,
+                 const int64_t* ends, size_t n);
 
 }  // namespace contig

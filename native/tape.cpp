@@ -35,6 +35,17 @@ Busy::Busy(uint64_t holder, double timeout_s)
       pid(holder) {}
 
 void Tape::repair() {
+  if (h_->restores.load(acquire) % 2 != 0) {  // killed while it took a checkpoint in: empty
+    const uint64_t head = std::max(h_->head.load(relaxed), h_->tail.load(relaxed));
+    const uint64_t index_head =
+        std::max(h_->index_head.load(relaxed), h_->index_tail.load(relaxed));
+    h_->undo_head.store(kNone, release);
+    h_->tail.store(head, release);
+    h_->head.store(head, release);
+    h_->index_head.store(index_head, release);
+    h_->index_tail.store(index_head, release);
+    h_->restores.fetch_add(1, std::memory_order_seq_cst);
+  }
   if (h_->undo_head.load(acquire) != h_->head.load(relaxed)) return;
   const uint64_t grown = h_->undo_entry.load(relaxed);
   if (grown != kNone) {
@@ -94,8 +105,7 @@ size_t Tape::producer_slot(uint64_t id) {
 uint64_t Tape::append(const Append& a) {
   const uint64_t head = h_->head.load(relaxed), old_tail = h_->tail.load(relaxed);
   const uint64_t index_head = h_->index_head.load(relaxed);
-  const uint64_t old_index_tail = h_->index_tail.load(relaxed);
-  uint64_t index_tail = old_index_tail;
+  uint64_t index_tail = h_->index_tail.load(relaxed);
   const uint64_t capacity = h_->capacity;
 
   // Of more rows than fit, the leading ones get no seq.
@@ -106,26 +116,29 @@ uint64_t Tape::append(const Append& a) {
   while (first_run < a.n_runs && a.runs[first_run].rows <= skip_in_run)
     skip_in_run -= a.runs[first_run++].rows;
 
-  // Everything that can fail comes before anything changes.
-  const uint64_t new_head = head + n;
-  reserve_data(head, new_head);
-  reserve_index(index_head + (a.n_runs - first_run));
-  const size_t producer = a.producer != 0 ? producer_slot(a.producer) : 0;
+  const uint64_t new_head = head + n, new_runs = a.n_runs - first_run;
 
-  // Give way: tail, then the index, then a full fence before the first overwriting store.
+  // What gives way.
   uint64_t tail = std::max(old_tail, new_head > capacity ? new_head - capacity : 0);
   while (index_tail < index_head) {
     const Entry& oldest = entry(index_tail);
     const uint64_t end =
         oldest.first.load(relaxed) + (oldest.steps_flags.load(relaxed) >> kFlagBits);
-    const bool room = index_head + (a.n_runs - first_run) - index_tail <= h_->index_capacity;
-    if (end > tail && room) break;
+    if (end > tail && index_head + new_runs - index_tail <= capacity) break;
     tail = std::max(tail, end);
     ++index_tail;
   }
+
+  // Everything that can fail comes before anything changes.
+  reserve_data(head, new_head);
+  reserve_chunks(index_tail, index_head + new_runs);
+  const size_t producer = a.producer != 0 ? producer_slot(a.producer) : 0;
+
+  // Tail, then the index, then a full fence before the first overwriting store.
   h_->tail.store(tail, release);
   h_->index_tail.store(index_tail, release);
   std::atomic_thread_fence(std::memory_order_seq_cst);
+  map_chunks(index_tail, index_head + new_runs);
 
   copy_in(a.rows, skip, head);
 
@@ -158,7 +171,6 @@ uint64_t Tape::append(const Append& a) {
 
   const uint64_t now = now_ns();
   uint64_t number = index_head, seq = head;
-  int64_t newest_version = static_cast<int64_t>(h_->max_version.load(relaxed));
   for (size_t i = 0; i < a.n_runs; ++i) {
     const Run& run = a.runs[i];
     if (i < first_run) {  // dropped whole: only the track moves on
@@ -185,7 +197,6 @@ uint64_t Tape::append(const Append& a) {
     } else {
       write_run(number++, run, seq, rows, dropped, index_tail, a.writer, now);
     }
-    newest_version = std::max(newest_version, run.version);
     seq += rows;
   }
   if (a.producer != 0) {
@@ -197,10 +208,7 @@ uint64_t Tape::append(const Append& a) {
   h_->index_head.store(number, release);
   h_->head.store(new_head, release);
 
-  h_->max_version.store(static_cast<uint64_t>(newest_version), release);
-  h_->inserted.fetch_add(n, relaxed);
   h_->appends.fetch_add(1, relaxed);
-  punch_index(old_index_tail, index_tail);
   wake(h_->wake_word, h_->waiters);
   return head;
 }
@@ -256,8 +264,7 @@ void Tape::write_run(uint64_t number, const Run& run, uint64_t first, uint64_t r
 
 Hold::Hold(Tape& tape, double timeout_s) : tape_(tape) {
   Lock& lock = tape.header().lock;
-  if (!lock_try(lock) && !lock_until(lock, timeout_s))
-    throw Busy(lock.holder.load(relaxed), timeout_s);
+  if (!lock_try(lock) && !lock_until(lock, timeout_s)) throw Busy(lock_holder(lock), timeout_s);
   tape.repair();
 }
 

@@ -103,7 +103,8 @@ class Tape {
   }
   // The whole entry as 16 words, `steps_flags` and `ret` consistent. `unsettled`: an append that
   // grows it has not finished; under the lock that cannot be.
-  enum class Read { ok, gone, unsettled };
+  // `grew`: it did since h, so that what else was read with h may lack a part of the same append.
+  enum class Read { ok, gone, grew, unsettled };
   Read read_entry_words(uint64_t number, uint64_t h, uint64_t out[16]) const;
 
   const uint8_t* row(uint64_t seq) const {
@@ -119,19 +120,28 @@ class Tape {
   bool attached() const { return !extents_.empty(); }
 
  private:
-  Entry& entry(uint64_t number) const { return index_[number % h_->index_capacity]; }
+  Entry& entry(uint64_t number) const {
+    const uint64_t chunk =
+        map_[slot_of_chunk(number >> chunk_shift_)].load(std::memory_order_relaxed);
+    return index_[(chunk << chunk_shift_) + (number & chunk_mask_)];
+  }
+  uint64_t slot_of_chunk(uint64_t chunk) const {
+    return chunk <= UINT32_MAX ? static_cast<uint32_t>(chunk) % static_cast<uint32_t>(map_length_)
+                               : chunk % map_length_;
+  }
   void reserve_data(uint64_t from, uint64_t to);
-  void reserve_index(uint64_t to);
-  bool punches() const;
-  void punch_index(uint64_t old_tail, uint64_t new_tail);  // gives evicted index memory back
+  void reserve_chunks(uint64_t from, uint64_t to);  // memory for live entries [from, to)
+  void map_chunks(uint64_t from, uint64_t to);      // and places, once older ones are evicted
   void copy_in(const Rows& rows, uint64_t skip, uint64_t seq);
   void write_run(uint64_t number, const Run& run, uint64_t first, uint64_t rows, uint64_t dropped,
                  uint64_t index_tail, uint64_t writer, uint64_t now);
   size_t producer_slot(uint64_t id);
 
   Header* h_;
+  Word* map_;
   Producer* producers_;
   Entry* index_;
+  uint64_t chunk_shift_, chunk_mask_, map_length_;
   int fd_;
   std::vector<uint8_t*> extents_;
   uint64_t record_size_ = 0, shift_ = 0, mask_ = 0, n_extents_ = 0;

@@ -1,8 +1,8 @@
 // What a tape's control region looks like in memory. Shared between processes, so every field that
 // a reader may load without the lock is atomic, and nothing here ever moves.
 //
-//   [ Header | producer table | index ring ] [ schema JSON ] [ data extents ... ]
-//   '------- control region -------------'
+//   [ Header | chunk map | producer table | index chunks ] [ schema JSON ] [ data extents ... ]
+//   '------------------ control region -----------------'
 #pragma once
 
 #include <atomic>
@@ -53,9 +53,12 @@ struct Producer {
   Word used;   // head when it was last used, to find the longest idle one
 };
 
+// The index is a ring of entry numbers, in chunks. Where a chunk lies is in the chunk map (one word
+// per chunk, behind the header), so that the memory of evicted chunks serves new ones: there is
+// memory for live entries only, and none of it is ever taken from under a slow reader.
 struct alignas(64) Header {
-  uint64_t magic, format, capacity, index_capacity;
-  uint64_t producers_offset, index_offset, control_bytes, index_chunk;
+  uint64_t magic, format, capacity, chunk_shift;
+  uint64_t producers_offset, index_offset, control_bytes, map_length;
 
   // Published once, under the lock: `ready` is stored last.
   alignas(64) Word ready;
@@ -66,9 +69,10 @@ struct alignas(64) Header {
   alignas(64) Word head;  // the only commit point
   alignas(64) Word tail;
   Word index_head, index_tail;
-  Word trajectories;  // ordinals given so far
-  Word max_version;   // newest policy version, int64; a hint
-  Word reserved_extents, reserved_index;
+  Word trajectories;      // ordinals given so far
+  Word reserved_extents;  // of data, and chunks of the index, that have memory
+  Word reserved_chunks;
+  Word mapped_index;  // entries below it have a chunk
 
   // What the last append was about to change; valid while undo_head == head.
   alignas(64) Word undo_head;
@@ -77,9 +81,9 @@ struct alignas(64) Header {
 
   alignas(64) std::atomic<uint32_t> wake_word;
   std::atomic<uint32_t> waiters;
-  Word inserted, sampled;  // rate limiter: rows in, rows out
+  Word inserted_base, sampled;  // rate limiter: rows in = head + base, rows out
   Word appends;
-  Word restores;  // times a checkpoint replaced the contents
+  Word restores;  // odd while a checkpoint replaces the contents, then one more
 };
 
 }  // namespace contig

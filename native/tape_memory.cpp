@@ -20,7 +20,7 @@ constexpr auto release = std::memory_order_release;
 
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kExtentBytes = 4u << 20;
-constexpr uint64_t kIndexChunk = 8192;  // entries reserved, and given back, at a time
+constexpr uint64_t kChunkShift = 13;  // 8192 entries of the index get memory at a time
 
 uint64_t round_up(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -41,24 +41,35 @@ void allocate(int fd, uint64_t offset, uint64_t bytes, const char* what) {
 }
 }  // namespace
 
-uint64_t Tape::control_bytes(uint64_t capacity) {
-  const uint64_t entries = capacity > kIndexChunk ? round_up(capacity, kIndexChunk) : capacity;
-  const uint64_t index = round_up(sizeof(Header) + kProducers * sizeof(Producer), kPage);
-  return round_up(index + entries * sizeof(Entry), kPage);
-}
+namespace {
+struct Shape {
+  explicit Shape(uint64_t capacity) {
+    chunk_shift = 0;
+    while (chunk_shift < kChunkShift && (uint64_t{1} << chunk_shift) < capacity) ++chunk_shift;
+    // One more than they need: live entries need not start at a chunk's start.
+    map_length = ((capacity - 1) >> chunk_shift) + 2;
+    producers = sizeof(Header) + round_up(map_length * sizeof(Word), 64);
+    index = round_up(producers + kProducers * sizeof(Producer), kPage);
+    bytes = round_up(index + (map_length << chunk_shift) * sizeof(Entry), kPage);
+  }
+  uint64_t chunk_shift, map_length, producers, index, bytes;
+};
+}  // namespace
+
+uint64_t Tape::control_bytes(uint64_t capacity) { return Shape(capacity).bytes; }
 
 void Tape::format(uint8_t* control, uint64_t capacity) {
+  const Shape shape(capacity);
   auto* h = new (control) Header{};
   h->format = kFormat;
   h->capacity = capacity;
-  h->index_capacity = capacity > kIndexChunk ? round_up(capacity, kIndexChunk) : capacity;
-  h->index_chunk = std::min(capacity, kIndexChunk);
-  h->producers_offset = sizeof(Header);
-  h->index_offset = round_up(sizeof(Header) + kProducers * sizeof(Producer), kPage);
-  h->control_bytes = control_bytes(capacity);
+  h->chunk_shift = shape.chunk_shift;
+  h->map_length = shape.map_length;
+  h->producers_offset = shape.producers;
+  h->index_offset = shape.index;
+  h->control_bytes = shape.bytes;
   lock_init(h->lock);
   h->undo_head.store(kNone);
-  h->max_version.store(static_cast<uint64_t>(-1));
   h->magic = kMagic;
 }
 
@@ -67,8 +78,12 @@ Tape::Tape(uint8_t* control, int fd) : h_(reinterpret_cast<Header*>(control)), f
   if (h_->format != kFormat)
     throw std::invalid_argument("tape format " + std::to_string(h_->format) +
                                 ", this contig reads format " + std::to_string(kFormat));
+  map_ = reinterpret_cast<Word*>(control + sizeof(Header));
   producers_ = reinterpret_cast<Producer*>(control + h_->producers_offset);
   index_ = reinterpret_cast<Entry*>(control + h_->index_offset);
+  chunk_shift_ = h_->chunk_shift;
+  chunk_mask_ = (uint64_t{1} << chunk_shift_) - 1;
+  map_length_ = h_->map_length;
 }
 
 bool Tape::publish(const char* schema, uint64_t schema_bytes, uint64_t record_size) {
@@ -117,36 +132,29 @@ void Tape::reserve_data(uint64_t from, uint64_t to) {
   h_->reserved_extents.store(want, release);
 }
 
-void Tape::reserve_index(uint64_t to) {
-  const uint64_t chunk = h_->index_chunk, cap = h_->index_capacity;
-  uint64_t have = h_->reserved_index.load(relaxed);
-  if (have >= cap && !punches()) return;
-  while (have < to) {
-    allocate(fd_, h_->index_offset + (have % cap) * sizeof(Entry), chunk * sizeof(Entry),
-             "the index");
-    have += chunk;
-    h_->reserved_index.store(have, release);
+void Tape::reserve_chunks(uint64_t from, uint64_t to) {
+  if (from >= to) return;
+  const uint64_t want = ((to - 1) >> chunk_shift_) - (from >> chunk_shift_) + 1;
+  const uint64_t bytes = sizeof(Entry) << chunk_shift_;
+  for (uint64_t have = h_->reserved_chunks.load(relaxed); have < want; ++have) {
+    allocate(fd_, h_->index_offset + have * bytes, bytes, "the index");
+    h_->reserved_chunks.store(have + 1, release);
   }
 }
 
-bool Tape::punches() const { return h_->index_capacity >= 4 * h_->index_chunk; }
-
-void Tape::punch_index(uint64_t old_tail, uint64_t new_tail) {
-#if defined(__linux__)
-  const uint64_t chunk = h_->index_chunk, cap = h_->index_capacity;
-  if (fd_ < 0 || !punches() || old_tail / chunk == new_tail / chunk) return;
-  if ((h_->index_head.load(relaxed) - new_tail) * 2 > cap) return;  // it will be needed soon
-  const uint64_t reserved = h_->reserved_index.load(relaxed);
-  for (uint64_t c = old_tail / chunk; c < new_tail / chunk; ++c) {
-    if (reserved > c * chunk + cap) continue;  // its place is in use again
-    // Failing to give memory back is no error.
-    (void)!fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                     static_cast<off_t>(h_->index_offset + (c * chunk % cap) * sizeof(Entry)),
-                     static_cast<off_t>(chunk * sizeof(Entry)));
+void Tape::map_chunks(uint64_t from, uint64_t to) {
+  uint64_t mapped = h_->mapped_index.load(relaxed);
+  while (mapped < to) {
+    // The first place that no chunk of a live entry has.
+    const uint64_t chunk = mapped >> chunk_shift_;
+    std::vector<bool> taken(h_->reserved_chunks.load(relaxed), false);
+    for (uint64_t live = from >> chunk_shift_; live < chunk; ++live)
+      taken[map_[slot_of_chunk(live)].load(relaxed)] = true;
+    const auto place = std::find(taken.begin(), taken.end(), false) - taken.begin();
+    map_[slot_of_chunk(chunk)].store(static_cast<uint64_t>(place), release);
+    mapped = (chunk + 1) << chunk_shift_;
+    h_->mapped_index.store(mapped, release);
   }
-#else
-  (void)old_tail, (void)new_tail;
-#endif
 }
 
 void Tape::clear() {
@@ -157,18 +165,19 @@ void Tape::clear() {
 
 void Tape::restore(const uint8_t* records, uint64_t tail, uint64_t head, const uint64_t* entries,
                    uint64_t index_tail, uint64_t index_head, uint64_t trajectories) {
-  clear();
+  reserve_data(0, head > tail ? h_->capacity : 0);
+  reserve_chunks(index_tail, index_head);
+  // Seqs become those of the checkpoint, so that priorities and indices still fit: for once they
+  // may go back. Readers see it by `restores`, and repair by its being odd.
+  h_->restores.fetch_add(1, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   h_->undo_head.store(kNone, release);
-  h_->restores.fetch_add(1, release);
-  reserve_data(0, head - tail > 0 ? h_->capacity : 0);
-  h_->reserved_index.store(index_tail / h_->index_chunk * h_->index_chunk, release);
-  reserve_index(index_head);
-  // Seqs jump forward to those of the checkpoint, so that priorities and indices still fit.
   h_->tail.store(head, release);
   h_->index_tail.store(index_head, release);
   h_->index_head.store(index_head, release);
   h_->head.store(head, release);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  h_->mapped_index.store(index_tail >> chunk_shift_ << chunk_shift_, release);
+  map_chunks(index_tail, index_head);
   Rows rows;
   rows.n = head - tail;
   rows.records = records;
@@ -177,13 +186,11 @@ void Tape::restore(const uint8_t* records, uint64_t tail, uint64_t head, const u
     const uint64_t* words = entries + (n - index_tail) * 16;
     auto* fields = reinterpret_cast<Word*>(&entry(n));
     for (int i = 0; i < 16; ++i) fields[i].store(words[i], relaxed);
-    const auto version = static_cast<int64_t>(words[6]);
-    if (version > static_cast<int64_t>(h_->max_version.load(relaxed)))
-      h_->max_version.store(words[6], relaxed);
   }
   h_->trajectories.store(trajectories, release);
   h_->index_tail.store(index_tail, release);
   h_->tail.store(tail, release);
+  h_->restores.fetch_add(1, std::memory_order_seq_cst);
   wake(h_->wake_word, h_->waiters);
 }
 

@@ -35,6 +35,7 @@ bool Tape::read_entry(uint64_t number, EntryView* out) const {
 Tape::Read Tape::read_entry_words(uint64_t number, uint64_t h, uint64_t out[16]) const {
   const Entry& e = entry(number);
   const auto* fields = reinterpret_cast<const Word*>(&e);
+  const uint64_t loaded = h;
   for (int tries = 0; tries < 1000; ++tries) {
     const uint64_t sf = e.steps_flags.load(acquire);
     for (int i = 0; i < 16; ++i) out[i] = fields[i].load(acquire);
@@ -43,7 +44,7 @@ Tape::Read Tape::read_entry_words(uint64_t number, uint64_t h, uint64_t out[16])
     std::atomic_thread_fence(acquire);
     if (number < h_->index_tail.load(relaxed)) return Read::gone;
     if (out[0] >= h) return Read::gone;  // not committed when h was loaded
-    if (sf == again && out[0] + (sf >> kFlagBits) <= h) return Read::ok;
+    if (sf == again && out[0] + (sf >> kFlagBits) <= h) return h == loaded ? Read::ok : Read::grew;
     h = h_->head.load(acquire);  // it is growing: start again
   }
   return Read::unsettled;

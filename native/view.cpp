@@ -22,8 +22,8 @@ uint32_t* zeroed(uint64_t n) {  // calloc: untouched stretches cost no memory
 
 View::View(const Tape& tape)
     : tape_(tape),
-      ring_(tape.header().index_capacity),
-      slot_of_(zeroed(tape.header().index_capacity), std::free) {
+      ring_(tape.header().capacity),
+      slot_of_(zeroed(tape.header().capacity), std::free) {
   compact();
 }
 
@@ -35,6 +35,7 @@ void View::refresh() {
   const bool fresh = restores != restores_ || s.index_head < seen_head_;
   restores_ = restores;
   if (fresh) seen_head_ = 0;
+  if (stale()) s.head = s.index_head = 0;  // a checkpoint is being loaded: nothing to see yet
 
   const uint64_t from = std::max(seen_head_, s.index_tail);
   scratch_.clear();
@@ -42,8 +43,7 @@ void View::refresh() {
     EntryView e;
     tape_.read_entry(n, &e);
     if (e.first >= s.head) break;  // not committed when head was loaded
-    scratch_.push_back(e.ordinal);
-    scratch_.push_back(e.prev);
+    scratch_.push_back(NewRun{e.ordinal, e.prev, e.version});
   }
   std::atomic_thread_fence(acquire);
   s.index_tail = tape_.header().index_tail.load(relaxed);
@@ -55,9 +55,15 @@ void View::refresh() {
   at_.index_head = seen_head_;
 }
 
-void View::take(const std::vector<uint64_t>& words, uint64_t from) {
-  for (size_t i = 0; i < words.size(); i += 2) {
-    const uint64_t n = from + i / 2, ordinal = words[i], prev = words[i + 1];
+bool View::stale() const {
+  std::atomic_thread_fence(acquire);
+  const uint64_t restores = tape_.header().restores.load(relaxed);
+  return restores != restores_ || restores % 2 != 0;
+}
+
+void View::take(const std::vector<NewRun>& runs, uint64_t from) {
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const uint64_t n = from + i, ordinal = runs[i].ordinal, prev = runs[i].prev;
     while (seen_tail_ + ring_ <= n) drop_run(seen_tail_++);
     uint32_t slot;
     if (prev != kNone && prev >= seen_tail_ && prev < n &&
@@ -74,16 +80,20 @@ void View::take(const std::vector<uint64_t>& words, uint64_t from) {
     slot_of_[n % ring_] = slot;
     trajs_[slot].last = n;
     trajs_[slot].runs += 1;
+    note_version(n, runs[i].version);
     seen_head_ = n + 1;
   }
   while (seen_tail_ < at_.index_tail && seen_tail_ < seen_head_) drop_run(seen_tail_++);
 }
 
-void View::rebuild(const std::vector<uint64_t>& words, uint64_t from) {
-  const uint64_t end = from + words.size() / 2;
+void View::rebuild(const std::vector<NewRun>& found, uint64_t from) {
+  const uint64_t end = from + found.size();
   std::vector<std::pair<uint64_t, uint64_t>> runs;  // (ordinal, number)
-  for (uint64_t n = std::max(from, at_.index_tail); n < end; ++n)
-    runs.emplace_back(words[(n - from) * 2], n);
+  versions_.clear();
+  for (uint64_t n = std::max(from, at_.index_tail); n < end; ++n) {
+    runs.emplace_back(found[n - from].ordinal, n);
+    note_version(n, found[n - from].version);
+  }
   std::sort(runs.begin(), runs.end());
   trajs_.clear();
   live_ = 0;
@@ -102,6 +112,18 @@ void View::rebuild(const std::vector<uint64_t>& words, uint64_t from) {
   compact();
 }
 
+void View::note_version(uint64_t number, int64_t version) {
+  // A run of no higher version before this one will never again be the newest.
+  while (!versions_.empty() && versions_.back().second <= version) versions_.pop_back();
+  versions_.emplace_back(number, version);
+}
+
+int64_t View::max_version() const {
+  for (const auto& v : versions_)
+    if (v.first >= at_.index_tail) return v.second;
+  return -1;
+}
+
 uint32_t View::add_trajectory(uint64_t ordinal) {
   if (trajs_.size() + 1 >= fenwick_.size()) compact();
   trajs_.push_back(Trajectory{ordinal, 0, 0});
@@ -112,6 +134,7 @@ uint32_t View::add_trajectory(uint64_t ordinal) {
 }
 
 void View::drop_run(uint64_t number) {
+  if (!versions_.empty() && versions_.front().first <= number) versions_.pop_front();
   Trajectory& t = trajs_[slot_of_[number % ring_]];
   if (--t.runs == 0) {
     count(slot_of_[number % ring_], -1);
@@ -173,7 +196,7 @@ bool View::extent_of(uint64_t last, const Window& w, Extent* out) const {
   out->last = last;
   out->ordinal = e.ordinal;
   out->end = e.before + std::min(e.steps, at_.head - e.first);
-  out->ended = (e.flags & kEnded) != 0 && e.first + e.steps <= at_.head;
+  out->ended = e.first + e.steps <= at_.head ? e.flags & kEnded : 0;
   const bool skip = w.min_version == INT64_MIN;  // versions need not grow along a trajectory
   for (EntryView p;;) {
     if (skip && usable(e.jump, w, &p))
@@ -191,13 +214,26 @@ bool View::extent_of(uint64_t last, const Window& w, Extent* out) const {
 
 bool View::eligible(const Extent& x, const SliceSpec& spec) const {
   return (!spec.strict || x.end - x.start >= spec.length) &&
-         (!spec.complete_only || (x.begins && x.ended));
+         (!spec.complete_only || (x.begins && x.ended != 0));
+}
+
+View::Cut View::cut_of(const Extent& x, const SliceSpec& spec) {
+  // At least spec.length - span rows are kept, or all there are; a slice is never cut on both
+  // sides.
+  Cut cut;
+  cut.length = std::min(spec.length, x.end - x.start);
+  const auto allowed = [&](uint64_t span) {
+    const uint64_t kept = spec.length - std::min(span, spec.length - 1);
+    return cut.length > kept ? cut.length - kept : 0;
+  };
+  cut.left = allowed(spec.span_left);
+  cut.right = allowed(spec.span_right);
+  return cut;
 }
 
 uint64_t View::count_starts(const Extent& x, const SliceSpec& spec) {
-  const uint64_t usable = x.end - x.start, length = std::min(spec.length, usable);
-  return usable - length + 1 + std::min(spec.span_left, length - 1) +
-         std::min(spec.span_right, length - 1);
+  const Cut cut = cut_of(x, spec);
+  return x.end - x.start - cut.length + 1 + cut.left + cut.right;
 }
 
 bool View::find_row(uint64_t seq, EntryView* e, uint64_t* number) const {
@@ -264,15 +300,15 @@ bool View::emit_steps(const Extent& x, uint64_t a, uint64_t b, uint64_t burn, Sl
   }
   out->lengths.push_back(static_cast<int64_t>(b - a));
   out->burn.push_back(static_cast<int64_t>(burn));
+  out->ends.push_back(b == x.end ? static_cast<int64_t>(x.ended) : 0);
   return true;
 }
 
 bool View::emit(const Extent& x, uint64_t choice, const SliceSpec& spec, Slices* out) const {
-  const uint64_t length = std::min(spec.length, x.end - x.start);
-  const uint64_t left = std::min(spec.span_left, length - 1);
-  const uint64_t virtual_start = x.start + choice;  // shifted by `left`, which keeps it unsigned
-  uint64_t a = virtual_start > x.start + left ? virtual_start - left : x.start;
-  const uint64_t b = std::min(virtual_start + length - left, x.end);
+  const Cut cut = cut_of(x, spec);
+  const uint64_t shifted = x.start + choice;  // by cut.left, which keeps it unsigned
+  uint64_t a = shifted > x.start + cut.left ? shifted - cut.left : x.start;
+  const uint64_t b = std::min(shifted + cut.length - cut.left, x.end);
   const uint64_t burn = std::min(spec.burn_in, a - x.start);
   a -= burn;
   return emit_steps(x, a, b, burn, out);

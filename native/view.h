@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -31,13 +32,15 @@ struct SliceSpec {
 // Steps [start, end) of a trajectory that are usable now; `last` is its last run.
 struct Extent {
   uint64_t last, start, end;
-  bool begins, ended;
+  bool begins;
+  uint64_t ended;  // flags, or 0
   uint64_t ordinal;
 };
 
-// Slices, one after another: seqs of all rows, rows of each, and how many of them are burn-in.
+// Slices, one after another: seqs of all rows; of each, its rows, how many of them are burn-in, and
+// how its trajectory ended (flags) if it ended with the slice's last row, else 0.
 struct Slices {
-  std::vector<int64_t> seqs, lengths, burn;
+  std::vector<int64_t> seqs, lengths, burn, ends;
 };
 
 // A sum tree over rows: leaf = seq % capacity.
@@ -54,9 +57,18 @@ class View {
   // Takes in what was written since. Everything else works on the state of the last refresh.
   void refresh();
   const Snapshot& at() const { return at_; }
+  // Whether a checkpoint was loaded since the last refresh, or is being loaded: seqs drawn before
+  // may be other rows now. To be asked after a gather.
+  bool stale() const;
   uint64_t trajectories() const { return live_; }
+  // The newest policy version of the runs there are.
+  int64_t max_version() const;
   // The ordinal of the k-th newest living trajectory (k >= 1), or of the oldest.
   uint64_t ordinal_of_newest(uint64_t k) const;
+
+  // Whether the window has a row, judged by the row's own run; and all rows it has.
+  bool row_in(uint64_t seq, const Window& w) const;
+  void rows_in(const Window& w, std::vector<int64_t>* out) const;
 
   // Each returns false if nothing is eligible.
   bool draw_rows(Rng rng, const Window& w, int64_t* out, size_t n);
@@ -85,8 +97,14 @@ class View {
     uint64_t starts, upto;  // valid starts; running weight
   };
 
-  void take(const std::vector<uint64_t>& words, uint64_t from);
-  void rebuild(const std::vector<uint64_t>& words, uint64_t from);
+  struct NewRun {
+    uint64_t ordinal, prev;
+    int64_t version;
+  };
+
+  void take(const std::vector<NewRun>& runs, uint64_t from);
+  void rebuild(const std::vector<NewRun>& runs, uint64_t from);
+  void note_version(uint64_t number, int64_t version);
   uint32_t add_trajectory(uint64_t ordinal);
   void drop_run(uint64_t number);
   void compact();
@@ -96,11 +114,16 @@ class View {
   bool usable(uint64_t number, const Window& w, EntryView* e) const;
   bool extent_of(uint64_t last, const Window& w, Extent* out) const;
   bool eligible(const Extent& x, const SliceSpec& spec) const;
+  struct Cut {
+    uint64_t length, left, right;  // of a whole slice; rows that may lie outside on either side
+  };
+  static Cut cut_of(const Extent& x, const SliceSpec& spec);
   static uint64_t count_starts(const Extent& x, const SliceSpec& spec);
   bool find_row(uint64_t seq, EntryView* e, uint64_t* number) const;
   bool run_holding(uint64_t last, uint64_t step, EntryView* e) const;
   bool emit(const Extent& x, uint64_t start_choice, const SliceSpec& spec, Slices* out) const;
   bool emit_steps(const Extent& x, uint64_t a, uint64_t b, uint64_t burn, Slices* out) const;
+  bool spans_in(const Window& w, std::vector<std::pair<uint64_t, uint64_t>>* out) const;
   bool exact(const Window& w, const SliceSpec& spec);
 
   const Tape& tape_;
@@ -110,7 +133,8 @@ class View {
   std::vector<Trajectory> trajs_;                         // ordered by ordinal
   std::vector<uint32_t> fenwick_;
   uint64_t live_ = 0;
-  std::vector<uint64_t> scratch_;
+  std::vector<NewRun> scratch_;
+  std::deque<std::pair<uint64_t, int64_t>> versions_;  // (run, version), falling versions
 
   // The exact pass, good for one state of the tape and one question.
   std::vector<Candidate> pass_;

@@ -46,12 +46,56 @@ bool View::draw_rows(Rng rng, const Window& w, int64_t* out, size_t n) {
     for (size_t i = 0; i < n; ++i) out[i] = static_cast<int64_t>(low + rng.below(at_.head - low));
     return true;
   }
-  SliceSpec rows;
-  rows.over_steps = true;
-  Slices one;
-  if (!draw_slices(rng, w, rows, n, &one)) return false;
-  std::copy(one.seqs.begin(), one.seqs.end(), out);
+  const uint64_t patience = kRejections + (seen_head_ - at_.index_tail) / 2;
+  std::vector<std::pair<uint64_t, uint64_t>> spans;  // (first row, rows up to its end), exact
+  for (size_t i = 0; i < n; ++i) {
+    bool done = false;
+    for (uint64_t tries = 0; tries < patience && !done && spans.empty(); ++tries) {
+      const uint64_t seq = low + rng.below(at_.head - low);
+      if ((done = row_in(seq, w))) out[i] = static_cast<int64_t>(seq);
+    }
+    if (done) continue;
+    if (spans.empty() && !spans_in(w, &spans)) return false;
+    const uint64_t pick = rng.below(spans.back().second);
+    const auto it = std::upper_bound(spans.begin(), spans.end(), pick,
+                                     [](uint64_t p, const auto& s) { return p < s.second; });
+    const uint64_t before = it == spans.begin() ? 0 : std::prev(it)->second;
+    out[i] = static_cast<int64_t>(it->first + (pick - before));
+  }
   return true;
+}
+
+bool View::row_in(uint64_t seq, const Window& w) const {
+  EntryView e;
+  uint64_t number;
+  return seq >= std::max(at_.tail, w.min_seq) && seq < at_.head && find_row(seq, &e, &number) &&
+         e.version >= w.min_version && e.ordinal >= w.min_ordinal;
+}
+
+bool View::spans_in(const Window& w, std::vector<std::pair<uint64_t, uint64_t>>* out) const {
+  const uint64_t low = std::max(at_.tail, w.min_seq);
+  uint64_t total = 0;
+  for (uint64_t n = at_.index_tail; n < seen_head_; ++n) {
+    EntryView e;
+    if (!tape_.read_entry(n, &e) || e.version < w.min_version || e.ordinal < w.min_ordinal)
+      continue;
+    const uint64_t first = std::max(e.first, low), end = std::min(e.first + e.steps, at_.head);
+    if (first >= end) continue;
+    total += end - first;
+    out->emplace_back(first, total);
+  }
+  return total > 0;
+}
+
+void View::rows_in(const Window& w, std::vector<int64_t>* out) const {
+  std::vector<std::pair<uint64_t, uint64_t>> spans;
+  if (!spans_in(w, &spans)) return;
+  uint64_t before = 0;
+  for (const auto& span : spans) {
+    for (uint64_t i = 0; i < span.second - before; ++i)
+      out->push_back(static_cast<int64_t>(span.first + i));
+    before = span.second;
+  }
 }
 
 bool View::draw_slices(Rng rng, const Window& w, const SliceSpec& spec, size_t n, Slices* out) {
@@ -68,7 +112,10 @@ bool View::draw_slices(Rng rng, const Window& w, const SliceSpec& spec, size_t n
     EntryView e;  // no row of the window is older than its first trajectory's first run
     Extent x;
     const uint64_t last = trajs_[select(before)].last;
-    if (extent_of(last, w, &x) && run_holding(last, x.start, &e)) low = std::max(low, e.first);
+    Window any_version = w;
+    any_version.min_version = INT64_MIN;
+    if (extent_of(last, any_version, &x) && run_holding(last, x.start, &e))
+      low = std::max(low, e.first);
   }
   if (spec.over_steps && low >= at_.head) return false;
   const bool virtual_starts = spec.span_left > 0 || spec.span_right > 0;
@@ -126,6 +173,15 @@ void View::slices_from(const int64_t* seqs, size_t n, const Window& w, const Sli
     Extent x;
     const auto seq = static_cast<uint64_t>(seqs[i]);
     valid[i] = 0;
+    if (spec.length == 1 && !spec.complete_only && spec.burn_in == 0) {  // a row, not a slice
+      if (!row_in(seq, w)) continue;
+      valid[i] = 1;
+      out->seqs.push_back(seqs[i]);
+      out->lengths.push_back(1);
+      out->burn.push_back(0);
+      out->ends.push_back(0);
+      continue;
+    }
     if (!find_row(seq, &e, &number)) continue;
     if (!extent_of(trajs_[slot_of_[number % ring_]].last, w, &x) || !eligible(x, spec)) continue;
     const uint64_t step = e.before + (seq - e.first);
@@ -174,6 +230,7 @@ void View::follow(const int64_t* seqs, size_t n, uint64_t length, Slices* out) {
     out->seqs.push_back(seqs[i]);  // gone meanwhile: the gather will say so
     out->lengths.push_back(1);
     out->burn.push_back(0);
+    out->ends.push_back(0);
   }
 }
 

@@ -8,6 +8,7 @@ namespace contig {
 
 namespace {
 constexpr uint64_t kEnded = kTerminated | kTruncated;
+constexpr size_t kOpenIds = 1u << 20;
 
 template <class T>
 T load(const uint8_t* p) {
@@ -90,7 +91,6 @@ void Writer::prepare(const Rows& rows, uint64_t lanes, const Marks& marks, Conti
   ++stamp_;
   rows_ = rows;
   runs_.clear();
-  finished_.clear();
   if (!marks.id && lanes_.size() < lanes) lanes_.resize(lanes);
   if (marks.id && by_id_.size() > prune_at_) prune();
   const uint64_t steps = rows.n / lanes;
@@ -125,7 +125,8 @@ void Writer::split_lane(const Marks& marks, uint64_t lane, uint64_t from, uint64
       if (t == 0 && !marks.id && was_open && rule == Continue::no) starts = true;
       begins = starts && (!marks.init || init || after_end);
       // Told to continue what this writer does not hold: it is no beginning.
-      if (t == 0 && !marks.id && rule == Continue::told && !was_open && !after_end) begins = false;
+      const bool told = t == 0 && !marks.id && rule == Continue::told;
+      if (told && !was_open && !after_end && !init) begins = false;
     }
     if (slot->orphan && slot->stamp != stamp_ && !slot->track.known && !init) begins = false;
     if (starts || new_run) {
@@ -136,16 +137,17 @@ void Writer::split_lane(const Marks& marks, uint64_t lane, uint64_t from, uint64
     Run& run = runs_.back();
     run.rows += 1;
     run.reward += marks.reward.sum(row);
-    uint64_t end = 0;
-    if (marks.done.truth(row)) {
-      end = (marks.terminated.truth(row) ? kTerminated : uint64_t{0}) |
-            (marks.truncated.truth(row) ? kTruncated : uint64_t{0});
-      if (end == 0) end = marks.terminated || marks.truncated ? kTruncated : kTerminated;
+    uint64_t end = (marks.terminated.truth(row) ? kTerminated : uint64_t{0}) |
+                   (marks.truncated.truth(row) ? kTruncated : uint64_t{0});
+    if (marks.done) {  // it decides; without it, either of the others does
+      if (!marks.done.truth(row))
+        end = 0;
+      else if (end == 0)
+        end = marks.terminated || marks.truncated ? kTruncated : kTerminated;
     }
     run.flags = (run.flags & kBegins) | end;
     slot->stamp = stamp_;
     slot->ended = end != 0;
-    if (end != 0 && marks.id && !marks.id_alone) finished_.push_back(Key{lane, id});
   }
 }
 
@@ -153,7 +155,6 @@ void Writer::prepare_whole(const Rows& rows, const Marks& marks, const Whole& wh
   ++stamp_;
   rows_ = rows;
   runs_.clear();
-  finished_.clear();
   // A trajectory of its own: no lane goes on from it, and none before it goes on in it.
   Slot& slot = by_id_[Key{kNone, 0}];
   Run run{&slot.track, rows.n, kBegins | whole.flags, true, 0, whole.traj_id, whole.version};
@@ -164,37 +165,66 @@ void Writer::prepare_whole(const Rows& rows, const Marks& marks, const Whole& wh
 }
 
 uint64_t Writer::commit() {
+  // A checkpoint was loaded since: entry numbers and steps are those of other trajectories.
+  const uint64_t restores = tape_.header().restores.load(std::memory_order_relaxed);
+  if (restores != restores_) {
+    restores_ = restores;
+    for (Slot& slot : lanes_) slot.track = Track{};
+    for (auto& item : by_id_) item.second.track = Track{};
+    for (Run& run : runs_) {
+      if (!run.starts) run.flags &= ~kBegins;
+    }
+  }
   Append a;
   a.rows = rows_;
   a.runs = runs_.data();
   a.n_runs = runs_.size();
   a.writer = id_;
-  const uint64_t first = tape_.append(a);
-  for (const Key& key : finished_) {
-    const auto it = by_id_.find(key);
-    if (it != by_id_.end() && (it->second.track.flags & kEnded) != 0) by_id_.erase(it);
-  }
-  return first;
+  return tape_.append(a);
 }
 
 void Writer::restart(uint64_t id) {
   id_ = id;
   ++stamp_;
   const auto let_go = [this](Slot& slot) {
-    const bool was_open = open(slot);
+    const bool orphan = open(slot) || (slot.orphan && !slot.track.known);
     slot = Slot{};
-    slot.orphan = was_open;
+    slot.orphan = orphan;
   };
   for (Slot& slot : lanes_) let_go(slot);
   for (auto& item : by_id_) let_go(item.second);
 }
 
+std::vector<Writer::Open> Writer::open_trajectories() const {
+  std::vector<Open> out;
+  const auto held = [this](const Slot& slot) {
+    return open(slot) || (slot.orphan && !slot.track.known);
+  };
+  for (size_t lane = 0; lane < lanes_.size(); ++lane)
+    if (held(lanes_[lane])) out.push_back(Open{lane, -1, false});
+  for (const auto& item : by_id_)
+    if (held(item.second)) out.push_back(Open{item.first.lane, item.first.id, true});
+  return out;
+}
+
+void Writer::orphan(const Open& open) {
+  if (open.by_id) {
+    by_id_[Key{open.lane, open.id}].orphan = true;
+    return;
+  }
+  if (lanes_.size() <= open.lane) lanes_.resize(open.lane + 1);
+  lanes_[open.lane].orphan = true;
+}
+
 void Writer::prune() {
-  // Trajectories of which nothing is left on the tape and ids that never ended.
+  // Ids that ended, and, if there are very many that never did, those of which no row is left. An
+  // open one is kept as long as possible: forgotten, it would seem to begin when it goes on.
   const uint64_t index_tail = tape_.header().index_tail.load(std::memory_order_acquire);
+  const bool many = by_id_.size() > kOpenIds;
   for (auto it = by_id_.begin(); it != by_id_.end();) {
-    const uint64_t last = it->second.track.last_entry;
-    if (last == kNone || last < index_tail)
+    const Track& track = it->second.track;
+    const bool gone = track.last_entry == kNone || track.last_entry < index_tail;
+    if ((track.flags & kEnded) != 0 || (many && gone))
       it = by_id_.erase(it);
     else
       ++it;

@@ -41,7 +41,8 @@ struct Whole {
 
 class Writer {
  public:
-  Writer(Tape& tape, uint64_t id) : tape_(tape), id_(id) {}
+  Writer(Tape& tape, uint64_t id)
+      : tape_(tape), id_(id), restores_(tape.header().restores.load()) {}
 
   // Rows are lane-major: row = lane * steps + t. Both prepare runs for `commit`.
   void prepare(const Rows& rows, uint64_t lanes, const Marks& marks, Continue rule);
@@ -51,6 +52,15 @@ class Writer {
 
   // Lets go of every open trajectory: the writer went to another thread or process.
   void restart(uint64_t id);
+  // Trajectories it has open, as (lane, id, whether by id); and telling a new writer that they were
+  // open elsewhere, so that it does not take their rest for a beginning.
+  struct Open {
+    uint64_t lane;
+    int64_t id;
+    bool by_id;
+  };
+  std::vector<Open> open_trajectories() const;
+  void orphan(const Open& open);
   uint64_t id() const { return id_; }
   uint64_t rows() const { return rows_.n; }
 
@@ -84,9 +94,9 @@ class Writer {
   std::vector<Run> runs_;
   std::vector<Slot> lanes_;
   std::unordered_map<Key, Slot, KeyHash> by_id_;
-  std::vector<Key> finished_;
   uint64_t stamp_ = 0;
   size_t prune_at_ = 1024;
+  uint64_t restores_;
 };
 
 }  // namespace contig

@@ -40,7 +40,7 @@ auto with_lock(Tape& tape, double timeout_s, uint64_t bytes, F f) {
   };
   if (bytes < kKeepGil && lock_try(lock)) return locked();
   nb::gil_scoped_release no_gil;
-  if (!lock_until(lock, timeout_s)) throw Busy(lock.holder.load(), timeout_s);
+  if (!lock_until(lock, timeout_s)) throw Busy(lock_holder(lock), timeout_s);
   return locked();
 }
 
@@ -74,6 +74,8 @@ class WriterHandle {
                        int64_t traj_id, int64_t version);
   uint64_t id() const { return writer_.id(); }
   uint64_t last_rows() const { return writer_.rows(); }
+  nb::list open_trajectories() const;  // (lane, id, by_id) of each
+  void orphan(nb::list open);
 
  private:
   Marks marks(const Rows& rows) const;

@@ -102,10 +102,11 @@ FlagColumn flag_column(Block& block, nb::handle spec, size_t rows) {
   return c;
 }
 
-void mark(Block& block, Seqs lengths, Seqs real, nb::tuple columns) {
+void mark(Block& block, Seqs lengths, Seqs real, Seqs ends, nb::tuple columns, bool told) {
   const size_t n = lengths.shape(0);
   size_t rows = 0;
-  if (real.shape(0) != n) throw std::invalid_argument("mark_slices: as many real as lengths");
+  if (real.shape(0) != n || ends.shape(0) != n)
+    throw std::invalid_argument("mark_slices: as many real and ends as lengths");
   for (size_t i = 0; i < n; ++i) {
     if (real.data()[i] < 1 || lengths.data()[i] < real.data()[i])
       throw std::invalid_argument("mark_slices: 1 <= real <= length must hold");
@@ -113,11 +114,8 @@ void mark(Block& block, Seqs lengths, Seqs real, nb::tuple columns) {
   }
   const SliceFlags flags{flag_column(block, columns[0], rows), flag_column(block, columns[1], rows),
                          flag_column(block, columns[2], rows), flag_column(block, columns[3], rows),
-                         flag_column(block, columns[4], rows)};
-  if (flags.truncated.data != nullptr &&
-      (flags.terminated.data == nullptr || flags.done.data == nullptr))
-    throw std::invalid_argument("mark_slices: truncated goes with done and terminated");
-  mark_slices(flags, lengths.data(), real.data(), n);
+                         flag_column(block, columns[4], rows), told};
+  mark_slices(flags, lengths.data(), real.data(), ends.data(), n);
 }
 
 Plan* make_plan(nb::object tree, nb::list leaves, nb::list duals, size_t record_size) {
@@ -142,10 +140,16 @@ Plan* make_plan(nb::object tree, nb::list leaves, nb::list duals, size_t record_
            : op == "either" ? DualSpec::either
            : op == "check"  ? DualSpec::check
                             : DualSpec::and_not;
-    d.to = nb::cast<size_t>(t[1]);
-    d.a = nb::cast<size_t>(t[2]);
-    d.b = nb::cast<size_t>(t[3]);
-    d.bytes = nb::cast<size_t>(t[4]);
+    const auto place = [&](size_t i) {
+      const auto p = nb::borrow<nb::tuple>(t[i]);
+      return DualSpec::Place{nb::cast<size_t>(p[0]), nb::cast<size_t>(p[1])};
+    };
+    d.to = place(1);
+    d.a = place(2);
+    d.b = place(3);
+    const auto one = nb::borrow<nb::bytes>(t[4]);
+    d.one.assign(one.c_str(), one.size());
+    if (d.one.size() != d.to.bytes) throw std::invalid_argument("Plan: a flag of the wrong size");
     flags.push_back(d);
   }
   return new Plan(tree, std::move(specs), std::move(flags), record_size);
@@ -180,11 +184,14 @@ void bind_kernels(nb::module_& m) {
   nb::class_<Plan>(m, "Plan")
       .def(nb::new_(&make_plan), nb::arg("tree"), nb::arg("leaves"), nb::arg("duals"),
            nb::arg("record_size"))
-      .def("pack", [](const Plan& p, nb::handle tree, Bytes out) {
-        if (out.shape(0) < p.record_size())
-          throw std::invalid_argument("pack: the record is too small");
-        return p.pack(tree.ptr(), out.data());
-      });
+      .def(
+          "pack",
+          [](const Plan& p, nb::handle tree, Bytes out) {
+            if (out.shape(0) < p.record_size())
+              throw std::invalid_argument("pack: the record is too small");
+            return p.pack(tree.ptr(), out.data());
+          },
+          nb::arg("tree").none(), nb::arg("record"));
   m.def(
       "join_columns",
       [](nb::list arrays, Seqs leaves, size_t n, size_t record_size, Bytes out) {
@@ -214,7 +221,8 @@ void bind_kernels(nb::module_& m) {
       nb::arg("records"), nb::arg("n"), nb::arg("record_size"), nb::arg("block"),
       nb::arg("columns"), nb::arg("leaves"));
   m.def("mark_slices", &mark, nb::arg("block"), nb::arg("lengths"), nb::arg("real"),
-        nb::arg("columns"), "columns: init, done, terminated, truncated, slice_end.");
+        nb::arg("ends"), nb::arg("columns"), nb::arg("told"),
+        "columns: init, done, terminated, truncated, slice_end.");
   nb::class_<SumTree>(m, "SumTree")
       .def(nb::init<size_t, Doubles, Doubles>(), nb::arg("n"), nb::arg("sums"), nb::arg("mins"))
       .def_static("size", &SumTree::size)
@@ -251,6 +259,8 @@ void bind_kernels(nb::module_& m) {
 }  // namespace contig
 
 NB_MODULE(_native, m) {
+  // A prefetching thread may hold a batch when the interpreter ends; that is no leak to report.
+  nanobind::set_leak_warnings(false);
   contig::bind_kernels(m);
   contig::bind_tape(m);
   contig::bind_writer(m);

@@ -67,30 +67,20 @@ bool narrow(double wide, uint8_t* to) {
 
 // False if flags that were given disagree.
 bool complete(const DualSpec& d, uint8_t* to, const uint8_t* a, const uint8_t* b) {
-  const auto is_set = [&](const uint8_t* p) {
-    for (size_t i = 0; i < d.bytes; ++i)
+  const auto is_set = [](const uint8_t* p, size_t bytes) {
+    for (size_t i = 0; i < bytes; ++i)
       if (p[i] != 0) return true;
     return false;
   };
-  switch (d.op) {
-    case DualSpec::zero:
-      std::memset(to, 0, d.bytes);
-      break;
-    case DualSpec::copy:
-      std::memcpy(to, a, d.bytes);
-      break;
-    case DualSpec::either:
-      std::memcpy(to, is_set(a) ? a : b, d.bytes);
-      break;
-    case DualSpec::and_not:
-      if (is_set(b))
-        std::memset(to, 0, d.bytes);
-      else
-        std::memcpy(to, a, d.bytes);
-      break;
-    case DualSpec::check:
-      return is_set(to) == (is_set(a) || is_set(b));
-  }
+  const bool x = d.op != DualSpec::zero && is_set(a, d.a.bytes);
+  const bool two = d.op != DualSpec::zero && d.op != DualSpec::copy;
+  const bool y = two && is_set(b, d.b.bytes);
+  if (d.op == DualSpec::check) return is_set(to, d.to.bytes) == (x || y);
+  const bool value = d.op == DualSpec::either ? x || y : x && !y;
+  if (value)
+    std::memcpy(to, d.one.data(), d.to.bytes);
+  else
+    std::memset(to, 0, d.to.bytes);
   return true;
 }
 }  // namespace
@@ -108,7 +98,9 @@ Plan::Plan(nb::object tree, std::vector<LeafSpec> leaves, std::vector<DualSpec> 
 
 Plan::Node Plan::build(nb::handle tree) {
   Node node;
-  if (nb::isinstance<nb::dict>(tree)) {
+  if (tree.is_none()) {
+    node.none = true;
+  } else if (nb::isinstance<nb::dict>(tree)) {
     node.mapping = true;
     for (auto item : nb::borrow<nb::dict>(tree)) {
       nb::object key = nb::borrow(item.first);
@@ -124,6 +116,7 @@ Plan::Node Plan::build(nb::handle tree) {
 
 template <class F>
 bool Plan::each_child(const Node& node, PyObject* value, F f) {
+  if (node.none) return value == Py_None;
   if (node.mapping) {
     if (!PyDict_Check(value) || PyDict_GET_SIZE(value) != (Py_ssize_t)node.children.size())
       return false;
@@ -151,7 +144,7 @@ bool Plan::each_child(const Node& node, PyObject* value, F f) {
 bool Plan::pack(PyObject* tree, uint8_t* record) const {
   if (!pack_node(root_, tree, record)) return false;
   for (const DualSpec& d : duals_)
-    if (!complete(d, record + d.to, record + d.a, record + d.b)) return false;
+    if (!complete(d, record + d.to.offset, record + d.a.offset, record + d.b.offset)) return false;
   return true;
 }
 
@@ -222,20 +215,20 @@ bool Plan::columns(PyObject* tree, size_t batch_ndim, ColumnSet* out) const {
     return nullptr;
   };
   for (const DualSpec& d : duals_) {
-    const Column *a = at(d.a), *b = at(d.b), *given = at(d.to);
-    const bool two = d.op == DualSpec::either || d.op == DualSpec::and_not;
+    const Column *a = at(d.a.offset), *b = at(d.b.offset), *given = at(d.to.offset);
+    const bool two = d.op != DualSpec::zero && d.op != DualSpec::copy;
     if ((d.op != DualSpec::zero && a == nullptr) || (two && b == nullptr)) return false;
     std::unique_ptr<uint8_t[]> made;
-    if (d.op != DualSpec::check) made = std::make_unique<uint8_t[]>(out->rows * d.bytes + 1);
+    if (d.op != DualSpec::check) made = std::make_unique<uint8_t[]>(out->rows * d.to.bytes + 1);
     for (uint64_t i = 0; i < out->rows; ++i) {
-      auto* to =
-          made ? made.get() + i * d.bytes : const_cast<uint8_t*>(given->data + i * given->stride);
+      auto* to = made ? made.get() + i * d.to.bytes
+                      : const_cast<uint8_t*>(given->data + i * given->stride);
       if (!complete(d, to, a ? a->data + i * a->stride : nullptr,
                     b ? b->data + i * b->stride : nullptr))
         return false;
     }
     if (!made) continue;
-    out->columns.push_back(Column{made.get(), d.to, d.bytes, d.bytes});
+    out->columns.push_back(Column{made.get(), d.to.offset, d.to.bytes, d.to.bytes});
     out->owned.push_back(std::move(made));
   }
   return true;

@@ -26,7 +26,10 @@ struct LeafSpec {
 // the check that they agree.
 struct DualSpec {
   enum Op { zero, copy, either, and_not, check } op;
-  size_t to, a, b, bytes;
+  struct Place {
+    size_t offset, bytes;
+  } to, a, b;
+  std::string one;  // what "true" looks like in `to`
 };
 
 // Columns of a tree of arrays, with the buffers that keep them alive.
@@ -55,7 +58,7 @@ class Plan {
  private:
   struct Node {
     int leaf = -1;
-    bool mapping = false;
+    bool mapping = false, none = false;
     std::vector<std::pair<nb::object, Node>> children;
   };
   static Node build(nb::handle tree);

@@ -14,28 +14,28 @@ nb::tuple snapshot(const TapeHandle& t) {
   return nb::make_tuple(s.head, s.tail, s.index_head, s.index_tail);
 }
 
-// The live index as [n, 16] words, consistent; and the head they are valid for.
+// The live index as [n, 16] words, consistent; and the bounds they are valid for.
 nb::tuple read_index(TapeHandle& t) {
   std::vector<int64_t> words;
-  const auto read = [&]() -> uint64_t {
+  uint64_t head = 0;
+  const auto read = [&] {
     words.clear();
+    const uint64_t restores = t.tape.header().restores.load();
     const Snapshot s = t.tape.snapshot();
+    head = s.head;
     for (uint64_t n = s.index_tail; n < s.index_head; ++n) {
       uint64_t w[16];
-      switch (t.tape.read_entry_words(n, s.head, w)) {
-        case Tape::Read::gone:
-          continue;
-        case Tape::Read::unsettled:
-          return kNone;
-        case Tape::Read::ok:
-          w[15] = n;  // a spare word: the entry's number
-          words.insert(words.end(), w, w + 16);
-      }
+      const Tape::Read result = t.tape.read_entry_words(n, s.head, w);
+      if (result == Tape::Read::gone) continue;
+      if (result != Tape::Read::ok) return false;
+      w[15] = n;  // a spare word: the entry's number
+      words.insert(words.end(), w, w + 16);
     }
-    return s.head;
+    return restores % 2 == 0 && restores == t.tape.header().restores.load();
   };
-  uint64_t head = read();
-  if (head == kNone) head = with_lock(t.tape, t.lock_timeout_s, 0, read);
+  bool whole = false;
+  for (int tries = 0; tries < 10 && !whole; ++tries) whole = read();
+  if (!whole) with_lock(t.tape, t.lock_timeout_s, 0, read);
   const uint64_t tail = t.tape.header().tail.load();
   return nb::make_tuple(to_array(words), head, tail);
 }
@@ -176,21 +176,34 @@ void bind_tape(nb::module_& m) {
       .def_prop_ro("capacity", [](const TapeHandle& t) { return t.tape.header().capacity; })
       .def_prop_ro("trajectories",
                    [](const TapeHandle& t) { return t.tape.header().trajectories.load(); })
-      .def_prop_ro("max_version",
-                   [](const TapeHandle& t) {
-                     return static_cast<int64_t>(t.tape.header().max_version.load());
-                   })
       .def_prop_ro("appends", [](const TapeHandle& t) { return t.tape.header().appends.load(); })
       .def_prop_rw(
-          "inserted", [](const TapeHandle& t) { return t.tape.header().inserted.load(); },
-          [](TapeHandle& t, uint64_t n) { t.tape.header().inserted.store(n); })
+          "inserted",
+          [](const TapeHandle& t) {
+            const Header& h = t.tape.header();
+            return h.inserted_base.load() + h.head.load();
+          },
+          [](TapeHandle& t, uint64_t n) {
+            Header& h = t.tape.header();
+            h.inserted_base.store(n - h.head.load());
+          })
       .def_prop_rw(
           "sampled", [](const TapeHandle& t) { return t.tape.header().sampled.load(); },
           [](TapeHandle& t, uint64_t n) { t.tape.header().sampled.store(n); })
+      .def("reserve_sampled",
+           [](TapeHandle& t, uint64_t rows, double need, double limit) {
+             // Counts rows as sampled if that keeps within the limit; atomic between samplers.
+             Word& sampled = t.tape.header().sampled;
+             uint64_t now = sampled.load();
+             do {
+               if (static_cast<double>(now) + need > limit) return false;
+             } while (!sampled.compare_exchange_weak(now, now + rows));
+             return true;
+           })
       .def("add_sampled",
-           [](TapeHandle& t, uint64_t n) {
+           [](TapeHandle& t, int64_t n) {
              Header& h = t.tape.header();
-             h.sampled.fetch_add(n);
+             h.sampled.fetch_add(static_cast<uint64_t>(n));
              if (h.waiters.load() > 0) wake(h.wake_word, h.waiters);
            })
       .def_prop_ro("wake_word",
@@ -214,7 +227,7 @@ void bind_tape(nb::module_& m) {
              nb::gil_scoped_release no_gil;
              Lock& lock = t.tape.header().lock;
              if (!lock_until(lock, t.lock_timeout_s))
-               throw Busy(lock.holder.load(), t.lock_timeout_s);
+               throw Busy(lock_holder(lock), t.lock_timeout_s);
              t.tape.repair();
            })
       .def("release", [](TapeHandle& t) { lock_release(t.tape.header().lock); });

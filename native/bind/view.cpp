@@ -26,7 +26,7 @@ Rng rng_of(State& state) {
 }
 
 nb::tuple slices_tuple(const Slices& s) {
-  return nb::make_tuple(to_array(s.seqs), to_array(s.lengths), to_array(s.burn));
+  return nb::make_tuple(to_array(s.seqs), to_array(s.lengths), to_array(s.burn), to_array(s.ends));
 }
 
 nb::object draw_slices(ViewHandle& v, State rng, nb::object window, const SliceSpec& spec,
@@ -90,9 +90,11 @@ void bind_view(nb::module_& m) {
   nb::class_<ViewHandle>(m, "View")
       .def(nb::init<TapeHandle&>(), nb::keep_alive<1, 2>())
       .def("refresh", [](ViewHandle& v) { v.view.refresh(); })
+      .def_prop_ro("stale", [](const ViewHandle& v) { return v.view.stale(); })
       .def_prop_ro("head", [](const ViewHandle& v) { return v.view.at().head; })
       .def_prop_ro("tail", [](const ViewHandle& v) { return v.view.at().tail; })
       .def_prop_ro("trajectories", [](const ViewHandle& v) { return v.view.trajectories(); })
+      .def_prop_ro("max_version", [](const ViewHandle& v) { return v.view.max_version(); })
       .def("ordinal_of_newest",
            [](const ViewHandle& v, uint64_t k) { return v.view.ordinal_of_newest(k); })
       .def("draw_rows", &draw_rows, nb::arg("rng"), nb::arg("window").none(), nb::arg("n"))
@@ -103,6 +105,24 @@ void bind_view(nb::module_& m) {
       .def("draw_by_weight", &draw_by_weight, nb::arg("tree"), nb::arg("head"), nb::arg("rng"),
            nb::arg("window").none(), nb::arg("spec"), nb::arg("n"))
       .def("slices_from", &slices_from, nb::arg("seqs"), nb::arg("window").none(), nb::arg("spec"))
+      .def(
+          "rows_in",
+          [](const ViewHandle& v, nb::object window) {
+            std::vector<int64_t> out;
+            v.view.rows_in(window_of(window), &out);
+            return to_array(out);
+          },
+          nb::arg("window").none())
+      .def(
+          "has_rows",
+          [](const ViewHandle& v, Seqs seqs, nb::object window) {
+            const Window w = window_of(window);
+            std::vector<int64_t> out(seqs.shape(0));
+            for (size_t i = 0; i < out.size(); ++i)
+              out[i] = v.view.row_in(static_cast<uint64_t>(seqs.data()[i]), w) ? 1 : 0;
+            return to_array(out);
+          },
+          nb::arg("seqs"), nb::arg("window").none())
       .def("follow",
            [](ViewHandle& v, Seqs seqs, uint64_t length) {
              Slices out;

@@ -195,6 +195,21 @@ int64_t WriterHandle::append_whole(nb::list arrays, nb::list offsets, uint64_t n
   return commit(rows);
 }
 
+nb::list WriterHandle::open_trajectories() const {
+  nb::list out;
+  for (const Writer::Open& o : writer_.open_trajectories())
+    out.append(nb::make_tuple(o.lane, o.id, o.by_id));
+  return out;
+}
+
+void WriterHandle::orphan(nb::list open) {
+  for (nb::handle h : open) {
+    const auto t = nb::borrow<nb::tuple>(h);
+    writer_.orphan(
+        Writer::Open{nb::cast<uint64_t>(t[0]), nb::cast<int64_t>(t[1]), nb::cast<bool>(t[2])});
+  }
+}
+
 void bind_writer(nb::module_& m) {
 #if defined(__linux__) || defined(__APPLE__)
   pthread_atfork(nullptr, nullptr, [] { fork_generation.fetch_add(1); });
@@ -204,8 +219,11 @@ void bind_writer(nb::module_& m) {
            nb::arg("id_alone"), nb::keep_alive<1, 2>())
       .def_prop_ro("id", &WriterHandle::id)
       .def_prop_ro("last_rows", &WriterHandle::last_rows)
-      .def("add", &WriterHandle::add)
-      .def("extend", &WriterHandle::extend)
+      .def("open_trajectories", &WriterHandle::open_trajectories)
+      .def("orphan", &WriterHandle::orphan)
+      .def("add", &WriterHandle::add, nb::arg("plan"), nb::arg("tree").none())
+      .def("extend", &WriterHandle::extend, nb::arg("plan"), nb::arg("tree").none(),
+           nb::arg("batch_ndim"), nb::arg("lanes_are"), nb::arg("rule"))
       .def("append_records", &WriterHandle::append_records)
       .def("append_columns", &WriterHandle::append_columns)
       .def("append_whole", &WriterHandle::append_whole);

@@ -216,11 +216,12 @@ class Batch:
         start = self._columns[number][2]
         dtype = to_torch(np.empty(0, leaf.dtype)).dtype
         column = block[start : start + leaf.nbytes * self._rows].view(dtype)
-        return column.view(*self._shape, *leaf.shape)
+        return column.view((*self._shape, *leaf.shape))
 
     def jax(self) -> Any:
         """The pytree as jax arrays, copied."""
-        return self._layout.build_tree([to_jax(leaf) for leaf in self._leaves()])
+        leaves = zip(self._leaves(), self._layout.leaves)
+        return self._layout.build_tree([to_jax(array, leaf.path) for array, leaf in leaves])
 
     def to_tensordict(self, device: Any = None) -> Any:
         """A TensorDict; per-row rewards and flags get the trailing dim TorchRL gives them."""
@@ -235,15 +236,25 @@ class Batch:
 
     def reshape(self, *shape: int) -> Batch:
         """The same block with other batch dims; one of them may be -1."""
-        dims = tuple(np.empty(self._shape, np.uint8).reshape(*shape).shape) if self._rows else shape
-        out = Batch(self._block, self._layout, dims, self._extras)
-        return out
+        # numpy's own rules, on an array without memory.
+        dims = np.broadcast_to(np.uint8(0), self._shape).reshape(*shape).shape
+        return Batch(self._block, self._layout, dims, self._extras)
 
     # -- derived batches --------------------------------------------------------------------
 
     def with_leaves(self, columns: dict[Any, Array], extra: bool = False) -> Batch:
-        """A new batch with leaves added or replaced, each ``[*batch, ...]``."""
+        """A new batch with leaves added or replaced, each ``[*batch, ...]``.
+
+        Raises:
+            LayoutError: other batch dims, or a path through a leaf or to a subtree.
+        """
         ndim = len(self._shape)
+        for key, value in columns.items():
+            if value.shape[:ndim] != self._shape:
+                raise LayoutError(
+                    f"{show_path(as_path(key))}: shape {list(value.shape)}, expected the batch's "
+                    f"{list(self._shape)} first"
+                )
         specs = [(as_path(k), v.shape[ndim:], v.dtype) for k, v in columns.items()]
         layout, moved = self._layout.with_leaves(specs)
         out = Batch.empty(layout, self._shape)
@@ -258,16 +269,10 @@ class Batch:
 
     def stored(self) -> Any:
         """The tree without what a sampler added: what a buffer would store."""
-        if not self._extras or self._layout.structure.kind != "dict":
+        if not self._extras:
             return self.tree()
-        kept = [x for x in self._layout.leaves if x.path not in self._extras]
-        tree: dict[Any, Any] = {}
-        for leaf in kept:
-            node = tree
-            for key in leaf.path[:-1]:
-                node = node.setdefault(key, {})
-            node[leaf.path[-1]] = self[leaf.path]
-        return tree
+        structure = self._layout.structure.without(self._extras)
+        return unflatten(structure, (self[p] for p in structure.paths()))
 
     def __reduce__(self) -> Any:
         return _rebuild, (self._layout, self.block, self._shape, self._extras)
@@ -280,7 +285,9 @@ def _child(node: Any, key: str | int) -> Any:
 def _rebuild(
     layout: Layout, block: Array, shape: tuple[int, ...], extras: frozenset[Path]
 ) -> Batch:
-    return Batch(block, layout, shape, extras)
+    aligned = _native.Block(len(block))  # as all blocks are, wherever pickle put this one
+    memoryview(aligned)[:] = memoryview(block)  # type: ignore[arg-type]
+    return Batch(aligned, layout, shape, extras)
 
 
 def stack_batches(batches: Sequence[Batch]) -> Batch:

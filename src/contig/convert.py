@@ -138,10 +138,8 @@ def cast(array: np.ndarray[Any, Any], dtype: np.dtype[Any], path: Path) -> np.nd
         )
     with np.errstate(all="ignore"):
         out = array.astype(dtype)
-        if target == "c":
-            return out
-        if target == "f":
-            bad = np.isfinite(array) & ~np.isfinite(out) if source == "f" else np.False_
+        if target in "fc":
+            bad = np.isfinite(array) & ~np.isfinite(out)
         else:
             bad = (out.astype(array.dtype) != array) | ~np.isfinite(array)
             if target in "iu" and source in "iu":
@@ -177,11 +175,25 @@ def to_torch(array: np.ndarray[Any, Any]) -> Any:
     return torch.from_numpy(array)
 
 
-def to_jax(array: np.ndarray[Any, Any]) -> Any:
-    """A jax array with the same values."""
+def to_jax(array: np.ndarray[Any, Any], path: Path) -> Any:
+    """A jax array with the same values; jax makes 64-bit numbers 32-bit ones unless told not to.
+
+    Raises:
+        ValueError: an integer that does not fit.
+    """
     import jax.numpy as jnp
 
-    return jnp.asarray(array)
+    out = jnp.asarray(array)
+    if array.dtype.kind in "iu" and out.dtype != array.dtype and array.size:
+        least, most = int(array.min()), int(array.max())
+        limits = np.iinfo(out.dtype)
+        if least < limits.min or most > limits.max:
+            raise ValueError(
+                f"{show_path(path)}: {array.dtype} values from {least} to {most} do not fit jax's "
+                f"{out.dtype}; "
+                'set jax.config.update("jax_enable_x64", True)'
+            )
+    return out
 
 
 def to_tensordict(flat: dict[tuple[str, ...], Any], shape: tuple[int, ...], device: Any) -> Any:

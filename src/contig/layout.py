@@ -183,7 +183,7 @@ class Layout:
         Raises:
             ValueError: structure, shape or value that does not fit, with the leaf's path.
         """
-        record = np.empty(self.record_size, np.uint8)
+        record = np.zeros(self.record_size, np.uint8)
         if self.plan.pack(tree, record):
             return record
         batch_ndim = self.batch_ndim(tree)
@@ -200,10 +200,16 @@ class Layout:
                 f"records: expected uint8 [..., {self.record_size}], got {records.dtype.name} "
                 f"{list(records.shape)}"
             )
+        if records.strides[-1] != 1:
+            records = np.ascontiguousarray(records)
         views = []
         for leaf in self.leaves:
             field = records[..., leaf.offset : leaf.offset + leaf.nbytes]
-            views.append(_reinterpret(field, leaf.dtype, leaf.shape))
+            shape = (*records.shape[:-1], *leaf.shape)
+            if leaf.nbytes and records.size:
+                views.append(field.view(leaf.dtype).reshape(shape))
+            else:
+                views.append(np.empty(shape, leaf.dtype))
         return unflatten(self.structure, iter(views))
 
     def batch_ndim(self, tree: Any) -> int:
@@ -311,9 +317,13 @@ class Layout:
         specs = {x.path: (x.path, x.shape, x.dtype) for x in self.leaves}
         structure = self.structure
         for path, shape, dtype in extra:
+            new = path not in specs
             specs[path] = (path, shape, dtype)
-            if structure.kind == "dict":
-                structure = structure.with_leaf(path)
+            if structure.kind == "dict" and new:
+                try:
+                    structure = structure.with_leaf(path)
+                except ValueError as error:
+                    raise LayoutError(f"{show_path(path)}: {error}") from error
         order = list(structure.paths()) if structure.kind == "dict" else list(specs)
         wide = Layout.of(structure, [specs[p] for p in order])
         return wide, [wide.number[x.path] for x in self.leaves]
@@ -329,31 +339,6 @@ def as_bytes(array: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
     """A contiguous array as flat uint8, without a copy."""
     assert array is not None
     return array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
-
-
-def _reinterpret(
-    field: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tuple[int, ...]
-) -> np.ndarray[Any, Any]:
-    if 0 in shape:
-        return np.empty((*field.shape[:-1], *shape), dtype)
-    inner, strides = dtype.itemsize, []
-    for n in reversed(shape):
-        strides.append(inner)
-        inner *= n
-    return np.ndarray(
-        (*field.shape[:-1], *shape),
-        dtype,
-        buffer=field.base if isinstance(field.base, np.ndarray) else field,
-        offset=_offset_in_base(field),
-        strides=(*field.strides[:-1], *reversed(strides)),
-    )
-
-
-def _offset_in_base(field: np.ndarray[Any, Any]) -> int:
-    base = field.base
-    if not isinstance(base, np.ndarray):
-        return 0
-    return int(field.__array_interface__["data"][0] - base.__array_interface__["data"][0])
 
 
 def _specs_as_leaves(tree: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +56,25 @@ class Structure:
         items = dict(zip(self.keys, self.children))
         if rest:
             items[key] = items.get(key, Structure("dict")).with_leaf(rest)
+        elif items.get(key, Structure("leaf")).kind != "leaf":
+            raise ValueError(f"cannot put a leaf at {show_path(path)}: there is a subtree")
         else:
             items[key] = Structure("leaf")
         keys = tuple(sorted(items, key=_sort_key))
         return Structure("dict", keys, tuple(items[k] for k in keys))
+
+    def without(self, leaves: Collection[Path], prefix: Path = ()) -> Structure:
+        """The structure without some leaves, and without mappings that only had those."""
+        if self.kind != "dict":
+            return self
+        items = []
+        for key, child in zip(self.keys, self.children):
+            path = (*prefix, key)
+            kept = child.without(leaves, path)
+            gone = path in leaves or (not kept.keys and child.kind == "dict" and child.keys)
+            if not gone:
+                items.append((key, kept))
+        return Structure("dict", tuple(k for k, _ in items), tuple(c for _, c in items))
 
     def to_json(self) -> Any:
         if self.kind in ("leaf", "none"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -44,6 +45,11 @@ def run(code: str, *arguments: str, ok: bool = True) -> subprocess.CompletedProc
     if ok:
         assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def reap(zygote: Zygote) -> None:
+    """The next contig process comes and goes."""
+    zygote.start("next_process").result(BLOCKED_S)
 
 
 def exists(name: str) -> bool:
@@ -117,7 +123,7 @@ def test_the_name_stays_while_anybody_has_it_open(
     stop.touch()
     assert other.result(BLOCKED_S) == {"rows": 2}
     # The child left by os._exit: what it had open, nobody has open now.
-    run("SharedStorage(4)", "unused")
+    reap(zygote)
     assert not exists(name)
 
 
@@ -141,7 +147,7 @@ def test_attach_needs_the_name(name: str) -> None:
             SharedStorage.attach(bad)
 
 
-def test_killed_creators_are_reaped(name: str) -> None:
+def test_killed_creators_are_reaped(zygote: Zygote, name: str) -> None:
     code = """
     storage = SharedStorage(16, name=name)
     storage.default_writer.add({"x": 1.0})
@@ -149,11 +155,11 @@ def test_killed_creators_are_reaped(name: str) -> None:
     """
     assert run(code, name, ok=False).returncode == -signal.SIGKILL
     assert exists(name), "the test is void: nothing was left over"
-    run("SharedStorage(4)", "unused")
+    reap(zygote)
     assert not exists(name)
 
 
-def test_killed_while_creating_leaves_nothing_for_ever(name: str) -> None:
+def test_killed_while_creating_leaves_nothing_for_ever(zygote: Zygote, name: str) -> None:
     """The file under its temporary name, too."""
     code = """
     from contig.tape import segment
@@ -162,7 +168,7 @@ def test_killed_while_creating_leaves_nothing_for_ever(name: str) -> None:
     """
     assert run(code, name, ok=False).returncode == -signal.SIGKILL
     assert list(Path("/dev/shm").glob(f"contig-{name}*")), "the test is void: nothing was left"
-    run("SharedStorage(4)", "unused")
+    reap(zygote)
     assert not list(Path("/dev/shm").glob(f"contig-{name}*"))
 
 
@@ -185,24 +191,24 @@ def test_a_leftover_is_nobodys_storage(name: str) -> None:
 def test_living_segments_are_not_reaped(zygote: Zygote, name: str, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     with SharedStorage(16, name=name, example=row(0)) as storage:
-        run("SharedStorage(4)", "unused")
+        reap(zygote)
         assert exists(name)
         storage.default_writer.add(row(1))
         other = zygote.start("hold_open", name=name, stop=str(stop))
         _until(lambda: _has_open(other.pid, name))
     # Only the other process has it now, and it is stopped.
     assert other.stop()
-    run("SharedStorage(4)", "unused")
+    reap(zygote)
     assert exists(name)
     other.signal(signal.SIGCONT)
     with SharedStorage.attach(name) as again:
         assert values(again) == [1.0]
     other.kill()
-    run("SharedStorage(4)", "unused")
+    reap(zygote)
     assert not exists(name)
 
 
-def test_a_forked_child_keeps_the_segment(name: str, tmp_path: Path) -> None:
+def test_a_forked_child_keeps_the_segment(zygote: Zygote, name: str, tmp_path: Path) -> None:
     """The parent is killed; the child it forked goes on, and is not reaped."""
     go, pid_file = tmp_path / "go", tmp_path / "pid"
     code = """
@@ -229,7 +235,7 @@ def test_a_forked_child_keeps_the_segment(name: str, tmp_path: Path) -> None:
         )
         assert parent.wait(BLOCKED_S) == -signal.SIGKILL
     _until(pid_file.exists)
-    run("SharedStorage(4)", "unused")
+    reap(zygote)
     assert exists(name), "reaped under a forked child"
     with SharedStorage.attach(name) as storage:
         assert values(storage) == [1.0]
@@ -239,7 +245,7 @@ def test_a_forked_child_keeps_the_segment(name: str, tmp_path: Path) -> None:
     assert exists(name)
     go.unlink()
     _until(lambda: not Path(f"/proc/{pid_file.read_text()}").exists())
-    run("SharedStorage(4)", "unused")
+    reap(zygote)
     assert not exists(name)
 
 
@@ -282,14 +288,20 @@ def test_capacity_must_match(name: str) -> None:
 
 
 def test_closing_gives_the_descriptors_back(name: str) -> None:
-    with SharedStorage(16, name=name, example=row(0)):
-        pass
-    files = len(os.listdir("/proc/self/fd"))
-    for _ in range(5):
+    """Of the file and of its lock; memory keeps one while somebody can still look at it."""
+
+    def use() -> None:
         with SharedStorage(16, name=name, example=row(0)) as storage:
             storage.default_writer.add(row(1))
         LazyTensorStorage(16, example=row(0)).close()
-    assert len(os.listdir("/proc/self/fd")) <= files + 1
+
+    use()
+    gc.collect()
+    files = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        use()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == files
 
 
 # -- passing ---------------------------------------------------------------------------------------
@@ -466,3 +478,30 @@ def test_killed_while_defining_the_layout(zygote: Zygote, name: str, tmp_path: P
             batch, lost = storage.gather(np.arange(head))
             assert not lost
             assert np.asarray(batch[leaf])[-1].tolist() == [1.0] * (3 if leaf == "a" else 5)
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+def test_nobody_goes_on_with_a_loaded_checkpoint(zygote: Zygote, name: str, tmp_path: Path) -> None:
+    """A writer of another process has a trajectory open when a checkpoint takes its place. Its next
+    rows belong to nothing that is there, whatever the numbers of the entries say."""
+    saved = ReplayBuffer(LazyTensorStorage(64), SliceSampler(slice_len=8), batch_size=8)
+    for i in range(5):
+        saved.add(row(100 + i))
+    saved.save(tmp_path / "checkpoint")
+    go = tmp_path / "go"
+    with SharedStorage(64, name=name, example=row(0)) as storage:
+        writer = zygote.start("add_rows", name=name, first=3, then=2, go=str(go))
+        _until(go.with_suffix(".ready").exists)
+        buffer = ReplayBuffer(storage, SliceSampler(slice_len=8), batch_size=8, seed=0)
+        buffer.load(tmp_path / "checkpoint")
+        go.touch()
+        writer.result(BLOCKED_S)
+        assert values(storage) == [100.0, 101.0, 102.0, 103.0, 104.0, 3.0, 4.0]
+        table = storage.episodes()
+        parts = [np.asarray(storage.read_episode(e)["x"]).tolist() for e in table["id"]]
+        assert parts == [[100.0, 101.0, 102.0, 103.0, 104.0], [3.0, 4.0]]
+        for _ in range(20):
+            x = np.asarray(buffer.sample()["x"])
+            assert np.all(x >= 100) or np.all(x < 100), f"a slice across trajectories: {x}"

@@ -250,7 +250,7 @@ def test_killed_writers_leave_nothing_behind(
     ids: bool, zygote: Zygote, name: str, tmp_path: Path
 ) -> None:
     with contextlib.closing(Kills(zygote, name, tmp_path, ids, seed=7)) as kills:
-        kills.run(60, 5, 0)
+        kills.run(50, 4, 0)
         assert kills.busy >= 1
 
 

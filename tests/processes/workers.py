@@ -202,6 +202,26 @@ def hold_open(name: str, stop: str) -> dict[str, Any]:
     return {"rows": len(storage)}
 
 
+def next_process() -> dict[str, Any]:
+    """What the next contig process does when it makes a storage: it reaps."""
+    SharedStorage(4).close()
+    return {}
+
+
+def add_rows(name: str, first: int, then: int, go: str) -> dict[str, Any]:
+    """Some rows of a trajectory that stays open, and on a sign the others, of the same one."""
+    storage = SharedStorage.attach(name)
+    writer = storage.writer()
+    for i in range(first + then):
+        if i == first:
+            Path(go).with_suffix(".ready").touch()
+            while not os.path.exists(go):
+                time.sleep(0.002)
+        writer.add({"x": np.float32(i), "next": {"done": False}})
+    storage.close()
+    return {}
+
+
 def sample_for_ever(name: str, stop: str) -> dict[str, Any]:
     """Samples rows of `big_appends`: all words of a row are alike."""
     storage = SharedStorage.attach(name)

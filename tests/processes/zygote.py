@@ -40,7 +40,6 @@ def main() -> None:
             return
 
 
-
 class Child:
     """A worker: known by a pidfd, so that no signal can reach another process of its number."""
 

@@ -43,3 +43,7 @@ class Weights:
         for s, x in kept:
             self.w[s % len(self.w)] = (x + eps) ** alpha if x > 0 else 0.0
         return -1, len(seqs) - len(kept), max((x for _, x in kept), default=0.0)
+
+    def weights(self, seqs: Any, beta: float) -> Any:
+        """How much rarer than the rarest row each was drawn: (q / least) ** -beta."""
+        return [(self.w[s % len(self.w)] / self.least) ** -beta for s in seqs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -81,6 +82,11 @@ def same(a: Any, b: Any) -> bool:
         return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
     x, y = np.asarray(a), np.asarray(b)
     return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+
+
+def label(value: Any) -> str:
+    """A short id for a parametrized test that is the same in every run."""
+    return re.sub(r" at 0x[0-9a-f]+|\s+", " ", repr(value))[:60]
 
 
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)

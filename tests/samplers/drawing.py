@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import numpy as np
-import scipy.stats
+import scipy.stats  # type: ignore[import-untyped]
 
 from contig import LazyTensorStorage
 from contig.sample import Draw, Index, Request, Rng, Sampler, Window
@@ -95,7 +95,8 @@ def starts_of(found: Draw) -> Array:
     """The first seq of each group."""
     if found.lengths is None:
         return found.seqs
-    return found.seqs[np.cumsum(found.lengths) - found.lengths]
+    starts: Array = found.seqs[np.cumsum(found.lengths) - found.lengths]
+    return starts
 
 
 def agrees(outcomes: Iterable[Hashable], expected: dict[Any, float]) -> None:
@@ -107,7 +108,7 @@ def agrees(outcomes: Iterable[Hashable], expected: dict[Any, float]) -> None:
     total = sum(expected.values())
     possible = [k for k, p in expected.items() if p > 0]
     strange = set(counts) - set(possible)
-    assert not strange, f"drawn but impossible: {sorted(strange)[:10]}"
+    assert not strange, f"drawn but impossible: {sorted(strange, key=repr)[:10]}"
     if len(possible) == 1:
         return
     n = sum(counts.values())

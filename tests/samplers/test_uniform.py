@@ -38,7 +38,7 @@ def test_rows_of_a_batch_are_independent(scene: str) -> None:
     world = SCENES[scene]()
     rows = sorted(world.stored())[:10]
     seqs = draw(world, RandomSampler(), 60_000).seqs.tolist()
-    pairs = [p for p in zip(seqs, seqs[1:]) if p[0] in rows and p[1] in rows]
+    pairs = [p for p in itertools.pairwise(seqs) if p[0] in rows and p[1] in rows]
     uniform(pairs, itertools.product(rows, rows))
 
 

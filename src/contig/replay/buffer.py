@@ -18,17 +18,18 @@ import numpy as np
 
 from ..batch import Batch
 from ..convert import as_array
-from ..errors import ClosedError, EmptyBufferError, NothingEligibleError
-from ..layout import Layout
+from ..errors import ClosedError, EmptyBufferError, NothingEligibleError, RateLimitError
 from ..sample import Index, RandomSampler, RateLimiter, Rng, Sampler
 from ..tape import LazyTensorStorage, Storage
 from . import checkpoint
 from .output import to_output
-from .prefetch import Prefetcher
+from .prefetch import Cancelled, Prefetcher
 from .read import read_batch
 
 __all__ = ["BufferStats", "ReplayBuffer", "TensorDictReplayBuffer"]
 
+# Errors that end when somebody writes.
+_PASSING = (EmptyBufferError, NothingEligibleError, RateLimitError)
 _SLICE_S = 0.1  # waits are cut in pieces, so that Ctrl-C works
 
 
@@ -117,7 +118,7 @@ class ReplayBuffer:
     def extend(self, data: Any, *, continues: bool | None = None) -> np.ndarray[Any, Any]:
         """Appends rows, or lanes of rows; see `Writer.extend`. Returns seqs."""
         if self._on_write is not None:
-            data = self._on_write(Batch.from_tree(data, _leading(data, self.storage.ndim)))
+            data = self._on_write(Batch.from_tree(data, self.storage.batch_ndim(data)))
         return self.extend_untransformed(data, continues=continues)
 
     def extend_untransformed(
@@ -125,7 +126,7 @@ class ReplayBuffer:
     ) -> np.ndarray[Any, Any]:
         """`extend` without the transform."""
         if self.limiter is not None:
-            self.limiter.await_insert(self.storage, _rows_of(data, self.storage.ndim))
+            self.limiter.await_insert(self.storage, _rows_of(data, self.storage.batch_ndim(data)))
         return self.storage.default_writer.extend(data, continues)
 
     def extend_trajectory(self, data: Any, **end: Any) -> np.ndarray[Any, Any]:
@@ -157,7 +158,7 @@ class ReplayBuffer:
                 feeds the buffer, it waits up to `sample_timeout_s` first.
         """
         if self._prefetcher is not None and batch_size in (None, self.batch_size):
-            batch = self._prefetcher.take()
+            batch = self._prefetcher.take(_PASSING)
         else:
             # Drawing aside from the prefetcher: what it drew ahead stays in its order.
             batch = self.draw(batch_size)
@@ -186,10 +187,18 @@ class ReplayBuffer:
         request = self.sampler.request(size if of is None else of)
         if of is not None:
             request = request._replace(groups=size // request.length)
+        tape = self.storage.tape
         if self.limiter is not None:
-            self.limiter.await_sample(self.storage, size)
-        batch = self._read(request)
-        self.storage.tape.add_sampled(len(batch))
+            self.limiter.await_sample(self.storage, size, self._go_on)  # counts them
+            try:
+                batch = self._read(request)
+            except BaseException:
+                tape.add_sampled(-size)
+                raise
+            tape.add_sampled(len(batch) - size)
+        else:
+            batch = self._read(request)
+            tape.add_sampled(len(batch))
         self._batches += 1
         self._rows_out += len(batch)
         return batch if self._on_sample is None else self._on_sample(batch)
@@ -207,9 +216,17 @@ class ReplayBuffer:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise type(nothing)(f"after {self.sample_timeout_s} s: {nothing}") from nothing
+            self._go_on()
             for check in self._feeders:
                 check()  # raises if the feeder died
             self.storage.tape.wait(seen, min(left, _SLICE_S))
+
+    def _go_on(self) -> None:
+        """Called while a draw waits: raises if nobody waits for it any more."""
+        if self._prefetcher is not None and self._prefetcher.cancelled():
+            raise Cancelled("the batch was drawn ahead and is not wanted any more")
+        if self._closed:
+            raise ClosedError("this buffer is closed")
 
     def feed(self, check: Callable[[], None]) -> Callable[[], None]:
         """Says that somebody feeds this buffer, so that `sample` waits for the first rows.
@@ -290,7 +307,8 @@ class ReplayBuffer:
     def _drain(self) -> None:
         if self._prefetcher is None:
             return
-        mark = self._prefetcher.drain()
+        mark, thrown_away = self._prefetcher.drain()
+        self.storage.tape.add_sampled(-sum(len(b) for b in thrown_away if b is not None))
         if mark is not None:
             with self._turn:
                 self._rng.load(mark[0])
@@ -298,7 +316,6 @@ class ReplayBuffer:
 
     def stats(self) -> BufferStats:
         head = self.storage.tape.snapshot()[0]
-        priorities = getattr(self.sampler, "priorities", None)
         return BufferStats(
             rows=len(self.storage),
             capacity=self.storage.capacity,
@@ -307,7 +324,7 @@ class ReplayBuffer:
             trajectories=int(self.storage.tape.trajectories),
             rows_sampled=self._rows_out,
             batches_sampled=self._batches,
-            stale_priority_updates=0 if priorities is None else priorities.stale_updates,
+            stale_priority_updates=self.sampler.stale_priority_updates,
         )
 
     def __len__(self) -> int:
@@ -315,9 +332,15 @@ class ReplayBuffer:
 
     def close(self) -> None:
         """Ends the prefetcher. The storage stays open: it may be shared."""
+        self._closed = True
         if self._prefetcher is not None:
             self._prefetcher.close()
-        self._closed = True
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a ReplayBuffer belongs to its process; pass its .storage to other processes, and make "
+            "a buffer of it there"
+        )
 
     def __enter__(self) -> ReplayBuffer:
         return self
@@ -346,18 +369,10 @@ def _hooks(transform: Any) -> tuple[Any, Any]:
     return on_write, on_sample
 
 
-def _leading(data: Any, ndim: int) -> int:
-    """Batch dims of data about to be transformed: fewer than the storage's are one run."""
-    if isinstance(data, Batch) or hasattr(data, "batch_size"):
-        return ndim
-    return min([ndim, *(len(x.shape) for x in Layout(data).leaves)])
-
-
 def _rows_of(data: Any, ndim: int) -> int:
-    if isinstance(data, Batch):
-        return int(np.prod(data.shape, dtype=np.int64))
-    if hasattr(data, "batch_size"):
-        return int(np.prod(tuple(data.batch_size), dtype=np.int64))
+    shape = data.shape if isinstance(data, Batch) else getattr(data, "batch_size", None)
+    if shape is not None:
+        return int(np.prod(tuple(shape), dtype=np.int64))
     value = data
     while isinstance(value, (dict, tuple, list)):
         value = next(iter(value.values())) if isinstance(value, dict) else value[0]

@@ -1,6 +1,7 @@
 """Checkpoints: a directory with everything a buffer is, and no pickle.
 
-    checkpoint.json   format, layout, keys, bounds, random numbers, sampler, limiter counters
+    checkpoint.json   format, layout, keys, bounds, random numbers, sampler, limiter counters;
+                      size and CRC-32 of every other file
     records.bin       the rows, as they lie on the tape
     index.bin         the index's live entries, 16 little-endian words each
     array-N.npy       arrays of the sampler's state
@@ -10,19 +11,22 @@ Made under a temporary name, synced, then renamed: a checkpoint is whole or not 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import uuid
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..errors import EmptyBufferError, LayoutError
 from ..layout import Layout
 from ..tape import Storage
-from ..tape.episodes import BEFORE, FIRST, NUMBER, STEPS_FLAGS, read_index
+from ..tape.episodes import FIRST, NUMBER, ORDINAL, STEPS_FLAGS, read_index
 
 if TYPE_CHECKING:
     from .buffer import ReplayBuffer
@@ -39,18 +43,18 @@ def save(buffer: ReplayBuffer, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     temporary.mkdir()
     try:
-        meta = {"format": FORMAT, **_save_rows(buffer.storage, temporary)}
+        files = _Files(temporary)
+        meta = {"format": FORMAT, **_save_rows(buffer.storage, files)}
         arrays: list[np.ndarray[Any, Any]] = []
+        meta["sampler"] = buffer.sampler.name
         meta["state"] = _encode(buffer.state(), arrays)
-        tape = buffer.storage.tape
-        meta["limiter"] = {"inserted": int(tape.inserted), "sampled": int(tape.sampled)}
+        meta["limiter"] = _counters(buffer.storage, meta["head"])
         for i, array in enumerate(arrays):
-            with open(temporary / f"array-{i}.npy", "wb") as file:
-                np.save(file, array, allow_pickle=False)
-                _sync(file)
-        with open(temporary / "checkpoint.json", "wb") as file:
-            file.write(json.dumps(meta).encode())
-            _sync(file)
+            image = io.BytesIO()
+            np.save(image, array, allow_pickle=False)
+            files.write(f"array-{i}.npy", [image.getbuffer()])
+        meta["files"] = files.sums
+        files.write("checkpoint.json", [json.dumps(meta).encode()])
         _sync_directory(temporary)
         _replace(temporary, path)
     except BaseException:
@@ -58,7 +62,44 @@ def save(buffer: ReplayBuffer, path: Path) -> None:
         raise
 
 
-def _save_rows(storage: Storage, to: Path) -> dict[str, Any]:
+class _Files:
+    """Writes files of a directory, synced, and keeps their sizes and checksums."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.sums: dict[str, list[int]] = {}
+
+    def write(self, name: str, pieces: Iterable[Any]) -> None:
+        size = crc = 0
+        with open(self.directory / name, "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+                size += len(piece)
+                crc = zlib.crc32(piece, crc)
+            file.flush()
+            os.fsync(file.fileno())
+        self.sums[name] = [size, crc]
+
+
+def _counters(storage: Storage, head: int) -> dict[str, int]:
+    """The limiter's counters as they were when `head` was the tape's."""
+    with storage.held():
+        since = int(storage.tape.snapshot()[0]) - head
+        return {
+            "inserted": max(int(storage.tape.inserted) - since, 0),
+            "sampled": int(storage.tape.sampled),
+        }
+
+
+def _save_rows(storage: Storage, files: _Files) -> dict[str, Any]:
+    saved = _try_rows(storage, files)
+    if saved["tail"] == saved["head"] and len(storage):
+        with storage.held():  # writers turned the whole ring meanwhile
+            saved = _try_rows(storage, files)
+    return saved
+
+
+def _try_rows(storage: Storage, files: _Files) -> dict[str, Any]:
     schema = storage.schema
     if schema is None:
         raise EmptyBufferError("cannot save a buffer to which nothing was ever written")
@@ -66,95 +107,157 @@ def _save_rows(storage: Storage, to: Path) -> dict[str, Any]:
     words = table.words[np.argsort(table.words[:, NUMBER])]
     ends = words[:, FIRST] + (words[:, STEPS_FLAGS] >> 8)
     head = int(ends.max()) if len(words) else table.head
-    first = tail = min(table.tail, head)
-    size = schema.layout.record_size
-    step = max(_CHUNK_BYTES // size, 1)
-    with open(to / "records.bin", "wb") as file:
-        for at in range(first, head, step):
-            seqs = np.arange(at, min(at + step, head), dtype=np.int64)
-            chunk = np.empty(len(seqs) * size, np.uint8)
-            tail = max(tail, int(storage.tape.gather_records(seqs, chunk)))
-            file.write(chunk.data)
-        _sync(file)
+    first = min(table.tail, head)
+    tails = [first]
+    files.write("records.bin", _chunks(storage, first, head, tails))
+    tail = min(max(tails), head)
     words = words[ends > tail]
-    with open(to / "index.bin", "wb") as file:
-        file.write(np.ascontiguousarray(words, "<i8").data)
-        _sync(file)
+    files.write("index.bin", [np.ascontiguousarray(words, "<i8").reshape(-1).view(np.uint8).data])
     return {
         "layout": schema.layout.to_json(),
         "keys": schema.boundaries.to_json(),
         "file_first": first,
-        "tail": min(tail, head),
+        "tail": tail,
         "head": head,
         "trajectories": int(storage.tape.trajectories),
     }
 
 
+def _chunks(storage: Storage, first: int, head: int, tails: list[int]) -> Iterator[Any]:
+    """Records of rows [first, head); notes below which seq rows were evicted meanwhile."""
+    assert storage.layout is not None
+    size = storage.layout.record_size
+    step = max(_CHUNK_BYTES // size, 1)
+    for at in range(first, head, step):
+        seqs = np.arange(at, min(at + step, head), dtype=np.int64)
+        chunk = np.empty(len(seqs) * size, np.uint8)
+        tails.append(int(storage.tape.gather_records(seqs, chunk)))
+        yield chunk.data
+
+
 def load(buffer: ReplayBuffer, path: Path) -> None:
-    """Takes a checkpoint in, in place of what the buffer holds.
+    """Takes a checkpoint in, in place of what the buffer holds. A failed load changes nothing.
 
     Raises:
-        FileNotFoundError: no checkpoint there.
-        LayoutError: the buffer holds another layout, or the files do not fit together.
+        FileNotFoundError: no checkpoint there, or not all of it.
+        LayoutError: the buffer has another layout or sampler, or the checkpoint is damaged.
     """
     try:
-        meta = json.loads((path / "checkpoint.json").read_bytes())
+        saved = _read(path, buffer)
+    except (FileNotFoundError, LayoutError):
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, OSError) as error:
+        raise LayoutError(f"{path}: the checkpoint is damaged: {error!r}") from error
+    storage, schema = buffer.storage, buffer.storage.schema
+    if schema is not None and schema.layout != saved.layout:
+        raise LayoutError(
+            f"{path}: another layout than the buffer's:\n{schema.layout.diff(saved.layout)}"
+        )
+    before = buffer.state()
+    try:
+        buffer.load_state(saved.state)
+        if schema is None:
+            storage.bind_keys(*saved.keys)
+            storage.publish(saved.layout)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        buffer.load_state(before)
+        raise LayoutError(f"{path}: cannot be loaded: {error!r}") from error
+    storage.tape.restore(
+        saved.rows,
+        saved.tail,
+        saved.head,
+        np.ascontiguousarray(saved.entries).reshape(-1).view(np.uint64),
+        saved.index_tail,
+        saved.index_tail + len(saved.entries),
+        saved.trajectories,
+    )
+    storage.tape.inserted, storage.tape.sampled = saved.counters
+
+
+class _Saved(NamedTuple):
+    """A checkpoint, read and checked."""
+
+    layout: Layout
+    keys: tuple[Any, Any]
+    rows: np.ndarray[Any, Any]
+    tail: int
+    head: int
+    entries: np.ndarray[Any, Any]
+    index_tail: int
+    trajectories: int
+    counters: tuple[int, int]
+    state: dict[str, Any]
+
+
+def _read(path: Path, buffer: ReplayBuffer) -> _Saved:
+    meta = _read_meta(path)
+    _verify(path, meta["files"])
+    if meta["sampler"] != buffer.sampler.name:
+        raise LayoutError(
+            f"{path}: saved with {meta['sampler']}, this buffer has {buffer.sampler.name}; load it "
+            "into a buffer with the same sampler"
+        )
+    layout = Layout.from_json(meta["layout"])
+    first, tail, head = meta["file_first"], meta["tail"], meta["head"]
+    counters = (meta["limiter"]["inserted"], meta["limiter"]["sampled"])
+    if not (0 <= first <= tail <= head < 2**63 and min(counters) >= 0):
+        raise ValueError(f"its bounds {first}, {tail}, {head}, {counters} make no sense")
+    if meta["files"]["records.bin"][0] != (head - first) * layout.record_size:
+        raise ValueError("records.bin does not have the rows it should have")
+    tail = max(tail, head - buffer.storage.capacity)  # what fits
+    rows = np.fromfile(path / "records.bin", np.uint8, offset=(tail - first) * layout.record_size)
+    entries = np.fromfile(path / "index.bin", "<i8").astype(np.int64).reshape(-1, 16)
+    ends = entries[:, FIRST] + (entries[:, STEPS_FLAGS] >> 8)
+    if len(entries) and (
+        np.any(np.diff(entries[:, NUMBER]) != 1)
+        or entries[0, NUMBER] < 0
+        or np.any(ends[:-1] != entries[1:, FIRST])
+        or ends[-1] != head
+        or not 0 <= entries[:, ORDINAL].max() < meta["trajectories"]
+    ):
+        raise ValueError("its runs are not in order")
+    if bool(len(entries)) != (head > meta["tail"]):
+        raise ValueError("it has rows without runs, or runs without rows")
+    entries = entries[ends > tail]
+    return _Saved(
+        layout=layout,
+        keys=(meta["keys"]["traj_key"], meta["keys"]["end_key"]),
+        rows=rows,
+        tail=tail,
+        head=head,
+        entries=entries,
+        index_tail=int(entries[0, NUMBER]) if len(entries) else 0,
+        trajectories=meta["trajectories"],
+        counters=counters,
+        state=_decode(meta["state"], path),
+    )
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    try:
+        meta: dict[str, Any] = json.loads((path / "checkpoint.json").read_bytes())
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no checkpoint (no checkpoint.json) there") from None
-    except ValueError as error:
-        raise LayoutError(f"{path}: checkpoint.json is damaged: {error}") from error
     if meta["format"] != FORMAT:
         raise LayoutError(f"{path}: format {meta['format']}, this contig reads format {FORMAT}")
-    state = _decode(meta["state"], path)
-    storage = buffer.storage
-    layout = Layout.from_json(meta["layout"])
-    rows, entries, tail = _read_rows(path, meta, layout, storage.capacity)
-    schema = storage.schema
-    if schema is None:
-        storage.bind_keys(meta["keys"]["traj_key"], meta["keys"]["end_key"])
-        storage.publish(layout)
-    elif schema.layout != layout:
-        raise LayoutError(
-            f"{path}: another layout than the buffer's:\n{schema.layout.diff(layout)}"
-        )
-    numbers = entries[:, NUMBER]
-    index_tail = int(numbers[0]) if len(numbers) else 0
-    storage.tape.restore(
-        rows,
-        tail,
-        meta["head"],
-        np.ascontiguousarray(entries).reshape(-1).view(np.uint64),
-        index_tail,
-        index_tail + len(numbers),
-        meta["trajectories"],
-    )
-    storage.tape.inserted = meta["limiter"]["inserted"]
-    storage.tape.sampled = meta["limiter"]["sampled"]
-    buffer.load_state(state)
+    return meta
 
 
-def _read_rows(
-    path: Path, meta: dict[str, Any], layout: Layout, capacity: int
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:
-    """Rows that fit the capacity, their index entries, and the seq of the first row."""
-    head, first, size = meta["head"], meta["file_first"], layout.record_size
-    tail = max(meta["tail"], head - capacity)
-    expected = (head - first) * size
-    found = (path / "records.bin").stat().st_size
-    if found != expected:
-        raise LayoutError(f"{path}: records.bin has {found} bytes, expected {expected}; damaged")
-    rows = np.fromfile(path / "records.bin", np.uint8, offset=(tail - first) * size)
-    words = np.fromfile(path / "index.bin", "<i8")
-    if len(words) % 16:
-        raise LayoutError(f"{path}: index.bin is damaged ({len(words)} words)")
-    entries = words.astype(np.int64).reshape(-1, 16)
-    entries = entries[entries[:, FIRST] + (entries[:, STEPS_FLAGS] >> 8) > tail]
-    numbers = entries[:, NUMBER]
-    if len(numbers) and (
-        np.any(np.diff(numbers) != 1) or np.any(entries[:, BEFORE] < 0) or numbers[0] < 0
-    ):
-        raise LayoutError(f"{path}: index.bin is damaged (its runs are not in order)")
-    return rows, entries, tail
+def _verify(path: Path, sums: dict[str, list[int]]) -> None:
+    """Raises unless every file is there as it was written."""
+    for name, (size, crc) in sums.items():
+        found = found_crc = 0
+        try:
+            with open(path / name, "rb") as file:
+                while piece := file.read(_CHUNK_BYTES):
+                    found += len(piece)
+                    found_crc = zlib.crc32(piece, found_crc)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{path}: {name} is missing from the checkpoint") from None
+        if (found, found_crc) != (size, crc):
+            raise LayoutError(
+                f"{path}: {name} is damaged ({found} bytes, expected {size}, or other contents)"
+            )
 
 
 def _encode(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
@@ -178,11 +281,6 @@ def _decode(value: Any, path: Path) -> Any:
     return value
 
 
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
 def _sync_directory(path: Path) -> None:
     if os.name == "nt":
         return  # directories cannot be opened there
@@ -201,6 +299,8 @@ def _replace(temporary: Path, path: Path) -> None:
         old = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.old")
         path.rename(old)
     temporary.rename(path)
-    _sync_directory(path.parent)
-    if old is not None:
-        shutil.rmtree(old)
+    try:
+        _sync_directory(path.parent)
+    finally:
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)

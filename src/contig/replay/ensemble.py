@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from .. import _native
 from ..batch import stack_batches
 from ..convert import as_array
 from ..sample import Rng
+from ..sample.prioritized import check_priorities
 from .buffer import ReplayBuffer
 from .output import to_output
 
@@ -46,7 +48,9 @@ class ReplayBufferEnsemble:
             raise ValueError("an ensemble needs at least one buffer")
         if p is not None and sample_from_all:
             raise ValueError("p has no meaning with sample_from_all=True: every member is sampled")
-        if p is not None and (len(p) != len(buffers) or min(p) < 0 or sum(p) <= 0):
+        if p is not None and not (
+            len(p) == len(buffers) and all(0 <= x < math.inf for x in p) and sum(p) > 0
+        ):
             raise ValueError(f"p: expected {len(buffers)} numbers of at least 0, got {list(p)}")
         self.buffers = buffers
         self.sample_from_all = sample_from_all
@@ -110,6 +114,10 @@ class ReplayBufferEnsemble:
         seqs, values, ids = (as_array(x).reshape(-1) for x in (index, priority, buffer_ids))
         if not len(seqs) == len(values) == len(ids):
             raise ValueError(f"{len(seqs)} rows, {len(values)} priorities, {len(ids)} buffer_ids")
+        known = (ids >= 0) & (ids < len(self.buffers))
+        if not known.all():
+            raise ValueError(f"buffer_ids: {ids[~known][0]} is none of {len(self.buffers)} members")
+        check_priorities(values)  # before the first member takes any
         for i in np.unique(ids):
             mine = ids == i
             self.buffers[int(i)].update_priority(seqs[mine], values[mine])

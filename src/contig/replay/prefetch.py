@@ -7,7 +7,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Prefetcher"]
+from ..errors import ClosedError
+
+__all__ = ["Cancelled", "Prefetcher"]
+
+_running = threading.local()
+
+
+class Cancelled(Exception):
+    """A draw was given up, because what was drawn ahead is being thrown away."""
 
 
 class Prefetcher:
@@ -30,13 +38,20 @@ class Prefetcher:
         self._thread: threading.Thread | None = None
         self._stopped = False
 
-    def take(self) -> Any:
-        """The next result."""
+    def take(self, stale: tuple[type[Exception], ...] = ()) -> Any:
+        """The next result.
+
+        Args:
+            stale: errors that may have passed since they were caught: if one of them lay ready, it
+                is dropped and drawing starts again.
+        """
         with self._change:
-            if self._stopped:
-                raise RuntimeError("the prefetcher was closed")
-            self._start()
+            if self._ready and isinstance(self._ready[0][2], stale):
+                self._ready.popleft()
             while not self._ready:
+                if self._stopped:
+                    raise ClosedError("this buffer is closed")
+                self._start()  # again, if it failed for another taker or was drained
                 self._change.wait()
             _, result, error = self._ready.popleft()
             self._change.notify_all()
@@ -44,22 +59,30 @@ class Prefetcher:
             raise error
         return result
 
-    def drain(self) -> Any:
-        """Throws away what is ready or under way; returns the oldest mark of it, or None."""
+    def drain(self) -> tuple[Any, list[Any]]:
+        """Throws away what is ready or under way; returns the oldest mark of it, or None, and the
+        results."""
         with self._change:
             self._epoch += 1
-            thread, self._thread = self._thread, None
+            thread = self._thread
             self._change.notify_all()
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None:
             thread.join()
         with self._change:
             oldest = self._ready[0][0] if self._ready else None
+            results = [result for _, result, _ in self._ready]
             self._ready.clear()
-            return oldest
+            self._thread = None
+            self._change.notify_all()
+            return oldest, results
 
     def close(self) -> None:
-        self.drain()
         self._stopped = True
+        self.drain()
+
+    def cancelled(self) -> bool:
+        """Whether the calling thread is a prefetcher's whose result nobody wants any more."""
+        return getattr(_running, "epoch", None) not in (None, self._epoch)
 
     def _start(self) -> None:
         if self._thread is None:
@@ -69,22 +92,26 @@ class Prefetcher:
             self._thread.start()
 
     def _run(self, epoch: int) -> None:
+        _running.epoch = epoch
         while True:
             with self._change:
                 while len(self._ready) >= self._depth and self._epoch == epoch:
                     self._change.wait()
                 if self._epoch != epoch:
                     return
-            mark = self._mark()
-            result, error = None, None
+            mark: Any = None
+            result: Any = None
+            error: BaseException | None = None
             try:
+                mark = self._mark()
                 result = self._draw()
             except BaseException as caught:  # it belongs to the taker
                 error = caught
             with self._change:
                 self._ready.append((mark, result, error))
-                self._change.notify_all()
                 if error is not None:
                     if self._epoch == epoch:
                         self._thread = None
+                    self._change.notify_all()
                     return
+                self._change.notify_all()

@@ -32,6 +32,8 @@ def read_batch(index: Index, sampler: Sampler, rng: Rng, request: Request) -> Ba
         if draw is None:
             break
         batch, lost = _gather(storage, draw)
+        if index.view.stale:  # a checkpoint was loaded: other rows may have these seqs now
+            continue
         if not lost:
             parts.append(batch)
             return stack_batches(parts)

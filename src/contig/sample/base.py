@@ -47,6 +47,7 @@ class Draw(NamedTuple):
     Attributes:
         seqs: rows, int64 [m].
         lengths: rows of each group, or None if every row is one.
+        ends: of each group, how its trajectory ended with its last row (index flags), or 0.
         columns: leaves to add to the batch: an array of m rows, or one value for all.
         finish: called with the gathered batch; may change its leaves or return another.
     """
@@ -55,6 +56,7 @@ class Draw(NamedTuple):
     lengths: Array | None = None
     columns: dict[Path, Any] = {}  # noqa: RUF012
     finish: Callable[[Batch, Draw], Batch] | None = None
+    ends: Array | None = None
 
     @property
     def groups(self) -> int:
@@ -68,7 +70,8 @@ class Draw(NamedTuple):
             for k, v in self.columns.items()
         }
         lengths = None if self.lengths is None else self.lengths[keep]
-        return Draw(self.seqs[rows], lengths, columns, self.finish)
+        ends = None if self.ends is None else self.ends[keep]
+        return Draw(self.seqs[rows], lengths, columns, self.finish, ends)
 
 
 class Rng:
@@ -81,6 +84,8 @@ class Rng:
         return [int(w) for w in self.words]
 
     def load(self, state: list[int]) -> None:
+        if len(state) != 4:
+            raise ValueError(f"random state: expected 4 words, got {len(state)}")
         self.words[:] = np.array(state, np.uint64)
 
     def key(self) -> int:
@@ -116,6 +121,20 @@ class Index:
     def capacity(self) -> int:
         return self.storage.capacity
 
+    def eligible(self, seqs: Array) -> Array:
+        """Which of some stored rows the window has, a mask."""
+        w = self.window
+        if w is None or (w.min_ordinal == 0 and w.min_version is None):
+            return seqs >= self.tail
+        return self.view.has_rows(np.ascontiguousarray(seqs), w).astype(bool)
+
+    def eligible_rows(self) -> Array | None:
+        """All rows that the window has, ascending; None if it has every one from `tail` on."""
+        w = self.window
+        if w is None or (w.min_ordinal == 0 and w.min_version is None):
+            return None
+        return self.view.rows_in(w)
+
     def narrowed(self, window: Window) -> Index:
         """The same index seen through another window."""
         return Index(self.storage, window, self.view)
@@ -130,6 +149,11 @@ class Sampler(ABC):
 
     traj_key: Any = None
     end_key: Any = None
+
+    @property
+    def name(self) -> str:
+        """What kind of sampler this is, for messages and checkpoints."""
+        return type(self).__name__
 
     def request(self, batch_size: int) -> Request:
         """Checks a batch size and says what to draw for it.
@@ -152,6 +176,11 @@ class Sampler(ABC):
             f"{type(self).__name__} has no priorities; use PrioritizedSampler or "
             "PrioritizedSliceSampler"
         )
+
+    @property
+    def stale_priority_updates(self) -> int:
+        """Priorities that were set on rows already evicted, and so ignored."""
+        return 0
 
     def mark(self) -> Any:
         """What a draw changes, to be put back by `rewind`. Cheap: taken before each prefetch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -29,15 +30,18 @@ class _Ordered(Sampler):
         self._marks = SliceMarks("is_init", ("next", "truncated"))
         self.reset()
 
+    @abstractmethod
     def reset(self) -> None:
-        raise NotImplementedError
+        """Nothing was delivered yet."""
 
+    @abstractmethod
     def _pick(self, low: int, high: int, n: int, present: Array | None) -> list[int]:
-        raise NotImplementedError
+        """The next n of the items in [low, high), or of those present; notes their delivery."""
 
     def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
         if self.per == "rows":
-            picked = self._pick(index.tail, index.head, request.groups, None)
+            rows = index.eligible_rows()
+            picked = self._pick(index.tail, index.head, request.groups, rows)
             return Draw(np.array(picked, np.int64)) if picked else None
         # Complete trajectories, by the order in which they began.
         present = index.view.ordinals(index.window, _WHOLE)
@@ -64,7 +68,7 @@ class FifoSampler(_Ordered):
     """
 
     def reset(self) -> None:
-        self._next = 0  # seq of the next row
+        self._next = -1  # seq of the next row; -1: the oldest there is
         self._times = 0  # it has been delivered
         self._counts: dict[int, int] = {}  # deliveries of living trajectories
         self.skipped = 0  # rows evicted before their turn
@@ -73,7 +77,7 @@ class FifoSampler(_Ordered):
         if present is not None:
             return self._pick_present(present.tolist(), n)
         if self._next < low:
-            self.skipped += low - self._next
+            self.skipped += low - self._next if self._next >= 0 else 0
             self._next, self._times = low, 0
         first, total = self._next, self._times + n
         order = first + np.arange(self._times, total) // self.max_times_sampled
@@ -127,10 +131,11 @@ class LifoSampler(_Ordered):
     def reset(self) -> None:
         # Delivered ranges [start, stop), ascending and disjoint; usually one or two.
         self._done: list[list[int]] = []
-        self._current: tuple[int, int] = (-1, 0)  # what is being repeated, and how often it was
+        self._counts: dict[int, int] = {}  # items delivered, but not yet often enough
 
     def _pick(self, low: int, high: int, n: int, present: Array | None) -> list[int]:
         self._done = [[max(a, low), b] for a, b in self._done if b > low]
+        self._counts = {item: c for item, c in self._counts.items() if item >= low}
         candidates = None if present is None else set(present.tolist())
         picked: list[int] = []
         at = high - 1
@@ -139,17 +144,15 @@ class LifoSampler(_Ordered):
             if covering is not None:
                 at = covering[0] - 1
                 continue
-            if candidates is not None and at not in candidates:
-                at -= 1
-                continue
-            start = self._current[1] if self._current[0] == at else 0
-            take = min(self.max_times_sampled - start, n - len(picked))
-            picked += [at] * take
-            self._current = (at, start + take)
-            if start + take == self.max_times_sampled:
-                self._finish(at)
-            else:
-                break
+            if candidates is None or at in candidates:
+                had = self._counts.pop(at, 0)
+                take = min(self.max_times_sampled - had, n - len(picked))
+                picked += [at] * take
+                if had + take == self.max_times_sampled:
+                    self._finish(at)
+                else:
+                    self._counts[at] = had + take
+            at -= 1
         return picked
 
     def _finish(self, item: int) -> None:
@@ -172,14 +175,18 @@ class LifoSampler(_Ordered):
         self._done = merged
 
     def mark(self) -> Any:
-        return ([list(r) for r in self._done], self._current)
+        return ([list(r) for r in self._done], dict(self._counts))
 
     def rewind(self, mark: Any) -> None:
         self._done = [list(r) for r in mark[0]]
-        self._current = tuple(mark[1])
+        self._counts = dict(mark[1])
 
     def state(self) -> dict[str, Any]:
-        return {"done": self._done, "current": list(self._current)}
+        return {
+            "done": [list(r) for r in self._done],
+            "counts": [[item, c] for item, c in self._counts.items()],
+        }
 
     def load(self, state: dict[str, Any]) -> None:
-        self.rewind((state["done"], state["current"]))
+        counts = {int(item): int(c) for item, c in state["counts"]}
+        self.rewind((state["done"], counts))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from typing import Any
+from collections.abc import Callable
 
 from ..errors import RateLimitError
 from ..tape import Storage
@@ -37,13 +38,15 @@ class RateLimiter:
         block: bool = True,
         timeout_s: float = 60.0,
     ) -> None:
-        if samples_per_insert <= 0:
-            raise ValueError(f"samples_per_insert must be positive, got {samples_per_insert}")
+        if not 0 < samples_per_insert < math.inf:
+            raise ValueError(
+                f"samples_per_insert must be a positive number, got {samples_per_insert}"
+            )
         if min_size < 1:
             raise ValueError(f"min_size must be at least 1, got {min_size}")
         least = max(1.0, samples_per_insert)
         self.error_buffer = least if error_buffer is None else float(error_buffer)
-        if self.error_buffer < least:
+        if not least <= self.error_buffer < math.inf:
             raise ValueError(
                 f"error_buffer {error_buffer} would deadlock: at least {least} is needed for one "
                 "insert and one sample to alternate"
@@ -59,25 +62,43 @@ class RateLimiter:
         tape = storage.tape
         return float(tape.inserted) * self.samples_per_insert - tape.sampled - self._middle
 
-    def can_sample(self, storage: Storage, rows: int) -> bool:
-        """A batch larger than the whole allowance may still be drawn from its upper edge."""
-        if storage.tape.inserted < self.min_size:
+    def take_samples(self, storage: Storage, rows: int) -> bool:
+        """Counts rows as sampled, if that is allowed now. Atomic: two samplers cannot both use one
+        allowance. A batch larger than the whole allowance is drawn from its upper edge."""
+        tape = storage.tape
+        inserted = tape.inserted
+        if inserted < self.min_size:
             return False
-        return self.drift(storage) - min(rows, self.error_buffer * 2) >= -self.error_buffer
+        limit = inserted * self.samples_per_insert - self._middle + self.error_buffer
+        return tape.reserve_sampled(rows, min(float(rows), self.error_buffer * 2), limit)
 
     def can_insert(self, storage: Storage, rows: int) -> bool:
+        """Whether rows may be appended now. Writers that ask at the same time may all be let in:
+        together they overshoot by at most one append each."""
         if storage.tape.inserted + rows <= self.min_size:
             return True
         more = min(rows * self.samples_per_insert, self.error_buffer * 2)
         return self.drift(storage) + more <= self.error_buffer
 
-    def await_sample(self, storage: Storage, rows: int) -> None:
-        self._await(storage, rows, self.can_sample, "sample", "writers are")
+    def await_sample(
+        self, storage: Storage, rows: int, go_on: Callable[[], None] = lambda: None
+    ) -> None:
+        """Waits until rows may be sampled, and counts them. `go_on` may raise to end the wait."""
+        self._await(storage, rows, self.take_samples, ("sample", "writers are"), go_on)
 
     def await_insert(self, storage: Storage, rows: int) -> None:
-        self._await(storage, rows, self.can_insert, "insert", "samplers are")
+        """Waits until rows may be appended; the append counts them."""
+        self._await(storage, rows, self.can_insert, ("insert", "samplers are"), lambda: None)
 
-    def _await(self, storage: Storage, rows: int, allowed: Any, what: str, who: str) -> None:
+    def _await(
+        self,
+        storage: Storage,
+        rows: int,
+        allowed: Callable[[Storage, int], bool],
+        words: tuple[str, str],
+        go_on: Callable[[], None],
+    ) -> None:
+        what, who = words
         deadline = time.monotonic() + self.timeout_s
         while True:
             seen = storage.tape.wake_word
@@ -92,11 +113,5 @@ class RateLimiter:
                     f"inserted, {tape.sampled} sampled, {self.samples_per_insert} samples per "
                     f"insert, min_size {self.min_size}, error_buffer {self.error_buffer})"
                 )
+            go_on()
             storage.tape.wait(seen, min(left, _SLICE_S))
-
-    def state(self, storage: Storage) -> dict[str, int]:
-        return {"inserted": int(storage.tape.inserted), "sampled": int(storage.tape.sampled)}
-
-    def load(self, storage: Storage, state: dict[str, int]) -> None:
-        storage.tape.inserted = state["inserted"]
-        storage.tape.sampled = state["sampled"]

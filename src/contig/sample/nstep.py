@@ -40,6 +40,10 @@ class NStepSampler(Sampler):
         self.sampler = RandomSampler() if sampler is None else sampler
         self.traj_key, self.end_key = self.sampler.traj_key, self.sampler.end_key
 
+    @property
+    def name(self) -> str:
+        return f"{type(self).__name__}({self.sampler.name})"
+
     def request(self, batch_size: int) -> Request:
         request = self.sampler.request(batch_size)
         if request.length != 1:
@@ -53,7 +57,7 @@ class NStepSampler(Sampler):
         inner = self.sampler.draw(index, rng, request)
         if inner is None:
             return None
-        seqs, lengths, _ = index.view.follow(np.ascontiguousarray(inner.seqs), self.n)
+        seqs, lengths, _, _ = index.view.follow(np.ascontiguousarray(inner.seqs), self.n)
         columns = {
             k: np.repeat(v, lengths) if isinstance(v, np.ndarray) and v.ndim else v
             for k, v in inner.columns.items()
@@ -75,8 +79,11 @@ class NStepSampler(Sampler):
         for path in out.keys():  # noqa: SIM118 (keys of a batch are paths)
             if path[0] == "next":
                 out[path][...] = last[path]
-        out["next", "reward"][...] = np.add.reduceat(scaled, starts, axis=0)
         out[STEPS][...] = k
+        total = np.add.reduceat(scaled, starts, axis=0)
+        if reward.dtype.kind in "biu":  # whole-number rewards have fractional returns
+            return out.with_leaves({("next", "reward"): total.astype(np.float32)})
+        out["next", "reward"][...] = total
         return out
 
     def missing(self, index: Index) -> str:
@@ -84,6 +91,10 @@ class NStepSampler(Sampler):
 
     def update_priority(self, index: Index, seqs: Array, priority: Array) -> None:
         self.sampler.update_priority(index, seqs, priority)
+
+    @property
+    def stale_priority_updates(self) -> int:
+        return self.sampler.stale_priority_updates
 
     def mark(self) -> Any:
         return self.sampler.mark()
@@ -104,7 +115,8 @@ class NStepSampler(Sampler):
 def _steps_to_done(batch: Batch, starts: Array, lengths: Array) -> Array:
     """Rows of each group up to its first done row, that row included."""
     path = ("next", FLAGS[0])
-    if path not in batch.layout.by_path:
+    leaf = batch.layout.by_path.get(path)
+    if leaf is None or leaf.shape not in ((), (1,)):  # flags of agents end nothing
         return lengths
     done = batch[path].reshape(len(batch), -1).any(-1)
     if not done.any():

@@ -57,10 +57,7 @@ class Priorities:
             raise ValueError(f"{len(p)} priorities for {len(seqs)} rows")
         bad, stale, largest = self.tree(index).prioritize(seqs, p, self.alpha, self.eps)
         if bad >= 0:
-            raise ValueError(
-                f"priority[{bad}] = {p[bad]}: priorities are finite numbers of at least 0; "
-                "take the absolute value of a TD error"
-            )
+            check_priorities(p)
         self.stale_updates += stale
         self.largest = max(self.largest, largest)
 
@@ -86,6 +83,16 @@ class Priorities:
             self._tree.load(state["tree"])
 
 
+def check_priorities(p: Array) -> None:
+    """Raises ValueError at the first priority that is negative, infinite or NaN."""
+    bad = np.flatnonzero(~((p >= 0) & np.isfinite(p)))
+    if len(bad):
+        raise ValueError(
+            f"priority[{bad[0]}] = {p[bad[0]]}: priorities are finite numbers of at least 0; "
+            "take the absolute value of a TD error"
+        )
+
+
 class PrioritizedSampler(Sampler):
     """Rows in proportion to their priority; adds `priority_weight`.
 
@@ -93,7 +100,7 @@ class PrioritizedSampler(Sampler):
         alpha, beta, eps: see the formulas above.
     """
 
-    def __init__(self, alpha: float = 0.6, beta: float = 0.4, eps: float = 1e-8) -> None:
+    def __init__(self, *, alpha: float = 0.6, beta: float = 0.4, eps: float = 1e-8) -> None:
         self.priorities = Priorities(alpha, beta, eps)
 
     @property
@@ -124,6 +131,10 @@ class PrioritizedSampler(Sampler):
     def update_priority(self, index: Index, seqs: Array, priority: Array) -> None:
         self.priorities.update(index, seqs, priority)
 
+    @property
+    def stale_priority_updates(self) -> int:
+        return self.priorities.stale_updates
+
     def reset(self) -> None:
         self.priorities.reset()
 
@@ -143,7 +154,7 @@ class PrioritizedSliceSampler(SliceSampler):
     """
 
     def __init__(
-        self, alpha: float = 0.6, beta: float = 0.4, eps: float = 1e-8, **slices: Any
+        self, *, alpha: float = 0.6, beta: float = 0.4, eps: float = 1e-8, **slices: Any
     ) -> None:
         for name in ("over", "span"):
             if name in slices:
@@ -168,6 +179,10 @@ class PrioritizedSliceSampler(SliceSampler):
 
     def update_priority(self, index: Index, seqs: Array, priority: Array) -> None:
         self.priorities.update(index, seqs, priority)
+
+    @property
+    def stale_priority_updates(self) -> int:
+        return self.priorities.stale_updates
 
     def reset(self) -> None:
         self.priorities.reset()

@@ -23,7 +23,8 @@ SLICE_END: Path = ("collector", "slice_end")
 MASK: Path = ("collector", "mask")
 BURN_IN: Path = ("collector", "burn_in")
 
-Slices = tuple[Array, Array, Array]  # seqs of all rows; rows, and burn-in rows, of each slice
+# Seqs of all rows; of each slice, its rows, its burn-in rows and how it ended (index flags).
+Slices = tuple[Array, Array, Array, Array]
 Span = bool | int | tuple[bool | int, bool | int]
 
 
@@ -48,7 +49,7 @@ class SliceMarks:
         self._flags: tuple[Path, Path, Path] | None = None
         if self.truncated is not None:
             self._flags = ((*flags, FLAGS[0]), (*flags, FLAGS[1]), self.truncated)
-        self._places: dict[Any, tuple[Any, ...]] = {}
+        self._places: dict[Any, tuple[tuple[Any, ...], bool]] = {}
         self.columns: dict[Path, Any] = {SLICE_END: np.False_}
         if self.init is not None:
             self.columns[self.init] = np.False_
@@ -57,42 +58,49 @@ class SliceMarks:
 
     def draw(self, slices: Slices, length: int) -> Draw:
         """The Draw of some slices, which are padded to `length` if slices are."""
-        seqs, lengths, burn = slices
+        seqs, lengths, burn, ends = slices
         columns = self.columns
         if self.pad_output:
             seqs, lengths, mask = _pad(seqs, lengths, length + burn)
             columns = {**columns, MASK: mask}
         if self.burn_in:
             columns = {**columns, BURN_IN: _burn_column(lengths, burn)}
-        return Draw(seqs, lengths, columns, self.finish)
+        return Draw(seqs, lengths, columns, self.finish, ends)
 
     def finish(self, batch: Batch, draw: Draw) -> Batch:
-        assert draw.lengths is not None
+        assert draw.lengths is not None and draw.ends is not None
         real = draw.lengths
         if self.pad_output:
             starts = np.cumsum(draw.lengths) - draw.lengths
             real = np.add.reduceat(batch[MASK].astype(np.int64), starts)
         if self._flags is not None:
             _adopt_root_flags(batch, self._flags)
-        _native.mark_slices(batch.memory, draw.lengths, real, self._columns_of(batch))
+        places, told = self._columns_of(batch)
+        _native.mark_slices(batch.memory, draw.lengths, real, draw.ends, places, told)
         return batch
 
-    def _columns_of(self, batch: Batch) -> tuple[Any, ...]:
-        """Where the marks go in a batch like this one: offset and "true" of each column."""
+    def _columns_of(self, batch: Batch) -> tuple[tuple[Any, ...], bool]:
+        """Where the marks go in a batch like this one: offset and "true" of each column; and
+        whether ends are known from the index only, because the data has no done flags."""
         key = (batch.layout, len(batch))
         found = self._places.get(key)
         if found is None:
             layout, views = batch.layout, batch.layout.block_columns(len(batch)).views
             done, terminated, truncated = self._flags or (("next", "done"), None, None)
+            if done not in layout.by_path:
+                done = ("done",)
 
             def place(path: Path | None) -> tuple[int, bytes] | None:
-                if path not in layout.number:
-                    return None
-                leaf, (_, _, offset) = layout.by_path[path], views[layout.number[path]]
+                leaf = layout.by_path.get(path) if path is not None else None
+                if leaf is None or leaf.shape not in ((), (1,)):
+                    return None  # flags of agents are ordinary leaves
+                offset = views[layout.number[leaf.path]][2]
                 return offset, np.ones(leaf.shape, leaf.dtype).tobytes()
 
             paths = (self.init, done, terminated, truncated, SLICE_END)
-            found = tuple(place(p) for p in paths)
+            stored = done in layout.by_path and done not in batch.extras
+            told = not stored and ("done",) not in layout.by_path
+            found = (tuple(place(p) for p in paths), told)
             if len(self._places) > 64:
                 self._places.clear()
             self._places[key] = found

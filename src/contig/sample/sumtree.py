@@ -100,7 +100,7 @@ class RowTree:
 
 def draw_starts(
     tree: RowTree, rng: Rng, n: int, index: Index, spec: Any
-) -> tuple[Array, tuple[Array, Array, Array]] | None:
+) -> tuple[Array, tuple[Array, Array, Array, Array]] | None:
     """Starts by priority among valid ones, and their slices, by rejection, then exactly."""
     view, window = index.view, index.window
     found, slices, need = tree.draw_slices(index, rng, spec, n)

@@ -35,9 +35,8 @@ class RandomSampler(Sampler):
 
     def _draw_retiring(self, index: Index, rng: Rng, request: Request) -> Draw | None:
         assert self.max_times_sampled is not None
-        if self._left is None:
-            self._left = RowTree(index.capacity)
-            self._times = np.zeros(index.capacity, np.int64)
+        self._fit(index.capacity)
+        assert self._left is not None
         before = self._left.head
         self._left.follow(index, 1.0)
         fresh = np.arange(max(before, index.tail), index.head) % index.capacity
@@ -52,6 +51,18 @@ class RandomSampler(Sampler):
             picked.append(kept)
             need -= len(kept)
         return Draw(np.concatenate(picked)) if picked else None
+
+    def _fit(self, capacity: int) -> None:
+        """Makes room for a ring of this size, keeping what is known of its rows."""
+        if self._left is None:
+            self._left = RowTree(capacity)
+            self._times = np.zeros(capacity, np.int64)
+        elif self._left.capacity != capacity:
+            old, self._left = self._left, self._left.move_to(capacity)
+            seqs = np.arange(self._left.tail, self._left.head)
+            times = np.zeros(capacity, np.int64)
+            times[seqs % capacity] = self._times[seqs % old.capacity]
+            self._times = times
 
     def _count(self, seqs: Array, capacity: int) -> Array:
         """Counts draws and retires rows; draws beyond a row's last one are left out."""
@@ -82,7 +93,7 @@ class RandomSampler(Sampler):
     def rewind(self, mark: Any) -> None:
         if mark is not None and self._left is not None:
             self._left.load(mark[0])
-            self._times = mark[1]
+            self._times = mark[1].copy()
         elif mark is None:
             self.reset()
 
@@ -92,7 +103,7 @@ class RandomSampler(Sampler):
     def state(self) -> dict[str, Any]:
         if self._left is None:
             return {}
-        return {"left": self._left.state(), "times": self._times}
+        return {"left": self._left.state(), "times": self._times.copy()}
 
     def load(self, state: dict[str, Any]) -> None:
         self._left = None
@@ -118,18 +129,19 @@ class SamplerWithoutReplacement(Sampler):
 
     def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
         for _ in range(2):
-            left = self._rows - self._at
-            while left > 0 and (left >= request.groups or not self.drop_last):
-                n = min(left, request.groups)
-                places = _native.permute(self._key, self._rows, self._at, n)
+            parts: list[Array] = []
+            need = request.groups
+            while need > 0 and self._at < self._rows:
+                n = min(need, self._rows - self._at)
+                seqs = _native.permute(self._key, self._rows, self._at, n) + self._first
                 self._at += n
-                seqs = places + self._first
-                seqs = seqs[seqs >= index.tail]  # evicted since the epoch began
-                if len(seqs):
-                    return Draw(seqs)
-                left = self._rows - self._at
+                # Without those evicted since the epoch began, or outside a window.
+                parts.append(seqs[(seqs >= index.tail) & index.eligible(seqs)])
+                need -= len(parts[-1])
+            if need == 0 or (need < request.groups and not self.drop_last):
+                return Draw(np.concatenate(parts))
             low, high = index.tail, index.head
-            if low >= high or (self.drop_last and high - low < request.groups):
+            if low >= high:
                 return None
             self._key, self._first, self._rows, self._at = rng.key(), low, high - low, 0
         return None

@@ -54,9 +54,13 @@ class WindowSampler(Sampler):
         if self.last_trajectories is not None:
             ordinal = max(ordinal, int(index.view.ordinal_of_newest(self.last_trajectories)))
         if self.max_staleness is not None:
-            newest = int(index.storage.tape.max_version) - self.max_staleness
+            newest = int(index.view.max_version) - self.max_staleness
             version = newest if version is None else max(version, newest)
         return Window(max(low, 0), ordinal, version)
+
+    @property
+    def name(self) -> str:
+        return f"{type(self).__name__}({self.sampler.name})"
 
     def request(self, batch_size: int) -> Request:
         return self.sampler.request(batch_size)
@@ -70,6 +74,10 @@ class WindowSampler(Sampler):
 
     def update_priority(self, index: Index, seqs: Array, priority: Array) -> None:
         self.sampler.update_priority(index, seqs, priority)
+
+    @property
+    def stale_priority_updates(self) -> int:
+        return self.sampler.stale_priority_updates
 
     def mark(self) -> Any:
         return self.sampler.mark()

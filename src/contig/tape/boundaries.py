@@ -28,6 +28,12 @@ def _one_per_row(leaf: Leaf | None) -> bool:
     return leaf is not None and leaf.shape in ((), (1,)) and leaf.dtype.kind in "biuf"
 
 
+def _usable(layout: Layout, path: Path) -> bool:
+    """Whether a flag is a mark of rows, or will be one when it is completed."""
+    leaf = layout.by_path.get(path)
+    return leaf is None or _one_per_row(leaf)
+
+
 def flags_parent(layout: Layout) -> Path | None:
     """Where the done flags live: below ``next`` if any is there, else at the root, else nowhere."""
     for parent in (("next",), ()):
@@ -77,7 +83,7 @@ class Boundaries:
         if traj is None and end is None:
             ids = next((p for p in _IDS if scalar(p)), None)
         done = end
-        if end is None and parent is not None:
+        if end is None and parent is not None and _usable(layout, (*parent, "done")):
             done = (*parent, "done")
         return Boundaries(
             traj_key=traj,
@@ -117,6 +123,8 @@ class Boundaries:
             leaf = layout.by_path.get(path) if path is not None else None
             if leaf is None or leaf.dtype.kind not in "biuf" or leaf.nbytes == 0:
                 continue
+            if role != "reward" and not _one_per_row(leaf):
+                continue
             if leaf.dtype.kind == "f" and leaf.dtype.itemsize not in (4, 8):
                 continue
             count = leaf.nbytes // leaf.dtype.itemsize
@@ -154,55 +162,70 @@ def complete_flags(layout: Layout) -> Layout:
     return layout.with_leaves([(p, given.shape, given.dtype) for p in missing])[0]
 
 
+def _flag_rules(present: frozenset[str]) -> list[tuple[str, str, str, str]]:
+    """How missing flags follow from present ones: (op, to, a, b), in order."""
+    done, term, trunc = FLAGS
+    rules: dict[frozenset[str], list[tuple[str, str, str, str]]] = {
+        frozenset(FLAGS): [("check", done, term, trunc)],
+        frozenset({term, trunc}): [("either", done, term, trunc)],
+        frozenset({done, trunc}): [("and_not", term, done, trunc)],
+        frozenset({done, term}): [("and_not", trunc, done, term)],
+        frozenset({done}): [("copy", term, done, done), ("zero", trunc, done, done)],
+        frozenset({term}): [("copy", done, term, term), ("zero", trunc, term, term)],
+        frozenset({trunc}): [("copy", done, trunc, trunc), ("zero", term, trunc, trunc)],
+    }
+    return rules.get(present, [])
+
+
+def _marks_of_rows(layout: Layout, parent: Path) -> dict[str, Leaf]:
+    """The flags below parent that are one per row: those of agents are ordinary leaves."""
+    found = {f: layout.by_path.get((*parent, f)) for f in FLAGS}
+    return {f: x for f, x in found.items() if x is not None and _one_per_row(x)}
+
+
+def optional_flags(layout: Layout, parent: Path | None) -> frozenset[Path]:
+    """Flags that data may lack, because they follow from the others."""
+    if parent is None:
+        return frozenset()
+    return frozenset(x.path for x in _marks_of_rows(layout, parent).values())
+
+
 def dual_ops(layout: Layout, parent: Path | None, missing: frozenset[Path]) -> list[Any]:
-    """How the native packer fills the missing flags: (op, to, a, b, bytes), in order."""
+    """How the native packer fills the missing flags, in order: (op, to, a, b, "true" of to),
+    where to, a and b are (offset, bytes)."""
     if parent is None:
         return []
-    leaves = {f: layout.by_path.get((*parent, f)) for f in FLAGS}
-    if any(x is None for x in leaves.values()):
-        return []
-    done, term, trunc = (leaves[f] for f in FLAGS)
-    assert done and term and trunc
-    if not all(_one_per_row(x) for x in (done, term, trunc)):
-        return []
-    gone = {f for f in FLAGS if (*parent, f) in missing}
-    d, e, u, size = done.offset, term.offset, trunc.offset, done.nbytes
-    plans: dict[frozenset[str], list[Any]] = {
-        frozenset(): [("check", d, e, u, size)],
-        frozenset({"done"}): [("either", d, e, u, size)],
-        frozenset({"terminated"}): [("and_not", e, d, u, size)],
-        frozenset({"truncated"}): [("and_not", u, d, e, size)],
-        frozenset({"terminated", "truncated"}): [("copy", e, d, d, size), ("zero", u, d, d, size)],
-        frozenset({"done", "truncated"}): [("copy", d, e, e, size), ("zero", u, e, e, size)],
-        frozenset({"done", "terminated"}): [("copy", d, u, u, size), ("zero", e, u, u, size)],
-    }
-    return plans[frozenset(gone)]
+    marks = _marks_of_rows(layout, parent)
+    present = frozenset(f for f in marks if (*parent, f) not in missing)
+    place = {f: (x.offset, x.nbytes) for f, x in marks.items()}
+    return [
+        (op, place[to], place[a], place[b], np.ones(marks[to].shape, marks[to].dtype).tobytes())
+        for op, to, a, b in _flag_rules(present)
+        if to in marks
+    ]
 
 
 def fill_flags(layout: Layout, parent: Path | None, columns: list[Any]) -> None:
     """The same for columns, in place of the Nones; raises where given flags disagree."""
     if parent is None:
         return
-    paths = [(*parent, f) for f in FLAGS]
-    if any(not _one_per_row(layout.by_path.get(p)) for p in paths):
-        return
-    numbers = [layout.number[p] for p in paths]
-    done, term, trunc = (None if columns[n] is None else columns[n] != 0 for n in numbers)
-    if done is not None and term is not None and trunc is not None:
-        wrong = np.flatnonzero((done != (term | trunc)).reshape(-1))
-        if wrong.size:
-            raise LayoutError(
-                f"{show_path(paths[0])}: row {wrong[0]} is not terminated | truncated; "
-                "leave one of the three out and it is completed, or make them agree"
-            )
-        return
-    none = np.zeros_like(next(x for x in (done, term, trunc) if x is not None))
-    if done is None:
-        done = (none if term is None else term) | (none if trunc is None else trunc)
-    if term is None:
-        term = done if trunc is None else done & ~trunc
-    if trunc is None:
-        trunc = done & ~term
-    for n, value in zip(numbers, (done, term, trunc)):
-        if columns[n] is None:
-            columns[n] = np.ascontiguousarray(value.astype(layout.leaves[n].dtype))
+    numbers = {f: layout.number[x.path] for f, x in _marks_of_rows(layout, parent).items()}
+    given = {f: columns[n] != 0 for f, n in numbers.items() if columns[n] is not None}
+    for op, to, a, b in _flag_rules(frozenset(given)):
+        if to not in numbers:
+            continue
+        if op == "check":
+            wrong = np.flatnonzero((given[to] != (given[a] | given[b])).reshape(-1))
+            if wrong.size:
+                raise LayoutError(
+                    f"{show_path((*parent, to))}: row {wrong[0]} is not terminated | truncated; "
+                    "leave one of the three out and it is completed, or make them agree"
+                )
+            continue
+        value = {
+            "zero": lambda a, b: np.zeros_like(a),
+            "copy": lambda a, b: a,
+            "either": lambda a, b: a | b,
+            "and_not": lambda a, b: a & ~b,
+        }[op](given[a], given[b])
+        columns[numbers[to]] = np.ascontiguousarray(value.astype(layout.leaves[numbers[to]].dtype))

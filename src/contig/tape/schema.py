@@ -10,7 +10,7 @@ import numpy as np
 from .. import _native
 from ..layout import Layout, plan_leaf
 from ..tree import Path, Structure
-from .boundaries import FLAGS, Boundaries, dual_ops
+from .boundaries import Boundaries, dual_ops, optional_flags
 
 __all__ = ["INDEX", "ExtraLeaf", "Schema", "Wide"]
 
@@ -33,10 +33,7 @@ class Schema:
         self.layout = layout
         self.boundaries = Boundaries.resolve(layout, traj_key, end_key)
         self.marks = self.boundaries.marks(layout)
-        parent = self.boundaries.flags
-        self.flag_paths = frozenset(
-            (*parent, f) for f in FLAGS if parent is not None and (*parent, f) in layout.by_path
-        )
+        self.flag_paths = optional_flags(layout, self.boundaries.flags)
         self.first_leaf = layout.leaves[0]
         self._plans: dict[frozenset[Path], Any] = {}
         self._wides: dict[tuple[ExtraLeaf, ...], Wide] = {}
@@ -90,10 +87,12 @@ def _without(structure: Structure, layout: Layout, missing: frozenset[Path]) -> 
     def walk(node: Structure, path: Path) -> Any:
         if node.kind == "leaf":
             return layout.number[path]
+        if node.kind == "none":
+            return None
         items = [
             (key, walk(child, (*path, key)))
             for key, child in zip(node.keys, node.children)
-            if child.kind != "none" and (*path, key) not in missing
+            if (*path, key) not in missing
         ]
         return dict(items) if node.kind == "dict" else [v for _, v in items]
 

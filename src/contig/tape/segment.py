@@ -33,13 +33,17 @@ _reaped = False
 class Segment:
     """One tape's memory in this process. Created by the class methods below.
 
-    `fd` is -1 for private memory, which no other process can see.
+    `fd` is -1 for private memory, which no other process can see. A named one is locked through a
+    descriptor of its own: mmap keeps a duplicate of `fd`, and with it any lock on it, for as long
+    as an array views the memory.
     """
 
-    def __init__(self, fd: int, name: str | None, control_bytes: int) -> None:
+    def __init__(
+        self, fd: int, control_bytes: int, name: str | None = None, lock_fd: int = -1
+    ) -> None:
         self.fd = fd
         self.name = name
-        self._pid = os.getpid()
+        self._lock_fd = lock_fd
         self._maps: list[mmap.mmap] = []
         self.control = self._map(0, control_bytes)
 
@@ -67,14 +71,14 @@ class Segment:
         if sys.platform == "linux":
             fd = os.memfd_create("contig", os.MFD_CLOEXEC)
             _size(fd, nbytes)
-        segment = Segment(fd, None, nbytes)
+        segment = Segment(fd, nbytes)
         _native.format_control(segment.control, capacity)
         return segment
 
     @staticmethod
     def from_fd(fd: int) -> Segment:
         """An anonymous segment of another process."""
-        return Segment(fd, None, _control_bytes_of(fd))
+        return Segment(fd, _control_bytes_of(fd))
 
     @staticmethod
     def named(name: str | None, capacity: int) -> tuple[Segment, bool]:
@@ -99,13 +103,16 @@ class Segment:
             FileNotFoundError: there is none of this name.
         """
         _need_sharing()
+        reap_once()
         path = _path(_checked(name))
         while True:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            fcntl.flock(fd, fcntl.LOCK_SH)
-            if _is(fd, path):
-                return Segment(fd, name, _control_bytes_of(fd))
-            os.close(fd)  # it was unlinked before we had the lock
+            _unlink_if_unused(path)  # what a crashed process left is nobody's storage
+            lock_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fcntl.flock(lock_fd, fcntl.LOCK_SH)
+            if _is(lock_fd, path):
+                fd = _reopened(lock_fd)
+                return Segment(fd, _control_bytes_of(fd), name, lock_fd)
+            os.close(lock_fd)  # it was unlinked before we had the lock
 
     def close(self) -> None:
         """Lets go of the segment; the last process to do so unlinks a named one.
@@ -117,6 +124,7 @@ class Segment:
         if sys.platform == "linux":
             os.close(self.fd)
             if self.name is not None:
+                os.close(self._lock_fd)
                 _unlink_if_unused(_path(self.name))
         self.fd = -1
 
@@ -137,6 +145,11 @@ def _checked(name: str) -> str:
 
 def _path(name: str) -> Path:
     return _DIR / (_PREFIX + name)
+
+
+def _reopened(fd: int) -> int:
+    """Another description of the same open file."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
 
 def _size(fd: int, nbytes: int) -> None:
@@ -163,20 +176,24 @@ def _create(name: str, capacity: int) -> Segment | None:
     nbytes = _native.control_bytes(capacity)
     temporary = _path(f"{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
     while True:
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_SH)
-        if _is(fd, temporary):
+        lock_fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock_fd, fcntl.LOCK_SH)
+        if _is(lock_fd, temporary):
             break
-        os.close(fd)  # a reaper was quicker than our lock
+        os.close(lock_fd)  # a reaper was quicker than our lock
+    fd = _reopened(lock_fd)
     try:
         _size(fd, nbytes)
-        segment = Segment(fd, name, nbytes)
+        segment = Segment(fd, nbytes, name, lock_fd)
         _native.format_control(segment.control, capacity)
         os.link(temporary, _path(name))
         return segment
-    except FileExistsError:
+    except BaseException as error:
         os.close(fd)
-        return None
+        os.close(lock_fd)
+        if isinstance(error, FileExistsError):
+            return None
+        raise
     finally:
         os.unlink(temporary)
 

@@ -23,11 +23,11 @@ from ..convert import plain_tree
 from ..errors import ClosedError, EmptyBufferError, LayoutError
 from ..layout import Layout
 from ..tree import as_path, show_path
-from .boundaries import complete_flags
+from .boundaries import complete_flags, fill_flags
 from .episodes import read_index
 from .schema import ExtraLeaf, Schema
 from .segment import Segment
-from .writer import Writer
+from .writer import Writer, batch_ndim_of
 
 __all__ = ["Storage", "LazyTensorStorage", "SharedStorage"]
 
@@ -42,8 +42,6 @@ class Storage:
     """
 
     def __init__(self, segment: Segment, ndim: int, example: Any = None) -> None:
-        if ndim < 1:
-            raise ValueError(f"ndim is the number of batch dims, at least 1, got {ndim}")
         self._segment: Segment | None = segment
         self.tape = _native.Tape(segment.control, segment.fd)
         self.capacity = int(self.tape.capacity)
@@ -52,9 +50,14 @@ class Storage:
         self._keys: tuple[Any, Any] = (None, None)
         self._lock = threading.Lock()
         self._local = threading.local()
+        self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         self._closer = weakref.finalize(self, Segment.close, segment)
         if example is not None:
-            self.publish(Layout(plain_tree(example)[0]))
+            try:
+                self.publish(Layout(plain_tree(example)[0]))
+            except BaseException:
+                self.close()  # a refused construction leaves nothing behind
+                raise
 
     # -- schema -------------------------------------------------------------------------------
 
@@ -94,6 +97,16 @@ class Storage:
                 )
         self._keys = (traj_key or self._keys[0], end_key or self._keys[1])
 
+    def batch_ndim(self, tree: Any) -> int:
+        """How many leading dims of a plain tree are batch dims: `ndim`, or fewer, if it has
+        fewer, which is then one run of rows."""
+        if isinstance(tree, Batch) or plain_tree(tree)[1] is not None:
+            return self.ndim
+        schema = self.schema
+        if schema is not None:
+            return batch_ndim_of(schema, tree, self.ndim)
+        return min([self.ndim, *(len(x.shape) for x in Layout(tree).leaves)])
+
     def define(self, tree: Any, batch_ndim: int) -> Schema:
         """Fixes the layout from the first data, of rows with that many leading dims."""
         full = Layout(tree)
@@ -102,6 +115,10 @@ class Storage:
             scalar = next(x.path for x in full.leaves if not x.shape)
             raise LayoutError(f"{show_path(scalar)}: no leading dim; use add for a single row")
         row = Layout.of(full.structure, [(x.path, x.shape[ndim:], x.dtype) for x in full.leaves])
+        # Data that will be refused must not fix the layout.
+        schema = Schema(complete_flags(row), *self._keys)
+        columns, _ = schema.layout.columns(tree, ndim, schema.flag_paths)
+        fill_flags(schema.layout, schema.boundaries.flags, columns)
         return self.publish(row)
 
     def publish(self, layout: Layout) -> Schema:
@@ -132,10 +149,12 @@ class Storage:
 
     # -- writing ------------------------------------------------------------------------------
 
-    def writer(self) -> Writer:
-        """A new writer, for the calling thread."""
+    def writer(self, orphans: list[Any] | None = None) -> Writer:
+        """A new writer, for the calling thread. (`orphans` is for pickling.)"""
         self._open()
-        return Writer(self)
+        writer = Writer(self, orphans)
+        self._writers.add(writer)
+        return writer
 
     @property
     def default_writer(self) -> Writer:
@@ -166,6 +185,7 @@ class Storage:
         Returns:
             (batch, lost): lost is 0, or the seq below which rows were evicted meanwhile.
         """
+        self._open()
         schema = self.schema
         if schema is None:
             raise EmptyBufferError("nothing has been written to this storage yet")
@@ -184,6 +204,7 @@ class Storage:
         Raises:
             KeyError: there is none of this id, or it has been evicted.
         """
+        self._open()
         for _ in range(100):
             seqs = read_index(self.tape).seqs_of(int(episode))
             if not len(seqs):
@@ -204,6 +225,10 @@ class Storage:
 
     # -- life ---------------------------------------------------------------------------------
 
+    def check_open(self) -> None:
+        """Raises ClosedError after close()."""
+        self._open()
+
     def _open(self) -> Segment:
         if self._segment is None:
             raise ClosedError("this storage is closed")
@@ -212,6 +237,8 @@ class Storage:
     def close(self) -> None:
         """Lets go of the memory's name; batches taken before stay valid."""
         self.tape.close()
+        for writer in list(self._writers):
+            writer.detach()
         self._closer()
         self._segment = None
 
@@ -220,6 +247,12 @@ class Storage:
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
+
+
+def _ndim(value: int) -> int:
+    if value < 1:
+        raise ValueError(f"ndim is the number of batch dims, at least 1, got {value}")
+    return value
 
 
 def _capacity(value: Any) -> int:
@@ -238,6 +271,7 @@ class LazyTensorStorage(Storage):
     """
 
     def __init__(self, capacity: int, ndim: int = 1, example: Any = None) -> None:
+        ndim = _ndim(ndim)
         super().__init__(Segment.anonymous(_capacity(capacity)), ndim, example)
 
     def __reduce__(self) -> Any:
@@ -271,16 +305,22 @@ class SharedStorage(Storage):
     def __init__(
         self, capacity: int, name: str | None = None, ndim: int = 1, example: Any = None
     ) -> None:
+        ndim = _ndim(ndim)
         segment, created = Segment.named(name, _capacity(capacity))
-        super().__init__(segment, ndim)
-        if not created and self.capacity != capacity:
-            had = self.capacity
+        super().__init__(segment, ndim, example if created else None)
+        if created:
+            return
+        try:
+            if self.capacity != capacity:
+                raise ValueError(
+                    f"shared storage {name!r} exists with capacity {self.capacity}, asked for "
+                    f"{capacity}"
+                )
+            if example is not None:
+                self.publish(Layout(plain_tree(example)[0]))
+        except BaseException:
             self.close()
-            raise ValueError(
-                f"shared storage {name!r} exists with capacity {had}, asked for {capacity}"
-            )
-        if example is not None:
-            self.publish(Layout(plain_tree(example)[0]))
+            raise
 
     @classmethod
     def attach(cls, name: str, ndim: int = 1) -> SharedStorage:

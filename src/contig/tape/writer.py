@@ -16,13 +16,13 @@ from ..convert import as_array, plain_tree
 from ..errors import LayoutError
 from ..layout import as_bytes
 from ..tree import Path, flatten, show_path
-from .boundaries import fill_flags
+from .boundaries import FLAGS, fill_flags
 
 if TYPE_CHECKING:
     from .schema import Schema
     from .storage import Storage
 
-__all__ = ["Writer"]
+__all__ = ["Writer", "batch_ndim_of"]
 
 # native/writer.h: enum class Continue
 _NEW, _IF_OPEN, _TOLD = 0, 1, 2
@@ -35,11 +35,16 @@ _TERMINATED, _TRUNCATED = 2, 4
 class Writer:
     """Appends rows to a storage. Each method is one atomic append and returns seqs."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, orphans: list[Any] | None = None) -> None:
         self._storage = storage
+        self._orphans = orphans or []  # what another writer had open when this one was made of it
         self._native: Any = None
         self._missing: frozenset[Path] = frozenset()
-        self._plan: Any = None
+        self._plan: Any = None  # set while the storage is open and its layout known
+
+    def detach(self) -> None:
+        """The storage was closed: the next call goes the slow way and says so."""
+        self._plan = None
 
     @property
     def id(self) -> int:
@@ -80,7 +85,7 @@ class Writer:
             raise LayoutError("extend takes rows with a leading dim; use add for a single one")
         schema = self._ready(tree, ndim)
         if shape is None:
-            ndim = _batch_ndim(schema, tree, ndim)
+            ndim = batch_ndim_of(schema, tree, ndim)
         lanes = _ONE_LANE if ndim == 1 else _LEADING_DIMS
         rule = _TOLD if continues else _NEW
         if continues is None and ndim == 1:
@@ -98,7 +103,9 @@ class Writer:
     ) -> np.ndarray[Any, Any]:
         """One whole trajectory ``[T, ...]``, whatever marks the data has inside.
 
-        How it ended is what the arguments say, else what its last row says, else truncated.
+        How it ended is what the arguments say, else what its last row says; without arguments and
+        without done flags in the data, it is truncated. Arguments may close what the last row
+        leaves open, and must not contradict a done row.
         """
         tree, shape = _tree_of(data)
         if shape is not None and len(shape) != 1:
@@ -120,13 +127,21 @@ class Writer:
             [x.offset for x in schema.layout.leaves],
             rows,
             ended,
-            -1 if traj_id is None else traj_id,
+            self._traj_id(schema, columns) if traj_id is None else traj_id,
             version,
         )
         return self._seqs(first, rows)
 
+    @staticmethod
+    def _traj_id(schema: Schema, columns: list[Any]) -> int:
+        """The id that the rows of a trajectory carry, or -1."""
+        if schema.boundaries.id is None:
+            return -1
+        return int(columns[schema.layout.number[schema.boundaries.id]].reshape(-1)[0])
+
     def append_records(self, records: np.ndarray[Any, Any], lanes: int = 1) -> np.ndarray[Any, Any]:
         """Packed rows ``[N, record_size]``, as another contig part made them."""
+        self._storage.check_open()
         schema = self._storage.schema
         if schema is None:
             raise LayoutError("records need a storage whose layout is known; give it an example")
@@ -138,6 +153,7 @@ class Writer:
     # -- how ----------------------------------------------------------------------------------
 
     def _ready(self, tree: Any, batch_ndim: int) -> Schema:
+        self._storage.check_open()
         schema = self._storage.schema or self._storage.define(tree, batch_ndim)
         self._bind(schema)
         return schema
@@ -147,6 +163,8 @@ class Writer:
             self._native = _native.Writer(
                 self._storage.tape, schema.marks, schema.boundaries.traj_key is not None
             )
+            self._native.orphan(self._orphans)
+        if self._plan is None:
             self._plan = schema.plan(self._missing)
 
     def _write(
@@ -183,7 +201,12 @@ class Writer:
         return np.arange(first, first + kept, dtype=np.int64)
 
     def __reduce__(self) -> Any:
-        return Writer, (self._storage,)
+        held = self._orphans if self._native is None else self._native.open_trajectories()
+        return _writer_of, (self._storage, held)
+
+
+def _writer_of(storage: Storage, orphans: list[Any]) -> Writer:
+    return storage.writer(orphans)
 
 
 def _tree_of(data: Any) -> tuple[Any, tuple[int, ...] | None]:
@@ -192,7 +215,7 @@ def _tree_of(data: Any) -> tuple[Any, tuple[int, ...] | None]:
     return plain_tree(data)
 
 
-def _batch_ndim(schema: Schema, tree: Any, ndim: int) -> int:
+def batch_ndim_of(schema: Schema, tree: Any, ndim: int) -> int:
     """Batch dims of a plain tree: fewer than the storage's are one run of rows."""
     value = tree
     leaf = schema.first_leaf
@@ -219,7 +242,7 @@ def _batch_ndim(schema: Schema, tree: Any, ndim: int) -> int:
 
 def _end_of(
     schema: Schema,
-    columns: list[np.ndarray[Any, Any] | None],
+    columns: list[Any],
     rows: int,
     terminated: bool | None,
     truncated: bool | None,
@@ -233,18 +256,31 @@ def _end_of(
     ):
         filled = list(columns)
         fill_flags(layout, parent, filled)
-        last = {f: bool(filled[layout.number[(*parent, f)]].reshape(-1)[-1]) for f in said}  # type: ignore[union-attr]
-        for flag, value in said.items():
-            if value is not None and value != last[flag]:
-                raise LayoutError(
-                    f"{show_path((*parent, flag))}: the last row says {last[flag]}, the argument "
-                    f"{flag}={value}; make them agree or leave the argument out"
-                )
-        terminated, truncated = last["terminated"], last["truncated"]
-        told = told or terminated or truncated
+        marks = {f: (*parent, f) for f in said if (*parent, f) in schema.flag_paths}
+        last = {f: bool(filled[layout.number[p]].reshape(-1)[-1]) for f, p in marks.items()}
+        if told and not any(last.values()):  # the rows leave it open: the arguments close it
+            for flag in FLAGS:
+                path = (*parent, flag)
+                if path in schema.flag_paths:
+                    ended = any(said.values()) if flag == "done" else bool(said[flag])
+                    column = filled[layout.number[path]].copy()
+                    column[-1] = ended
+                    columns[layout.number[path]] = column
+        else:
+            for flag, value in said.items():
+                if value is not None and value != last.get(flag, value):
+                    raise LayoutError(
+                        f"{show_path((*parent, flag))}: the last row says {last[flag]}, the "
+                        f"argument {flag}={value}; make them agree or leave the argument out"
+                    )
+            terminated = last.get("terminated", terminated)
+            truncated = last.get("truncated", truncated)
+        told = True
     elif parent is not None:
         for flag in ("terminated", "truncated"):
-            leaf = layout.by_path[(*parent, flag)]
+            leaf = layout.by_path.get((*parent, flag))
+            if leaf is None or leaf.path not in schema.flag_paths:
+                continue
             column = np.zeros((rows, *leaf.shape), leaf.dtype)
             column[-1] = bool(said[flag]) if told else flag == "truncated"
             columns[layout.number[leaf.path]] = column

@@ -1,0 +1,261 @@
+// Kill points: runs work in a child, one machine instruction after another under ptrace, and keeps
+// every state that the shared memory goes through. Each is what a SIGKILL at that instant leaves
+// (x86 stores in program order; elsewhere a child sees its own stores in that order, too).
+#pragma once
+
+#include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "gather.h"
+#include "rng.h"
+#include "rows.h"
+#include "view.h"
+
+namespace killpoints {
+
+using namespace contig;
+using rows::fail;
+using rows::Row;
+
+using Image = std::vector<uint8_t>;
+
+constexpr uint64_t kEnded = kTerminated | kTruncated;
+
+// ---- memory that is shared with the child ------------------------------------------------------
+
+class Memory {
+ public:
+  explicit Memory(uint64_t capacity) : control_(Tape::control_bytes(capacity)) {
+    map(control_ + (1 << 16));
+    Tape::format(base_, capacity);
+    Tape tape(base_, -1);
+    tape.publish("{}", 2, rows::kBytes);
+    if (control_ + tape.data_bytes() > bytes_) fail("the test's memory is too small");
+    const Header& h = tape.header();
+    // What changes: the header and the first producers, the index, the rows. Not the rest of the
+    // producer table, which is most of it.
+    parts_ = {{0, h.producers_offset + 4 * sizeof(Producer)},
+              {h.index_offset, control_ + tape.data_bytes()}};
+  }
+  ~Memory() { munmap(base_, bytes_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  std::unique_ptr<Tape> attach() const {
+    auto tape = std::make_unique<Tape>(base_, -1);
+    tape->attach_data(base_ + control_);
+    return tape;
+  }
+
+  Image image() const {
+    Image out;
+    for (const auto& p : parts_) out.insert(out.end(), base_ + p.first, base_ + p.second);
+    return out;
+  }
+  bool is(const Image& image) const {
+    const uint8_t* at = image.data();
+    for (const auto& p : parts_) {
+      if (std::memcmp(base_ + p.first, at, p.second - p.first) != 0) return false;
+      at += p.second - p.first;
+    }
+    return true;
+  }
+  void load(const Image& image) const {
+    const uint8_t* at = image.data();
+    for (const auto& p : parts_) {
+      std::memcpy(base_ + p.first, at, p.second - p.first);
+      at += p.second - p.first;
+    }
+  }
+  // Memory as the next process finds it when the lock's holder is dead and the kernel has told.
+  void load_unlocked(const Image& image) const {
+    load(image);
+    lock_init(reinterpret_cast<Header*>(base_)->lock);
+  }
+  const Producer* producers() const {
+    return reinterpret_cast<Producer*>(base_ + reinterpret_cast<Header*>(base_)->producers_offset);
+  }
+
+ private:
+  void map(uint64_t bytes) {
+    bytes_ = bytes;
+    void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) fail("mmap");
+    base_ = static_cast<uint8_t*>(p);
+  }
+
+  uint64_t control_, bytes_ = 0;
+  uint8_t* base_ = nullptr;
+  std::vector<std::pair<uint64_t, uint64_t>> parts_;
+};
+
+// ---- the child ---------------------------------------------------------------------------------
+
+// Starts a child that stops, does `work` when it is stepped, and stops again.
+inline pid_t start(const std::function<void()>& work) {
+  const pid_t pid = fork();
+  if (pid < 0) fail("fork");
+  if (pid == 0) {
+    if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) std::_Exit(77);
+    raise(SIGSTOP);
+    work();
+    raise(SIGSTOP);
+    std::_Exit(0);
+  }
+  int status = 0;
+  if (waitpid(pid, &status, 0) != pid) fail("waitpid");
+  if (!WIFSTOPPED(status)) fail("ptrace is not allowed here");
+  return pid;
+}
+
+// One instruction; false when the work is done.
+inline bool step(pid_t pid) {
+  int status = 0;
+  if (ptrace(PTRACE_SINGLESTEP, pid, nullptr, nullptr) != 0) fail("singlestep");
+  if (waitpid(pid, &status, 0) != pid) fail("waitpid");
+  if (!WIFSTOPPED(status)) fail("the child died by itself");
+  if (WSTOPSIG(status) == SIGSTOP) return false;
+  if (WSTOPSIG(status) != SIGTRAP) fail("the child got a signal");
+  return true;
+}
+
+inline void finish(pid_t pid) {
+  kill(pid, SIGKILL);
+  int status = 0;
+  if (waitpid(pid, &status, 0) != pid) fail("waitpid");
+}
+
+// All states the memory goes through, the first and the last one included.
+inline std::vector<Image> trace(const Memory& memory, const std::function<void()>& work,
+                                uint64_t* instructions) {
+  std::vector<Image> states{memory.image()};
+  const pid_t pid = start(work);
+  *instructions = 0;
+  while (step(pid)) {
+    ++*instructions;
+    if (!memory.is(states.back())) states.push_back(memory.image());
+  }
+  finish(pid);
+  return states;
+}
+
+// ---- what a tape holds -------------------------------------------------------------------------
+
+struct Run16 {
+  uint64_t w[16];
+};
+
+// Everything that counts, read by somebody who has the lock.
+struct Content {
+  uint64_t head, tail, index_head, index_tail, trajectories;
+  std::vector<Run16> runs;  // [index_tail, index_head)
+  std::vector<Row> rows;    // [tail, head)
+  uint64_t producer_seq[2], producer_entry[2];
+};
+
+inline Content read(const Memory& memory, const Tape& tape) {
+  Content c{};
+  const Header& h = tape.header();
+  c.head = h.head;
+  c.tail = h.tail;
+  c.index_head = h.index_head;
+  c.index_tail = h.index_tail;
+  c.trajectories = h.trajectories;
+  for (uint64_t n = c.index_tail; n < c.index_head; ++n) {
+    Run16 run;
+    if (tape.read_entry_words(n, c.head, run.w) != Tape::Read::ok)
+      fail("an entry that cannot be read under the lock");
+    c.runs.push_back(run);
+  }
+  std::vector<int64_t> seqs;
+  if (c.tail > c.head) fail("tail > head");
+  for (uint64_t s = c.tail; s < c.head; ++s) seqs.push_back(static_cast<int64_t>(s));
+  c.rows.resize(seqs.size());
+  gather_records(tape, seqs.data(), seqs.size(), reinterpret_cast<uint8_t*>(c.rows.data()));
+  for (int i = 0; i < 2; ++i) {
+    c.producer_seq[i] = memory.producers()[i].seq;
+    // A slot nobody has sent anything through is as good as none.
+    c.producer_entry[i] = c.producer_seq[i] == 0 ? kNone : memory.producers()[i].entry.load();
+  }
+  return c;
+}
+
+// What must hold of any tape at rest: the runs cover the rows, one after another, each run is steps
+// of one trajectory, and a run's flags are those of its rows.
+inline void check_consistent(const Content& c, uint64_t capacity) {
+  if (c.head - c.tail > capacity) fail("more rows than the capacity");
+  rows::check_appends(c.rows.data(), c.rows.size(), capacity);
+  uint64_t at = c.tail;
+  for (size_t i = 0; i < c.runs.size(); ++i) {
+    const uint64_t* w = c.runs[i].w;
+    const uint64_t first = w[0], steps = w[1] >> kFlagBits, end = first + steps;
+    double ret;
+    std::memcpy(&ret, &w[7], 8);
+    if (ret != static_cast<double>(w[4] + steps)) fail("a run whose return is not its steps");
+    if (end <= c.tail) continue;  // the tail was advanced, the index not yet
+    if (first > at || end <= at) fail("runs that do not cover the rows");
+    const Row* run = &c.rows[at - c.tail];
+    rows::check_slice(run, end - at);
+    for (uint64_t s = at; s < end; ++s)
+      if (run[s - at].word[rows::step] != w[4] + (s - first)) fail("a run of other rows", run);
+    const bool ended = (w[1] & kEnded) != 0;
+    if (ended != (run[end - at - 1].word[rows::done] != 0)) fail("a run that ends elsewhere", run);
+    at = end;
+    // Its previous run is of the same trajectory and stops where it starts.
+    if (w[2] != kNone && w[2] >= c.index_tail) {
+      if (w[2] >= c.index_tail + i) fail("a run linked to a later one");
+      const uint64_t* p = c.runs[w[2] - c.index_tail].w;
+      if (p[5] != w[5] || p[4] + (p[1] >> kFlagBits) != w[4]) fail("a run linked to another one");
+    }
+    if (w[5] >= c.trajectories) fail("a trajectory's number that may be given again");
+  }
+  if (at != c.head) fail("rows without a run");
+}
+
+// What a reader draws from the tape as it is, with no lock.
+inline void check_readers(const Tape& tape, View* view, uint64_t* rng) {
+  view->refresh();
+  const Snapshot& s = view->at();
+  std::vector<Row> out;
+  const auto gather = [&](const std::vector<int64_t>& seqs) {
+    out.resize(seqs.size());
+    const uint64_t tail =
+        gather_records(tape, seqs.data(), seqs.size(), reinterpret_cast<uint8_t*>(out.data()));
+    for (const int64_t seq : seqs)
+      if (static_cast<uint64_t>(seq) < tail) fail("a row was lost though nobody writes");
+  };
+  std::vector<int64_t> all;
+  for (uint64_t seq = s.tail; seq < s.head; ++seq) all.push_back(static_cast<int64_t>(seq));
+  gather(all);
+  rows::check_appends(out.data(), out.size(), tape.header().capacity);
+  for (const bool complete : {false, true})
+    for (const bool over_steps : {false, true}) {
+      SliceSpec spec;
+      spec.length = complete ? rows::kLongest : 4;
+      spec.complete_only = complete;
+      spec.over_steps = over_steps;
+      Slices slices;
+      if (!view->draw_slices(Rng(rng), Window{}, spec, 4, &slices)) {
+        if (!complete && s.head > s.tail) fail("rows, but none to draw");
+        continue;
+      }
+      gather(slices.seqs);
+      size_t at = 0;
+      for (const int64_t length : slices.lengths) {
+        const size_t last = at + static_cast<size_t>(length) - 1;
+        rows::check_slice(&out[at], static_cast<size_t>(length));
+        if (complete && (out[at].word[rows::step] != 0 || out[last].word[rows::done] == 0))
+          fail("complete_only: a part of a trajectory", &out[at], &out[last]);
+        at = last + 1;
+      }
+    }
+}
+
+}  // namespace killpoints

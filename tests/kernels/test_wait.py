@@ -1,0 +1,84 @@
+"""Tape.wait and notify: the one way to wait for another thread or process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from contig import LazyTensorStorage
+
+DEADLINE_S = 60
+
+
+def wait_in_a_thread(tape: Any, wake: Callable[[], None]) -> bool:
+    """Waits on the current word; calls `wake` until the wait is over. What the wait returned."""
+    seen = tape.wake_word
+    answers: list[bool] = []
+    thread = threading.Thread(target=lambda: answers.append(tape.wait(seen, DEADLINE_S)))
+    thread.start()
+    give_up = time.monotonic() + DEADLINE_S
+    while thread.is_alive() and time.monotonic() < give_up:
+        wake()
+        thread.join(0.01)
+    assert answers, "the waiting thread was not woken"
+    return answers[0]
+
+
+def test_a_word_that_has_changed_does_not_wait() -> None:
+    with LazyTensorStorage(4, example={"x": 0.0}) as storage:
+        seen = storage.tape.wake_word
+        storage.tape.notify()
+        assert storage.tape.wake_word != seen
+        assert storage.tape.wait(seen, DEADLINE_S)
+
+
+def test_a_word_that_stays_gives_false_after_the_timeout() -> None:
+    with LazyTensorStorage(4, example={"x": 0.0}) as storage:
+        for timeout_s in (0.0, 0.001, 0.01):
+            assert not storage.tape.wait(storage.tape.wake_word, timeout_s)
+
+
+def test_notify_wakes() -> None:
+    with LazyTensorStorage(4, example={"x": 0.0}) as storage:
+        assert wait_in_a_thread(storage.tape, storage.tape.notify)
+
+
+def test_an_append_wakes() -> None:
+    with LazyTensorStorage(4, example={"x": 0.0}) as storage:
+        writer = storage.writer()
+        assert wait_in_a_thread(storage.tape, lambda: writer.add({"x": 1.0}) and None)
+
+
+def test_counting_samples_wakes_who_waits_for_them() -> None:
+    with LazyTensorStorage(4, example={"x": 0.0}) as storage:
+        assert wait_in_a_thread(storage.tape, lambda: storage.tape.add_sampled(1))
+        assert storage.tape.sampled > 0
+
+
+def test_every_append_changes_the_word() -> None:
+    # Or a reader that looked, saw nothing and then waits would sleep through it.
+    with LazyTensorStorage(4, example={"x": 0.0}) as storage:
+        words = [storage.tape.wake_word]
+        for i in range(5):
+            storage.default_writer.extend({"x": np.full(3, i, np.float32)})
+            words.append(storage.tape.wake_word)
+        assert len(set(words)) == 6
+
+
+def test_many_waiters_are_all_woken() -> None:
+    with LazyTensorStorage(4, example={"x": 0.0}) as storage:
+        seen, answers = storage.tape.wake_word, []
+        threads = [
+            threading.Thread(target=lambda: answers.append(storage.tape.wait(seen, DEADLINE_S)))
+            for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        storage.tape.notify()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        assert answers == [True] * 8
