@@ -22,6 +22,7 @@ Pool& pool() {
 }
 
 size_t rounded(size_t bytes) {
+  if (bytes > SIZE_MAX / 4) throw std::bad_alloc();
   size_t size = 1024;
   while (size < bytes) size += size / 4 & ~size_t{kColumnAlign - 1};
   return size;

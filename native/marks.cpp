@@ -11,7 +11,9 @@ namespace {
 bool is_set(const FlagColumn& c, size_t row) {
   if (c.data == nullptr) return false;
   const uint8_t* p = c.data + row * c.bytes;
-  return std::any_of(p, p + c.bytes, [](uint8_t b) { return b != 0; });
+  if (std::any_of(p, p + c.bytes - 1, [](uint8_t b) { return b != 0; })) return true;
+  // A float's negative zero is not set; no integer flag has only its highest bit.
+  return (p[c.bytes - 1] & (c.bytes > 1 ? 0x7F : 0xFF)) != 0;
 }
 
 void set(const FlagColumn& c, size_t row) {

@@ -23,6 +23,22 @@ using Doubles = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Reals = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using State = nb::ndarray<uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+// Whether a leaf of a record lies inside it.
+inline void check_place(uint64_t offset, uint64_t bytes, uint64_t record_size, const char* where) {
+  if (offset > record_size || bytes > record_size - offset)
+    throw std::invalid_argument(std::string(where) + ": a leaf ends past the record");
+}
+
+// n items of `bytes` each; throws if that is more than there is.
+inline void check_room(uint64_t n, uint64_t bytes, uint64_t there, const char* what) {
+  if (bytes > 0 && n > there / bytes) throw std::invalid_argument(what);
+}
+
+inline Rng rng_of(State& state) {
+  if (state.shape(0) != 4) throw std::invalid_argument("rng: expected 4 words of state");
+  return Rng(state.data());
+}
+
 // Calls that move less than this keep the GIL: handing it over costs more than they do.
 constexpr uint64_t kKeepGil = 1u << 20;
 
@@ -45,7 +61,12 @@ auto with_lock(Tape& tape, double timeout_s, uint64_t bytes, F f) {
 }
 
 struct TapeHandle {
-  TapeHandle(Bytes control_bytes, int fd) : control(control_bytes), tape(control.data(), fd) {}
+  TapeHandle(Bytes control_bytes, int fd) : control(control_bytes), tape(checked(control), fd) {}
+  static uint8_t* checked(Bytes& control) {
+    if (control.shape(0) < sizeof(Header))
+      throw std::invalid_argument("not a contig tape (less than a header)");
+    return control.data();
+  }
   Bytes control, data;
   Tape tape;
   double lock_timeout_s = 10;
@@ -99,6 +120,7 @@ class SumTree {
   SumTree(size_t n, Doubles sums, Doubles mins) : n_(n), shape_(n), sums_(sums), mins_(mins) {
     if (sums.shape(0) != shape_.total || mins.shape(0) != shape_.total)
       throw std::invalid_argument("SumTree: arrays of the wrong size");
+    if (n == 0) throw std::invalid_argument("SumTree: at least one leaf");
   }
   static size_t size(size_t n) { return TreeShape(n).total; }
   double total() const { return sums_.data()[shape_.offset.back()]; }

@@ -65,7 +65,7 @@ void SumTree::fill(uint64_t from, uint64_t to, double value) {
 }
 
 nb::object SumTree::draw(State rng, size_t n, uint64_t head) const {
-  Rng r(rng.data());
+  Rng r = rng_of(rng);
   std::vector<double> u(n);
   for (double& x : u) x = r.unit();
   std::vector<int64_t> out(n);
@@ -96,8 +96,8 @@ FlagColumn flag_column(Block& block, nb::handle spec, size_t rows) {
   const auto offset = nb::cast<size_t>(t[0]);
   c.bytes = one.size();
   c.one = reinterpret_cast<const uint8_t*>(one.c_str());
-  if (offset + rows * c.bytes > block.bytes)
-    throw std::invalid_argument("mark_slices: a column ends past the block");
+  if (offset > block.bytes) throw std::invalid_argument("mark_slices: a column past the block");
+  check_room(rows, c.bytes, block.bytes - offset, "mark_slices: a column ends past the block");
   c.data = block.data + offset;
   return c;
 }
@@ -105,12 +105,14 @@ FlagColumn flag_column(Block& block, nb::handle spec, size_t rows) {
 void mark(Block& block, Seqs lengths, Seqs real, Seqs ends, nb::tuple columns, bool told) {
   const size_t n = lengths.shape(0);
   size_t rows = 0;
+  if (nb::len(columns) != 5) throw std::invalid_argument("mark_slices: five columns");
   if (real.shape(0) != n || ends.shape(0) != n)
     throw std::invalid_argument("mark_slices: as many real and ends as lengths");
   for (size_t i = 0; i < n; ++i) {
     if (real.data()[i] < 1 || lengths.data()[i] < real.data()[i])
       throw std::invalid_argument("mark_slices: 1 <= real <= length must hold");
-    rows += static_cast<size_t>(lengths.data()[i]);
+    if (__builtin_add_overflow(rows, static_cast<size_t>(lengths.data()[i]), &rows))
+      throw std::invalid_argument("mark_slices: too many rows");
   }
   const SliceFlags flags{flag_column(block, columns[0], rows), flag_column(block, columns[1], rows),
                          flag_column(block, columns[2], rows), flag_column(block, columns[3], rows),
@@ -122,12 +124,18 @@ Plan* make_plan(nb::object tree, nb::list leaves, nb::list duals, size_t record_
   std::vector<LeafSpec> specs;
   for (nb::handle h : leaves) {
     const auto t = nb::borrow<nb::tuple>(h);
+    if (nb::len(t) != 5) throw std::invalid_argument("Plan: a leaf is five values");
     LeafSpec leaf;
     leaf.kind = nb::cast<std::string>(t[0])[0];
     leaf.itemsize = nb::cast<size_t>(t[1]);
     leaf.offset = nb::cast<size_t>(t[2]);
     leaf.bytes = nb::cast<size_t>(t[3]);
     for (nb::handle d : nb::borrow<nb::tuple>(t[4])) leaf.shape.push_back(nb::cast<Py_ssize_t>(d));
+    uint64_t bytes = leaf.itemsize;
+    for (const Py_ssize_t d : leaf.shape) bytes *= static_cast<uint64_t>(d);
+    if (bytes != leaf.bytes)
+      throw std::invalid_argument("Plan: bytes that the shape does not have");
+    check_place(leaf.offset, leaf.bytes, record_size, "Plan");
     specs.push_back(leaf);
   }
   std::vector<DualSpec> flags;
@@ -140,9 +148,13 @@ Plan* make_plan(nb::object tree, nb::list leaves, nb::list duals, size_t record_
            : op == "either" ? DualSpec::either
            : op == "check"  ? DualSpec::check
                             : DualSpec::and_not;
+    if (d.op == DualSpec::and_not && op != "and_not")
+      throw std::invalid_argument("Plan: no flag operation " + op);
     const auto place = [&](size_t i) {
       const auto p = nb::borrow<nb::tuple>(t[i]);
-      return DualSpec::Place{nb::cast<size_t>(p[0]), nb::cast<size_t>(p[1])};
+      const DualSpec::Place found{nb::cast<size_t>(p[0]), nb::cast<size_t>(p[1])};
+      check_place(found.offset, found.bytes, record_size, "Plan");
+      return found;
     };
     d.to = place(1);
     d.a = place(2);
@@ -155,11 +167,15 @@ Plan* make_plan(nb::object tree, nb::list leaves, nb::list duals, size_t record_
   return new Plan(tree, std::move(specs), std::move(flags), record_size);
 }
 
-std::vector<Column> columns_from(nb::list arrays, Seqs leaves, size_t n) {
+std::vector<Column> columns_from(nb::list arrays, Seqs leaves, size_t n, size_t record_size) {
   std::vector<Column> columns;
+  if (leaves.shape(0) != 2 * nb::len(arrays))
+    throw std::invalid_argument("join: as many leaves as columns");
   for (size_t i = 0; i < nb::len(arrays); ++i) {
-    const auto a = nb::cast<nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig>>(arrays[i]);
+    const auto a =
+        nb::cast<nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig>>(arrays[i], false);
     const auto bytes = static_cast<size_t>(leaves.data()[2 * i + 1]);
+    check_place(static_cast<size_t>(leaves.data()[2 * i]), bytes, record_size, "join");
     if (a.shape(0) != n * bytes) throw std::invalid_argument("join: a column has the wrong size");
     columns.push_back(Column{a.data(), static_cast<size_t>(leaves.data()[2 * i]), bytes, bytes});
   }
@@ -191,54 +207,64 @@ void bind_kernels(nb::module_& m) {
               throw std::invalid_argument("pack: the record is too small");
             return p.pack(tree.ptr(), out.data());
           },
-          nb::arg("tree").none(), nb::arg("record"));
+          nb::arg("tree").none(), nb::arg("record").noconvert());
   m.def(
       "join_columns",
       [](nb::list arrays, Seqs leaves, size_t n, size_t record_size, Bytes out) {
-        if (out.shape(0) < n * record_size)
-          throw std::invalid_argument("join: the output is too small");
-        const std::vector<Column> columns = columns_from(arrays, leaves, n);
+        if (record_size == 0) throw std::invalid_argument("join: records of no bytes");
+        check_room(n, record_size, out.shape(0), "join: the output is too small");
+        const std::vector<Column> columns = columns_from(arrays, leaves, n, record_size);
         Rows rows;
         rows.n = n;
         rows.columns = columns.data();
         rows.n_columns = columns.size();
         join_columns(rows, record_size, out.data());
       },
-      nb::arg("arrays"), nb::arg("leaves"), nb::arg("n"), nb::arg("record_size"), nb::arg("out"));
+      nb::arg("arrays"), nb::arg("leaves").noconvert(), nb::arg("n"), nb::arg("record_size"),
+      nb::arg("out").noconvert());
   m.def(
       "split_records",
       [](nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records, size_t n,
          size_t record_size, Bytes block, Seqs columns, Seqs leaves) {
-        if (records.shape(0) < n * record_size)
-          throw std::invalid_argument("split: too few records");
+        if (record_size == 0) throw std::invalid_argument("split: records of no bytes");
+        check_room(n, record_size, records.shape(0), "split: too few records");
         std::vector<Target> targets(columns.shape(0));
-        for (size_t i = 0; i < targets.size(); ++i)
-          targets[i] =
-              Target{block.data() + columns.data()[i], static_cast<size_t>(leaves.data()[2 * i]),
-                     static_cast<size_t>(leaves.data()[2 * i + 1])};
+        if (leaves.shape(0) != 2 * targets.size())
+          throw std::invalid_argument("split: as many leaves as columns");
+        for (size_t i = 0; i < targets.size(); ++i) {
+          const auto offset = static_cast<uint64_t>(leaves.data()[2 * i]);
+          const auto bytes = static_cast<uint64_t>(leaves.data()[2 * i + 1]);
+          const auto start = static_cast<uint64_t>(columns.data()[i]);
+          check_place(offset, bytes, record_size, "split");
+          if (start > block.shape(0)) throw std::invalid_argument("split: a column past the block");
+          check_room(n, bytes, block.shape(0) - start, "split: the block is too small");
+          targets[i] = Target{block.data() + start, offset, bytes};
+        }
         split_records(records.data(), n, record_size, targets.data(), targets.size());
       },
-      nb::arg("records"), nb::arg("n"), nb::arg("record_size"), nb::arg("block"),
-      nb::arg("columns"), nb::arg("leaves"));
-  m.def("mark_slices", &mark, nb::arg("block"), nb::arg("lengths"), nb::arg("real"),
-        nb::arg("ends"), nb::arg("columns"), nb::arg("told"),
-        "columns: init, done, terminated, truncated, slice_end.");
+      nb::arg("records").noconvert(), nb::arg("n"), nb::arg("record_size"),
+      nb::arg("block").noconvert(), nb::arg("columns").noconvert(), nb::arg("leaves").noconvert());
+  m.def("mark_slices", &mark, nb::arg("block"), nb::arg("lengths").noconvert(),
+        nb::arg("real").noconvert(), nb::arg("ends").noconvert(), nb::arg("columns"),
+        nb::arg("told"), "columns: init, done, terminated, truncated, slice_end.");
   nb::class_<SumTree>(m, "SumTree")
-      .def(nb::init<size_t, Doubles, Doubles>(), nb::arg("n"), nb::arg("sums"), nb::arg("mins"))
+      .def(nb::init<size_t, Doubles, Doubles>(), nb::arg("n"), nb::arg("sums").noconvert(),
+           nb::arg("mins").noconvert())
       .def_static("size", &SumTree::size)
       .def_prop_ro("total", &SumTree::total)
       .def_prop_ro("least", &SumTree::least)
-      .def("update", &SumTree::update, nb::arg("leaves"), nb::arg("values"))
-      .def("prioritize", &SumTree::prioritize, nb::arg("seqs"), nb::arg("priorities"),
-           nb::arg("tail"), nb::arg("head"), nb::arg("alpha"), nb::arg("eps"))
+      .def("update", &SumTree::update, nb::arg("leaves").noconvert(), nb::arg("values").noconvert())
+      .def("prioritize", &SumTree::prioritize, nb::arg("seqs").noconvert(),
+           nb::arg("priorities").noconvert(), nb::arg("tail"), nb::arg("head"), nb::arg("alpha"),
+           nb::arg("eps"))
       .def("fill", &SumTree::fill, nb::arg("start"), nb::arg("stop"), nb::arg("value"))
-      .def("draw", &SumTree::draw, nb::arg("rng"), nb::arg("n"), nb::arg("head"))
-      .def("weights", &SumTree::weights, nb::arg("seqs"), nb::arg("beta"))
-      .def("at", &SumTree::at, nb::arg("u"));
+      .def("draw", &SumTree::draw, nb::arg("rng").noconvert(), nb::arg("n"), nb::arg("head"))
+      .def("weights", &SumTree::weights, nb::arg("seqs").noconvert(), nb::arg("beta"))
+      .def("at", &SumTree::at, nb::arg("u").noconvert());
   m.def(
       "permute",
       [](uint64_t key, uint64_t n, uint64_t from, size_t count) {
-        if (from + count > n) throw std::out_of_range("permute: positions beyond n");
+        if (from > n || count > n - from) throw std::out_of_range("permute: positions beyond n");
         std::vector<int64_t> out(count);
         permute(key, n, from, out.data(), count);
         return to_array(out);
@@ -248,12 +274,12 @@ void bind_kernels(nb::module_& m) {
       "uniform_below",
       [](State rng, uint64_t low, uint64_t high, size_t n) {
         if (low >= high) throw std::invalid_argument("uniform_below: an empty range");
-        Rng r(rng.data());
+        Rng r = rng_of(rng);
         std::vector<int64_t> out(n);
         for (int64_t& x : out) x = static_cast<int64_t>(low + r.below(high - low));
         return to_array(out);
       },
-      nb::arg("rng"), nb::arg("low"), nb::arg("high"), nb::arg("n"));
+      nb::arg("rng").noconvert(), nb::arg("low"), nb::arg("high"), nb::arg("n"));
 }
 
 }  // namespace contig

@@ -68,9 +68,10 @@ bool narrow(double wide, uint8_t* to) {
 // False if flags that were given disagree.
 bool complete(const DualSpec& d, uint8_t* to, const uint8_t* a, const uint8_t* b) {
   const auto is_set = [](const uint8_t* p, size_t bytes) {
-    for (size_t i = 0; i < bytes; ++i)
+    for (size_t i = 0; i + 1 < bytes; ++i)
       if (p[i] != 0) return true;
-    return false;
+    // A float's negative zero is not set; no integer flag has only its highest bit.
+    return (p[bytes - 1] & (bytes > 1 ? 0x7F : 0xFF)) != 0;
   };
   const bool x = d.op != DualSpec::zero && is_set(a, d.a.bytes);
   const bool two = d.op != DualSpec::zero && d.op != DualSpec::copy;
@@ -91,32 +92,33 @@ ColumnSet::~ColumnSet() {
 
 Plan::Plan(nb::object tree, std::vector<LeafSpec> leaves, std::vector<DualSpec> duals,
            size_t record_size)
-    : root_(build(tree)),
+    : root_(build(tree, leaves.size())),
       leaves_(std::move(leaves)),
       duals_(std::move(duals)),
       record_size_(record_size) {}
 
-Plan::Node Plan::build(nb::handle tree) {
+Plan::Node Plan::build(nb::handle tree, size_t n_leaves) {
   Node node;
-  if (tree.is_none()) {
-    node.none = true;
-  } else if (nb::isinstance<nb::dict>(tree)) {
+  node.type = nb::borrow(tree.type());
+  if (tree.is_none()) return node;  // no children, and its own type
+  if (nb::isinstance<nb::dict>(tree)) {
     node.mapping = true;
     for (auto item : nb::borrow<nb::dict>(tree)) {
       nb::object key = nb::borrow(item.first);
-      node.children.emplace_back(key, build(item.second));
+      node.children.emplace_back(key, build(item.second, n_leaves));
     }
   } else if (nb::isinstance<nb::tuple>(tree) || nb::isinstance<nb::list>(tree)) {
-    for (nb::handle child : tree) node.children.emplace_back(nb::none(), build(child));
+    for (nb::handle child : tree) node.children.emplace_back(nb::none(), build(child, n_leaves));
   } else {
     node.leaf = nb::cast<int>(tree);
+    if (node.leaf < 0 || static_cast<size_t>(node.leaf) >= n_leaves)
+      throw std::invalid_argument("Plan: no leaf " + std::to_string(node.leaf));
   }
   return node;
 }
 
 template <class F>
 bool Plan::each_child(const Node& node, PyObject* value, F f) {
-  if (node.none) return value == Py_None;
   if (node.mapping) {
     if (!PyDict_Check(value) || PyDict_GET_SIZE(value) != (Py_ssize_t)node.children.size())
       return false;
@@ -130,8 +132,10 @@ bool Plan::each_child(const Node& node, PyObject* value, F f) {
     }
     return true;
   }
+  // Of a namedtuple the very class: another one may have its fields in another order.
+  if (reinterpret_cast<PyObject*>(Py_TYPE(value)) != node.type.ptr()) return false;
+  if (value == Py_None) return true;
   const bool tuple = PyTuple_Check(value);
-  if (!tuple && !PyList_Check(value)) return false;
   const Py_ssize_t n = tuple ? PyTuple_GET_SIZE(value) : PyList_GET_SIZE(value);
   if (n != (Py_ssize_t)node.children.size()) return false;
   for (Py_ssize_t i = 0; i < n; ++i) {
@@ -183,6 +187,7 @@ bool Plan::pack_leaf(const LeafSpec& leaf, PyObject* value, uint8_t* record) con
       return true;
     }
   }
+  if (PyBytes_Check(value) || PyByteArray_Check(value) || PyMemoryView_Check(value)) return false;
   const Buffer buffer(value);
   if (!buffer.held) return false;
   const Py_buffer& v = buffer.view;

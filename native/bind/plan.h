@@ -58,10 +58,11 @@ class Plan {
  private:
   struct Node {
     int leaf = -1;
-    bool mapping = false, none = false;
+    bool mapping = false;
+    nb::object type;  // of the container
     std::vector<std::pair<nb::object, Node>> children;
   };
-  static Node build(nb::handle tree);
+  static Node build(nb::handle tree, size_t n_leaves);
   bool pack_node(const Node& node, PyObject* value, uint8_t* record) const;
   bool pack_leaf(const LeafSpec& leaf, PyObject* value, uint8_t* record) const;
   bool column_node(const Node& node, PyObject* value, size_t batch_ndim, ColumnSet* out) const;

@@ -58,9 +58,20 @@ class Gatherer {
         stored_(stored.data(), stored.data() + stored.shape(0)),
         index_(index),
         starts_(sizes.shape(0)) {
-    std::vector<bool> is_stored(sizes_.size(), false);
-    for (size_t i = 0; i < stored_.size(); i += 3)
-      is_stored[static_cast<size_t>(stored_[i])] = true;
+    if (!t.tape.attached()) throw std::invalid_argument("Gatherer: the tape has no rows yet");
+    if (stored_.size() % 3 != 0) throw std::invalid_argument("Gatherer: three values per leaf");
+    const size_t n = sizes_.size();
+    if (index_ >= 0 && (static_cast<size_t>(index_) >= n || sizes_[index_] != sizeof(int64_t)))
+      throw std::invalid_argument("Gatherer: the index is no int64 column");
+    std::vector<bool> is_stored(n, false);
+    for (size_t i = 0; i < stored_.size(); i += 3) {
+      const auto column = static_cast<uint64_t>(stored_[i]);
+      if (column >= n || stored_[i + 2] != sizes_[column])
+        throw std::invalid_argument("Gatherer: a leaf without a column of its size");
+      check_place(static_cast<uint64_t>(stored_[i + 1]), static_cast<uint64_t>(stored_[i + 2]),
+                  t.tape.record_size(), "Gatherer");
+      is_stored[column] = true;
+    }
     for (size_t c = 0; c < sizes_.size(); ++c)
       if (!is_stored[c] && static_cast<int>(c) != index_) extra_.push_back(c);
   }
@@ -107,8 +118,9 @@ class Gatherer {
 };
 
 uint64_t gather_packed(const TapeHandle& t, Seqs seqs, Bytes out) {
-  if (out.shape(0) < seqs.shape(0) * t.tape.record_size())
-    throw std::invalid_argument("gather_records: the output is too small");
+  if (!t.tape.attached()) throw std::invalid_argument("gather_records: the tape has no rows yet");
+  check_room(seqs.shape(0), t.tape.record_size(), out.shape(0),
+             "gather_records: the output is too small");
   nb::gil_scoped_release no_gil;
   const uint64_t tail = gather_records(t.tape, seqs.data(), seqs.shape(0), out.data());
   return verdict(seqs.data(), seqs.shape(0), tail);
@@ -213,7 +225,8 @@ void bind_tape(nb::module_& m) {
            [](TapeHandle& t) { wake(t.tape.header().wake_word, t.tape.header().waiters); })
       .def("snapshot", &snapshot)
       .def("read_index", &read_index)
-      .def("gather_records", &gather_packed, nb::arg("seqs"), nb::arg("out"))
+      .def("gather_records", &gather_packed, nb::arg("seqs").noconvert(),
+           nb::arg("out").noconvert())
       .def("clear",
            [](TapeHandle& t) {
              with_lock(t.tape, t.lock_timeout_s, 0, [&] {
@@ -233,9 +246,9 @@ void bind_tape(nb::module_& m) {
       .def("release", [](TapeHandle& t) { lock_release(t.tape.header().lock); });
 
   nb::class_<Gatherer>(m, "Gatherer")
-      .def(nb::init<TapeHandle&, Seqs, Seqs, int>(), nb::arg("tape"), nb::arg("sizes"),
-           nb::arg("stored"), nb::arg("index"), nb::keep_alive<1, 2>())
-      .def("gather", &Gatherer::gather);
+      .def(nb::init<TapeHandle&, Seqs, Seqs, int>(), nb::arg("tape"), nb::arg("sizes").noconvert(),
+           nb::arg("stored").noconvert(), nb::arg("index"), nb::keep_alive<1, 2>())
+      .def("gather", &Gatherer::gather, nb::arg().noconvert());
 }
 
 }  // namespace contig

@@ -20,11 +20,6 @@ Window window_of(nb::handle w) {
   return out;
 }
 
-Rng rng_of(State& state) {
-  if (state.shape(0) != 4) throw std::invalid_argument("rng: expected 4 words of state");
-  return Rng(state.data());
-}
-
 nb::tuple slices_tuple(const Slices& s) {
   return nb::make_tuple(to_array(s.seqs), to_array(s.lengths), to_array(s.burn), to_array(s.ends));
 }
@@ -97,14 +92,16 @@ void bind_view(nb::module_& m) {
       .def_prop_ro("max_version", [](const ViewHandle& v) { return v.view.max_version(); })
       .def("ordinal_of_newest",
            [](const ViewHandle& v, uint64_t k) { return v.view.ordinal_of_newest(k); })
-      .def("draw_rows", &draw_rows, nb::arg("rng"), nb::arg("window").none(), nb::arg("n"))
-      .def("draw_slices", &draw_slices, nb::arg("rng"), nb::arg("window").none(), nb::arg("spec"),
+      .def("draw_rows", &draw_rows, nb::arg("rng").noconvert(), nb::arg("window").none(),
            nb::arg("n"))
-      .def("slices_of", &slices_of, nb::arg("rng"), nb::arg("window").none(), nb::arg("spec"),
-           nb::arg("ordinals"), nb::arg("n"))
-      .def("draw_by_weight", &draw_by_weight, nb::arg("tree"), nb::arg("head"), nb::arg("rng"),
-           nb::arg("window").none(), nb::arg("spec"), nb::arg("n"))
-      .def("slices_from", &slices_from, nb::arg("seqs"), nb::arg("window").none(), nb::arg("spec"))
+      .def("draw_slices", &draw_slices, nb::arg("rng").noconvert(), nb::arg("window").none(),
+           nb::arg("spec"), nb::arg("n"))
+      .def("slices_of", &slices_of, nb::arg("rng").noconvert(), nb::arg("window").none(),
+           nb::arg("spec"), nb::arg("ordinals").noconvert(), nb::arg("n"))
+      .def("draw_by_weight", &draw_by_weight, nb::arg("tree"), nb::arg("head"),
+           nb::arg("rng").noconvert(), nb::arg("window").none(), nb::arg("spec"), nb::arg("n"))
+      .def("slices_from", &slices_from, nb::arg("seqs").noconvert(), nb::arg("window").none(),
+           nb::arg("spec"))
       .def(
           "rows_in",
           [](const ViewHandle& v, nb::object window) {
@@ -122,7 +119,7 @@ void bind_view(nb::module_& m) {
               out[i] = v.view.row_in(static_cast<uint64_t>(seqs.data()[i]), w) ? 1 : 0;
             return to_array(out);
           },
-          nb::arg("seqs"), nb::arg("window").none())
+          nb::arg("seqs").noconvert(), nb::arg("window").none())
       .def("follow",
            [](ViewHandle& v, Seqs seqs, uint64_t length) {
              Slices out;

@@ -79,6 +79,9 @@ WriterHandle::WriterHandle(TapeHandle& tape, nb::dict marks, bool id_alone)
     spec.kind = mark_kind(nb::cast<std::string>(t[0])[0], nb::cast<size_t>(t[1]));
     spec.offset = nb::cast<size_t>(t[2]);
     spec.count = nb::cast<size_t>(t[3]);
+    if (tape.tape.attached())
+      check_place(spec.offset, spec.count * nb::cast<size_t>(t[1]), tape.tape.record_size(),
+                  "Writer");
     specs_.emplace_back(role, spec);
   }
 }
@@ -121,13 +124,13 @@ int64_t WriterHandle::commit(const Rows& rows) {
 }
 
 int64_t WriterHandle::write(const Rows& rows, uint64_t lanes, int rule) {
-  const Turn turn(busy_);
   claim();
   writer_.prepare(rows, lanes, marks(rows), static_cast<Continue>(rule));
   return commit(rows);
 }
 
 int64_t WriterHandle::add(const Plan& plan, nb::handle tree) {
+  const Turn turn(busy_);
   scratch_.resize(plan.record_size());
   if (!plan.pack(tree.ptr(), scratch_.data())) return -1;
   Rows rows;
@@ -138,6 +141,7 @@ int64_t WriterHandle::add(const Plan& plan, nb::handle tree) {
 
 int64_t WriterHandle::extend(const Plan& plan, nb::handle tree, size_t batch_ndim, int lanes_are,
                              int rule) {
+  const Turn turn(busy_);
   ColumnSet set;
   if (!plan.columns(tree.ptr(), batch_ndim, &set) || set.rows == 0) return -1;
   Rows rows;
@@ -155,18 +159,25 @@ int64_t WriterHandle::append_records(nb::ndarray<const uint8_t, nb::ndim<1>, nb:
   Rows rows;
   const uint64_t size = tape_.tape.record_size();
   rows.n = size > 0 ? records.shape(0) / size : 0;
-  if (rows.n == 0 || rows.n * size != records.shape(0) || rows.n % lanes != 0)
+  if (rows.n == 0 || rows.n * size != records.shape(0) || lanes == 0 || rows.n % lanes != 0)
     throw std::invalid_argument("records: expected a whole number of rows for each lane");
   rows.records = records.data();
+  const Turn turn(busy_);
   return write(rows, lanes, rule);
 }
 
 std::vector<Column> WriterHandle::columns_of(nb::list arrays, nb::list offsets,
                                              uint64_t rows) const {
+  if (!tape_.tape.attached()) throw std::invalid_argument("columns: the tape has no schema yet");
+  if (rows == 0 || nb::len(arrays) != nb::len(offsets))
+    throw std::invalid_argument("columns: expected rows, and an offset for each column");
   std::vector<Column> columns;
   for (size_t i = 0; i < nb::len(arrays); ++i) {
-    const auto a = nb::cast<nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig>>(arrays[i]);
+    const auto a =
+        nb::cast<nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig>>(arrays[i], false);
     const size_t bytes = a.shape(0) / rows;
+    if (bytes * rows != a.shape(0)) throw std::invalid_argument("columns: a part of a row");
+    check_place(nb::cast<size_t>(offsets[i]), bytes, tape_.tape.record_size(), "columns");
     columns.push_back(Column{a.data(), nb::cast<size_t>(offsets[i]), bytes, bytes});
   }
   return columns;
@@ -174,11 +185,14 @@ std::vector<Column> WriterHandle::columns_of(nb::list arrays, nb::list offsets,
 
 int64_t WriterHandle::append_columns(nb::list arrays, nb::list offsets, uint64_t n, uint64_t lanes,
                                      int rule) {
+  if (lanes == 0 || n % lanes != 0)
+    throw std::invalid_argument("columns: expected a whole number of rows for each lane");
   const std::vector<Column> columns = columns_of(arrays, offsets, n);
   Rows rows;
   rows.n = n;
   rows.columns = columns.data();
   rows.n_columns = columns.size();
+  const Turn turn(busy_);
   return write(rows, lanes, rule);
 }
 

@@ -218,9 +218,9 @@ class Impatient(RateLimiter):
 
     gave_up = 0
 
-    def await_sample(self, storage: Any, rows: int) -> None:
+    def await_sample(self, storage: Any, rows: int, go_on: Any = lambda: None) -> None:
         try:
-            super().await_sample(storage, rows)
+            super().await_sample(storage, rows, go_on)
         except contig.RateLimitError:
             self.gave_up += 1
             raise

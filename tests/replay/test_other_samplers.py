@@ -125,7 +125,7 @@ def test_only_the_last_batch_of_an_epoch_is_shorter():
 
 def test_the_formula():
     alpha, beta, eps = 0.7, 0.3, 0.01
-    buffer = buffer_of(rows(range(5), "....."), PrioritizedSampler(alpha, beta, eps))
+    buffer = buffer_of(rows(range(5), "....."), PrioritizedSampler(alpha=alpha, beta=beta, eps=eps))
     p = np.array([0.0, 0.5, 1.0, 2.0, 4.0])
     buffer.update_priority(np.arange(5), p)
     q = np.where(p > 0, (p + eps) ** alpha, 0)

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _native
 from ..layout import Layout, plan_leaf
-from ..tree import Path, Structure
+from ..tree import Path, Structure, unflatten
 from .boundaries import Boundaries, dual_ops, optional_flags
 
 __all__ = ["INDEX", "ExtraLeaf", "Schema", "Wide"]
@@ -94,6 +94,12 @@ def _without(structure: Structure, layout: Layout, missing: frozenset[Path]) -> 
             for key, child in zip(node.keys, node.children)
             if (*path, key) not in missing
         ]
-        return dict(items) if node.kind == "dict" else [v for _, v in items]
+        if node.kind == "dict":
+            return dict(items)
+        # One level: the children are built already.
+        level = Structure(
+            node.kind, node.keys, (Structure("leaf"),) * len(node.keys), node.type_name
+        )
+        return unflatten(level, iter([v for _, v in items]))
 
     return walk(structure, ())
