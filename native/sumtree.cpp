@@ -9,6 +9,14 @@ namespace contig {
 namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
+void prefetch(const double* p) {
+#if defined(__GNUC__) || defined(__clang__)
+  __builtin_prefetch(p);
+#else
+  (void)p;
+#endif
+}
+
 void set_leaf(double* sums, double* mins, size_t leaf, double value) {
   sums[leaf] = value;
   mins[leaf] = value > 0 ? value : kInf;
@@ -24,15 +32,28 @@ size_t lowest_bit(uint64_t bits) {
 #endif
 }
 
-void recompute(const TreeShape& shape, double* sums, double* mins, size_t level, size_t node) {
+void sum_node(const TreeShape& shape, double* sums, size_t level, size_t node) {
   const double* s = sums + shape.offset[level - 1] + node * kFan;
-  const double* m = mins + shape.offset[level - 1] + node * kFan;
-  const auto least = [](double a, double b) { return a < b ? a : b; };
   // In pairs, so that the additions do not wait for one another.
   sums[shape.offset[level] + node] =
       ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
-  mins[shape.offset[level] + node] = least(least(least(m[0], m[1]), least(m[2], m[3])),
-                                           least(least(m[4], m[5]), least(m[6], m[7])));
+}
+
+// Whether the node's minimum changed.
+bool min_node(const TreeShape& shape, double* mins, size_t level, size_t node) {
+  const double* m = mins + shape.offset[level - 1] + node * kFan;
+  const auto least = [](double a, double b) { return a < b ? a : b; };
+  const double now = least(least(least(m[0], m[1]), least(m[2], m[3])),
+                           least(least(m[4], m[5]), least(m[6], m[7])));
+  double& stored = mins[shape.offset[level] + node];
+  const bool changed = now != stored;
+  stored = now;
+  return changed;
+}
+
+void recompute(const TreeShape& shape, double* sums, double* mins, size_t level, size_t node) {
+  sum_node(shape, sums, level, node);
+  min_node(shape, mins, level, node);
 }
 }  // namespace
 
@@ -53,12 +74,20 @@ void tree_update(const TreeShape& shape, double* sums, double* mins, const int64
                  const double* values, size_t n) {
   std::vector<size_t> nodes(n);
   for (size_t i = 0; i < n; ++i) {
+    prefetch(sums + leaves[i]);
+    prefetch(mins + leaves[i]);
+  }
+  for (size_t i = 0; i < n; ++i) {
     set_leaf(sums, mins, static_cast<size_t>(leaves[i]), values[i]);
     nodes[i] = static_cast<size_t>(leaves[i]);
   }
+  std::vector<size_t> lower = nodes;  // nodes whose minimum may have changed: soon only a few
   std::vector<uint64_t> touched;
   for (size_t level = 1; level < shape.offset.size(); ++level) {
-    for (size_t& node : nodes) node /= kFan;
+    for (size_t& node : nodes) {
+      node /= kFan;
+      prefetch(sums + shape.offset[level] + node);
+    }
     const size_t words = shape.width[level] / 64 + 1;
     if (words <= n) {  // near the root most of the batch shares its nodes: each of them once
       touched.assign(words, 0);
@@ -68,7 +97,11 @@ void tree_update(const TreeShape& shape, double* sums, double* mins, const int64
         for (uint64_t bits = touched[w]; bits != 0; bits &= bits - 1)
           nodes.push_back(w * 64 + lowest_bit(bits));
     }
-    for (const size_t node : nodes) recompute(shape, sums, mins, level, node);
+    for (const size_t node : nodes) sum_node(shape, sums, level, node);
+    size_t kept = 0;
+    for (const size_t node : lower)
+      if (min_node(shape, mins, level, node / kFan)) lower[kept++] = node / kFan;
+    lower.resize(kept);
   }
 }
 
@@ -131,33 +164,21 @@ void tree_draw(const TreeShape& shape, const double* sums, const double* u, int6
     const double* below = sums + shape.offset[level - 1];
     for (size_t i = 0; i < n; ++i) {
       const double* child = below + static_cast<size_t>(out[i]) * kFan;
-      // Halves, quarters, eighths: three dependent steps instead of eight additions. A half of
-      // weight 0 is never entered, whatever rounding did to `rest`.
-      double left = (child[0] + child[1]) + (child[2] + child[3]);
-      double right = (child[4] + child[5]) + (child[6] + child[7]);
+      // The first child whose running sum exceeds `rest`, counted instead of searched: the sums
+      // are three additions deep, and nothing branches on what is a coin toss.
+      const double r = rest[i], s1 = child[0] + child[1], s3 = s1 + (child[2] + child[3]);
+      const double s45 = child[4] + child[5];
+      const double upto[kFan] = {0,  child[0],      s1,       s1 + child[2],
+                                 s3, s3 + child[4], s3 + s45, s3 + (s45 + child[6])};
       size_t pick = 0;
-      double r = rest[i];
-      const auto choose = [&](size_t width) {
-        const bool go = r >= left && right > 0;
-        r -= go ? left : 0;
-        pick += go ? width : 0;
-      };
-      choose(4);
-      left = child[pick] + child[pick + 1];
-      right = child[pick + 2] + child[pick + 3];
-      choose(2);
-      left = child[pick];
-      right = child[pick + 1];
-      choose(1);
-      rest[i] = std::min(r, child[pick]);
+      for (size_t k = 1; k < kFan; ++k) pick += static_cast<size_t>(upto[k] <= r);
+      while (pick > 0 && child[pick] <= 0) --pick;  // rounding went past the last positive one
+      rest[i] = std::min(std::max(r - upto[pick], 0.0), child[pick]);
       out[i] = out[i] * static_cast<int64_t>(kFan) + static_cast<int64_t>(pick);
     }
-#if defined(__GNUC__) || defined(__clang__)
-    if (level > 1) {
-      const double* next = sums + shape.offset[level - 2];
-      for (size_t i = 0; i < n; ++i) __builtin_prefetch(next + out[i] * kFan);
-    }
-#endif
+    if (level > 1)
+      for (size_t i = 0; i < n; ++i)
+        prefetch(sums + shape.offset[level - 2] + static_cast<size_t>(out[i]) * kFan);
   }
 }
 

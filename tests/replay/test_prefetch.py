@@ -143,23 +143,24 @@ def waiting(calls):
 
 def test_empty_while_another_thread_waits_for_a_sample():
     """The waiter gets a batch of what comes after, or an error; it does not wait for ever."""
-    drawing, release = threading.Event(), threading.Event()
 
     class Slow:
+        def __init__(self):
+            self.drawing, self.release = threading.Event(), threading.Event()
+
         def on_sample(self, batch):
-            drawing.set()
-            release.wait(PATIENCE_S)
+            self.drawing.set()
+            self.release.wait(PATIENCE_S)
             return batch
 
     for _ in range(6):
-        drawing.clear()
-        release.clear()
-        buffer = filled(prefetch=1, transform=Slow())
+        slow = Slow()
+        buffer = filled(prefetch=1, transform=slow)
         sampling = Call(buffer.sample)
-        assert drawing.wait(PATIENCE_S)
+        assert slow.drawing.wait(PATIENCE_S)
         emptying = Call(buffer.empty)
         waiting([emptying])
-        release.set()
+        slow.release.set()
         assert emptying.ended
         buffer.extend(rows(range(3), "..."))
         assert sampling.ended, "the waiter was forgotten"

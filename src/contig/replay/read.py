@@ -15,7 +15,10 @@ from ..tape.schema import INDEX
 __all__ = ["read_batch"]
 
 _TRIES = 100  # before the lock is taken once
-_EXTRA_CACHE: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+_BY_KEY: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+_BY_COLUMNS: dict[
+    int, tuple[dict[Any, Any], tuple[Any, ...]]
+] = {}  # keeps the dict: its id is taken
 
 
 def read_batch(index: Index, sampler: Sampler, rng: Rng, request: Request) -> Batch:
@@ -74,14 +77,22 @@ def _finish(batch: Batch, draw: Draw) -> Batch:
 
 def _extras(draw: Draw) -> tuple[Any, ...]:
     """The leaves a draw adds, in a form that is the same object every time."""
-    key = tuple((p, v.dtype, v.shape[1:]) for p, v in draw.columns.items())
-    found = _EXTRA_CACHE.get(key)
+    columns = draw.columns
+    known = _BY_COLUMNS.get(id(columns))
+    if known is not None and known[0] is columns:
+        return known[1]
+    key = tuple((p, v.dtype, v.shape[1:]) for p, v in columns.items())
+    found = _BY_KEY.get(key)
     if found is None:
         found = (
             (INDEX, (), np.dtype(np.int64)),
             *((path, shape, np.dtype(dtype)) for path, dtype, shape in key),
         )
-        _EXTRA_CACHE[key] = found
+        _BY_KEY[key] = found
+    if all(v.ndim == 0 for v in columns.values()):  # a sampler's constant: the same dict each time
+        if len(_BY_COLUMNS) > 256:
+            _BY_COLUMNS.clear()
+        _BY_COLUMNS[id(columns)] = (columns, found)
     return found
 
 

@@ -37,6 +37,7 @@ class Schema:
         self.first_leaf = layout.leaves[0]
         self._plans: dict[frozenset[Path], Any] = {}
         self._wides: dict[tuple[ExtraLeaf, ...], Wide] = {}
+        self._last_wide: tuple[tuple[ExtraLeaf, ...], Wide] | None = None
 
     def plan(self, missing: frozenset[Path]) -> Any:
         """The native packer for trees that lack these flags."""
@@ -54,6 +55,9 @@ class Schema:
 
         An extra leaf ``index`` gets the seqs.
         """
+        last = self._last_wide
+        if last is not None and last[0] is extras:  # hashing them costs more than the look-up
+            return last[1]
         found = self._wides.get(extras)
         if found is None:
             new = [x for x in extras if x[0] not in self.layout.by_path]
@@ -67,6 +71,7 @@ class Schema:
                 layout.number[INDEX] if INDEX in added else -1,
             )
             found = self._wides[extras] = Wide(layout, gatherer, added)
+        self._last_wide = (extras, found)
         return found
 
     def to_bytes(self) -> bytes:
