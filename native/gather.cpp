@@ -11,7 +11,9 @@ constexpr size_t kGroup = 8;  // rows in flight
 
 #if defined(__GNUC__) || defined(__clang__)
 void prefetch(const uint8_t* p, size_t bytes) {
-  for (size_t i = 0; i < bytes && i < 512; i += 64) __builtin_prefetch(p + i, 0, 1);
+  const size_t upto = bytes < 512 ? bytes : 512;
+  for (size_t i = 0; i < upto; i += 64) __builtin_prefetch(p + i, 0, 1);
+  __builtin_prefetch(p + upto - 1, 0, 1);  // rows do not start at cache lines: one more of them
 }
 #else
 void prefetch(const uint8_t*, size_t) {}
