@@ -24,8 +24,11 @@ class RowTree:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         size = _native.SumTree.size(capacity)
-        self._sums: Array = np.zeros(size)
-        self._mins: Array = np.full(size, np.inf)
+        # At multiples of 64 bytes, so that a node is one cache line and not two.
+        self._sums: Array = np.frombuffer(_native.Block(8 * size), float)  # type: ignore[call-overload]
+        self._mins: Array = np.frombuffer(_native.Block(8 * size), float)  # type: ignore[call-overload]
+        self._sums[:] = 0.0
+        self._mins[:] = np.inf
         self._tree = _native.SumTree(capacity, self._sums, self._mins)
         self.head = self.tail = 0
 
