@@ -84,7 +84,7 @@ class Tape {
   bool publish(const char* schema, uint64_t schema_bytes, uint64_t record_size);
   bool ready() const { return h_->ready.load(std::memory_order_acquire) != 0; }
   uint64_t file_bytes() const { return h_->data_offset + data_bytes(); }
-  uint64_t data_bytes() const { return (h_->n_extents << h_->extent_shift) * h_->record_size; }
+  uint64_t data_bytes() const { return (h_->n_extents << h_->extent_shift) * h_->row_stride; }
   // Tells where the data is mapped in this process.
   void attach_data(uint8_t* data);
 
@@ -112,7 +112,7 @@ class Tape {
     const uint64_t extent =  // a 64-bit division costs as much as the rest
         number <= UINT32_MAX ? static_cast<uint32_t>(number) % static_cast<uint32_t>(n_extents_)
                              : number % n_extents_;
-    return extents_[extent] + (seq & mask_) * record_size_;
+    return extents_[extent] + (seq & mask_) * stride_;
   }
 
   Header& header() const { return *h_; }
@@ -144,7 +144,7 @@ class Tape {
   uint64_t chunk_shift_, chunk_mask_, map_length_;
   int fd_;
   std::vector<uint8_t*> extents_;
-  uint64_t record_size_ = 0, shift_ = 0, mask_ = 0, n_extents_ = 0;
+  uint64_t record_size_ = 0, stride_ = 0, shift_ = 0, mask_ = 0, n_extents_ = 0;
 };
 
 // Holds the tape's lock and repairs what a killed holder left.

@@ -63,6 +63,7 @@ struct alignas(64) Header {
   // Published once, under the lock: `ready` is stored last.
   alignas(64) Word ready;
   uint64_t schema_offset, schema_bytes, data_offset, record_size, extent_shift, n_extents;
+  uint64_t row_stride;  // bytes from one row to the next: record_size, or a little more
 
   alignas(64) Lock lock;
 
