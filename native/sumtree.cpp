@@ -32,28 +32,15 @@ size_t lowest_bit(uint64_t bits) {
 #endif
 }
 
-void sum_node(const TreeShape& shape, double* sums, size_t level, size_t node) {
+void recompute(const TreeShape& shape, double* sums, double* mins, size_t level, size_t node) {
   const double* s = sums + shape.offset[level - 1] + node * kFan;
+  const double* m = mins + shape.offset[level - 1] + node * kFan;
+  const auto least = [](double a, double b) { return a < b ? a : b; };
   // In pairs, so that the additions do not wait for one another.
   sums[shape.offset[level] + node] =
       ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
-}
-
-// Whether the node's minimum changed.
-bool min_node(const TreeShape& shape, double* mins, size_t level, size_t node) {
-  const double* m = mins + shape.offset[level - 1] + node * kFan;
-  const auto least = [](double a, double b) { return a < b ? a : b; };
-  const double now = least(least(least(m[0], m[1]), least(m[2], m[3])),
-                           least(least(m[4], m[5]), least(m[6], m[7])));
-  double& stored = mins[shape.offset[level] + node];
-  const bool changed = now != stored;
-  stored = now;
-  return changed;
-}
-
-void recompute(const TreeShape& shape, double* sums, double* mins, size_t level, size_t node) {
-  sum_node(shape, sums, level, node);
-  min_node(shape, mins, level, node);
+  mins[shape.offset[level] + node] = least(least(least(m[0], m[1]), least(m[2], m[3])),
+                                           least(least(m[4], m[5]), least(m[6], m[7])));
 }
 }  // namespace
 
@@ -81,12 +68,12 @@ void tree_update(const TreeShape& shape, double* sums, double* mins, const int64
     set_leaf(sums, mins, static_cast<size_t>(leaves[i]), values[i]);
     nodes[i] = static_cast<size_t>(leaves[i]);
   }
-  std::vector<size_t> lower = nodes;  // nodes whose minimum may have changed: soon only a few
   std::vector<uint64_t> touched;
   for (size_t level = 1; level < shape.offset.size(); ++level) {
     for (size_t& node : nodes) {
       node /= kFan;
       prefetch(sums + shape.offset[level] + node);
+      prefetch(mins + shape.offset[level] + node);
     }
     const size_t words = shape.width[level] / 64 + 1;
     if (words <= n) {  // near the root most of the batch shares its nodes: each of them once
@@ -97,11 +84,7 @@ void tree_update(const TreeShape& shape, double* sums, double* mins, const int64
         for (uint64_t bits = touched[w]; bits != 0; bits &= bits - 1)
           nodes.push_back(w * 64 + lowest_bit(bits));
     }
-    for (const size_t node : nodes) sum_node(shape, sums, level, node);
-    size_t kept = 0;
-    for (const size_t node : lower)
-      if (min_node(shape, mins, level, node / kFan)) lower[kept++] = node / kFan;
-    lower.resize(kept);
+    for (const size_t node : nodes) recompute(shape, sums, mins, level, node);
   }
 }
 

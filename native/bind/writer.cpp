@@ -60,6 +60,14 @@ struct Turn {
   std::atomic<bool>& busy;
 };
 
+Rows rows_of(const std::vector<Column>& columns, uint64_t n) {
+  Rows rows;
+  rows.n = n;
+  rows.columns = columns.data();
+  rows.n_columns = columns.size();
+  return rows;
+}
+
 Mark* mark_of(Marks& m, int role) {
   Mark* const all[] = {&m.id, &m.done, &m.terminated, &m.truncated, &m.init, &m.version, &m.reward};
   return all[role];
@@ -144,10 +152,7 @@ int64_t WriterHandle::extend(const Plan& plan, nb::handle tree, size_t batch_ndi
   const Turn turn(busy_);
   ColumnSet set;
   if (!plan.columns(tree.ptr(), batch_ndim, &set) || set.rows == 0) return -1;
-  Rows rows;
-  rows.n = set.rows;
-  rows.columns = set.columns.data();
-  rows.n_columns = set.columns.size();
+  const Rows rows = rows_of(set.columns, set.rows);
   uint64_t lanes = 1;
   if (lanes_are == 1) lanes = set.rows / static_cast<uint64_t>(set.batch.back());
   if (lanes_are == 2) lanes = set.rows;
@@ -188,10 +193,7 @@ int64_t WriterHandle::append_columns(nb::list arrays, nb::list offsets, uint64_t
   if (lanes == 0 || n % lanes != 0)
     throw std::invalid_argument("columns: expected a whole number of rows for each lane");
   const std::vector<Column> columns = columns_of(arrays, offsets, n);
-  Rows rows;
-  rows.n = n;
-  rows.columns = columns.data();
-  rows.n_columns = columns.size();
+  const Rows rows = rows_of(columns, n);
   const Turn turn(busy_);
   return write(rows, lanes, rule);
 }
@@ -199,10 +201,7 @@ int64_t WriterHandle::append_columns(nb::list arrays, nb::list offsets, uint64_t
 int64_t WriterHandle::append_whole(nb::list arrays, nb::list offsets, uint64_t n, uint64_t flags,
                                    int64_t traj_id, int64_t version) {
   const std::vector<Column> columns = columns_of(arrays, offsets, n);
-  Rows rows;
-  rows.n = n;
-  rows.columns = columns.data();
-  rows.n_columns = columns.size();
+  const Rows rows = rows_of(columns, n);
   const Turn turn(busy_);
   claim();
   writer_.prepare_whole(rows, marks(rows), Whole{flags, traj_id, version});
