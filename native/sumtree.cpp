@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 namespace contig {
@@ -17,160 +18,219 @@ void prefetch(const double* p) {
 #endif
 }
 
-void set_leaf(double* sums, double* mins, size_t leaf, double value) {
-  sums[leaf] = value;
-  mins[leaf] = value > 0 ? value : kInf;
+// Weights are good to a float's 24 bits: powf takes half of pow's time.
+double power(double x, double exponent) {
+  if (x > 1e-30 && x < 1e30 && std::fabs(exponent) <= 1)
+    return std::pow(static_cast<float>(x), static_cast<float>(exponent));
+  return std::pow(x, exponent);
 }
 
-size_t lowest_bit(uint64_t bits) {
-#if defined(__GNUC__) || defined(__clang__)
-  return static_cast<size_t>(__builtin_ctzll(bits));
-#else
-  size_t i = 0;
-  while ((bits >> i & 1) == 0) ++i;
-  return i;
-#endif
-}
-
-void recompute(const TreeShape& shape, double* sums, double* mins, size_t level, size_t node) {
-  const double* s = sums + shape.offset[level - 1] + node * kFan;
-  const double* m = mins + shape.offset[level - 1] + node * kFan;
-  const auto least = [](double a, double b) { return a < b ? a : b; };
+void add_up(const Tree& tree, size_t level, size_t node) {
+  const double* s = tree.nodes + tree.shape.sums[level - 1] + node * kFan;
   // In pairs, so that the additions do not wait for one another.
-  sums[shape.offset[level] + node] =
+  tree.nodes[tree.shape.sums[level] + node] =
       ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
-  mins[shape.offset[level] + node] = least(least(least(m[0], m[1]), least(m[2], m[3])),
-                                           least(least(m[4], m[5]), least(m[6], m[7])));
+}
+
+// -- minima ---------------------------------------------------------------------------------------
+
+double& group_min(const Tree& tree, size_t group) { return tree.nodes[tree.shape.mins[0] + group]; }
+
+// Takes a smaller minimum of a group up the tree, as far as it is one.
+void lower(const Tree& tree, size_t group, double value) {
+  for (const size_t level : tree.shape.mins) {
+    double& node = tree.nodes[level + group];
+    if (value >= node) return;
+    node = value;
+    group /= kFan;
+  }
+}
+
+// A group whose minimum was `known`, and whose leaf of that value may be gone.
+void find_min(const Tree& tree, size_t group) {
+  const double* leaf = tree.leaves() + group * kMinGroup;
+  const double* end = tree.leaves() + std::min((group + 1) * kMinGroup, tree.shape.width[0]);
+  const double known = group_min(tree, group);
+  double least = kInf;
+  for (; leaf < end; ++leaf) {
+    if (*leaf == known) return;  // another one has it: nothing is smaller
+    if (*leaf > 0 && *leaf < least) least = *leaf;
+  }
+  group_min(tree, group) = least;
+  for (size_t level = 1; level < tree.shape.mins.size(); ++level) {
+    group /= kFan;
+    const double* m = tree.nodes + tree.shape.mins[level - 1] + group * kFan;
+    tree.nodes[tree.shape.mins[level] + group] = *std::min_element(m, m + kFan);
+  }
+}
+
+// Sets a leaf; true if its group's minimum has to be found again.
+bool set_leaf(const Tree& tree, size_t leaf, double value) {
+  double& now = tree.nodes[leaf];
+  const double before = now;
+  now = value;
+  const double least = group_min(tree, leaf / kMinGroup);
+  if (value > 0 && value < least) lower(tree, leaf / kMinGroup, value);
+  return before == least && value != before;
+}
+
+// Where rows [head - n_leaves, head) lie in a ring, without a division each.
+struct Ring {
+  Ring(uint64_t head, uint64_t n) : n(n), base(head - head % n), split(head % n) {}
+  uint64_t n, base, split;
+  uint64_t leaf(uint64_t seq) const { return seq >= base ? seq - base : seq + n - base; }
+  uint64_t seq(uint64_t leaf) const { return leaf < split ? base + leaf : base + leaf - n; }
+};
+
+std::vector<size_t> levels(size_t leaves, size_t* at, std::vector<size_t>* width) {
+  std::vector<size_t> offsets;
+  for (size_t w = std::max<size_t>(leaves, 1);;) {
+    const size_t padded = (w + kFan - 1) / kFan * kFan;
+    offsets.push_back(*at);
+    if (width != nullptr) width->push_back(padded);
+    *at += padded;
+    if (w <= 1) return offsets;
+    w = padded / kFan;
+  }
 }
 }  // namespace
 
-TreeShape::TreeShape(size_t n_leaves) {
-  size_t at = 0, w = std::max<size_t>(n_leaves, 1);
-  for (;;) {
-    const size_t padded = (w + kFan - 1) / kFan * kFan;
-    offset.push_back(at);
-    width.push_back(padded);
-    at += padded;
-    if (padded == kFan && w <= 1) break;
-    w = padded / kFan;
-  }
-  total = at;
+TreeShape::TreeShape(size_t n) : n_leaves(n), total(0) {
+  sums = levels(n, &total, &width);
+  mins = levels((width[0] + kMinGroup - 1) / kMinGroup, &total, nullptr);
 }
 
-void tree_update(const TreeShape& shape, double* sums, double* mins, const int64_t* leaves,
-                 const double* values, size_t n) {
-  std::vector<size_t> nodes(n);
-  for (size_t i = 0; i < n; ++i) {
-    prefetch(sums + leaves[i]);
-    prefetch(mins + leaves[i]);
+void tree_clear(const Tree& tree) {
+  std::fill(tree.nodes, tree.nodes + tree.shape.mins[0], 0.0);
+  std::fill(tree.nodes + tree.shape.mins[0], tree.nodes + tree.shape.total, kInf);
+}
+
+void tree_update(const Tree& tree, const int64_t* leaves, const double* values, size_t n) {
+  const TreeShape& shape = tree.shape;
+  std::vector<size_t> nodes(leaves, leaves + n);
+  for (const size_t leaf : nodes) {
+    prefetch(tree.nodes + leaf);
+    if (shape.sums.size() > 1) prefetch(tree.nodes + shape.sums[1] + leaf / kFan);
   }
-  for (size_t i = 0; i < n; ++i) {
-    set_leaf(sums, mins, static_cast<size_t>(leaves[i]), values[i]);
-    nodes[i] = static_cast<size_t>(leaves[i]);
-  }
-  std::vector<uint64_t> touched;
-  for (size_t level = 1; level < shape.offset.size(); ++level) {
-    for (size_t& node : nodes) {
-      node /= kFan;
-      prefetch(sums + shape.offset[level] + node);
-      prefetch(mins + shape.offset[level] + node);
+  std::vector<size_t> groups;  // in which the smallest leaf changed
+  for (size_t i = 0; i < n; ++i)
+    if (set_leaf(tree, nodes[i], values[i])) groups.push_back(nodes[i] / kMinGroup);
+  for (const size_t group : groups) find_min(tree, group);
+  for (size_t level = 1; level < shape.sums.size(); ++level) {
+    const size_t all = shape.width[level - 1] / kFan;
+    if (all <= n) {  // near the root, where the batch has touched nearly all
+      for (size_t node = 0; node < all; ++node) add_up(tree, level, node);
+    } else {
+      for (size_t& node : nodes) add_up(tree, level, node /= kFan);
     }
-    const size_t words = shape.width[level] / 64 + 1;
-    if (words <= n) {  // near the root most of the batch shares its nodes: each of them once
-      touched.assign(words, 0);
-      for (const size_t node : nodes) touched[node / 64] |= uint64_t{1} << (node % 64);
-      nodes.clear();
-      for (size_t w = 0; w < words; ++w)
-        for (uint64_t bits = touched[w]; bits != 0; bits &= bits - 1)
-          nodes.push_back(w * 64 + lowest_bit(bits));
-    }
-    for (const size_t node : nodes) recompute(shape, sums, mins, level, node);
   }
 }
 
-PriorityUpdate tree_prioritize(const TreeShape& shape, double* sums, double* mins, size_t n_leaves,
-                               const int64_t* seqs, const double* priorities, size_t n,
-                               int64_t tail, int64_t head, double alpha, double eps) {
+PriorityUpdate tree_prioritize(const Tree& tree, const int64_t* seqs, const double* priorities,
+                               size_t n, int64_t tail, int64_t head, double alpha, double eps) {
   PriorityUpdate result{-1, 0, 0};
   for (size_t i = 0; i < n; ++i)
     if (!(priorities[i] >= 0) || priorities[i] == kInf) {
       result.bad = static_cast<int64_t>(i);
       return result;
     }
-  std::vector<int64_t> leaves;
-  std::vector<double> values;
-  leaves.reserve(n);
-  values.reserve(n);
+  std::vector<int64_t> leaves(n);
+  std::vector<double> values(n);
+  size_t count = 0;
+  const Ring ring(static_cast<uint64_t>(head), tree.shape.n_leaves);
   for (size_t i = 0; i < n; ++i) {
     if (seqs[i] < tail || seqs[i] >= head) {
       ++result.stale;
       continue;
     }
     const double p = priorities[i];
+    const uint64_t leaf = ring.leaf(static_cast<uint64_t>(seqs[i]));
+    prefetch(tree.nodes + leaf);
     result.largest = std::max(result.largest, p);
-    leaves.push_back(seqs[i] % static_cast<int64_t>(n_leaves));
-    values.push_back(p > 0 ? std::pow(p + eps, alpha) : 0);
+    leaves[count] = static_cast<int64_t>(leaf);
+    values[count++] = p > 0 ? power(p + eps, alpha) : 0;
   }
-  tree_update(shape, sums, mins, leaves.data(), values.data(), leaves.size());
+  tree_update(tree, leaves.data(), values.data(), count);
   return result;
 }
 
-void tree_fill(const TreeShape& shape, double* sums, double* mins, size_t n_leaves, uint64_t from,
-               uint64_t to, double value) {
+void tree_fill(const Tree& tree, uint64_t from, uint64_t to, double value) {
+  const uint64_t n_leaves = tree.shape.n_leaves;
   if (to <= from) return;
   if (to - from > n_leaves) from = to - n_leaves;
   size_t lo = from % n_leaves, hi = lo + static_cast<size_t>(to - from);
   // At most two stretches of leaves.
-  const size_t ends[2][2] = {{lo, std::min(hi, n_leaves)}, {0, hi > n_leaves ? hi - n_leaves : 0}};
+  const size_t ends[2][2] = {{lo, std::min<size_t>(hi, n_leaves)},
+                             {0, hi > n_leaves ? hi - n_leaves : 0}};
   for (const auto& end : ends) {
     size_t a = end[0], b = end[1];
-    if (a >= b) continue;
-    for (size_t leaf = a; leaf < b; ++leaf) set_leaf(sums, mins, leaf, value);
-    for (size_t level = 1; level < shape.offset.size(); ++level) {
+    for (size_t leaf = a; leaf < b;) {
+      const size_t group = leaf / kMinGroup, stop = std::min(b, (group + 1) * kMinGroup);
+      bool again = false;
+      for (; leaf < stop; ++leaf) again |= set_leaf(tree, leaf, value);
+      if (again) find_min(tree, group);
+    }
+    for (size_t level = 1; level < tree.shape.sums.size() && a < b; ++level) {
       a /= kFan;
       b = (b + kFan - 1) / kFan;
-      for (size_t node = a; node < b; ++node) recompute(shape, sums, mins, level, node);
+      for (size_t node = a; node < b; ++node) add_up(tree, level, node);
     }
   }
 }
 
-void tree_draw(const TreeShape& shape, const double* sums, const double* u, int64_t* out,
-               size_t n) {
-  const size_t top = shape.offset.size() - 1;
+// Takes `part` off `rest` if it is that large: 1, else 0.
+static size_t step(double* rest, double part) {
+  const size_t over = static_cast<size_t>(*rest >= part);
+  uint64_t bits;
+  std::memcpy(&bits, &part, sizeof bits);
+  bits &= 0 - static_cast<uint64_t>(over);
+  std::memcpy(&part, &bits, sizeof bits);
+  *rest -= part;
+  return over;
+}
+
+void tree_draw(const Tree& tree, const double* u, int64_t* out, size_t n) {
+  const TreeShape& shape = tree.shape;
   std::vector<double> rest(n);
-  const double total = sums[shape.offset[top]];
+  const double total = tree.total();
   for (size_t i = 0; i < n; ++i) {
     rest[i] = u[i] * total;
     out[i] = 0;
   }
-  for (size_t level = top; level > 0; --level) {
-    const double* below = sums + shape.offset[level - 1];
+  for (size_t level = shape.sums.size() - 1; level > 0; --level) {
+    const double* below = tree.nodes + shape.sums[level - 1];
+    const double* next = level > 1 ? tree.nodes + shape.sums[level - 2] : nullptr;
     for (size_t i = 0; i < n; ++i) {
       const double* child = below + static_cast<size_t>(out[i]) * kFan;
-      // The first child whose running sum exceeds `rest`, counted instead of searched: the sums
-      // are three additions deep, and nothing branches on what is a coin toss.
-      const double r = rest[i], s1 = child[0] + child[1], s3 = s1 + (child[2] + child[3]);
-      const double s45 = child[4] + child[5];
-      const double upto[kFan] = {0,  child[0],      s1,       s1 + child[2],
-                                 s3, s3 + child[4], s3 + s45, s3 + (s45 + child[6])};
+      // Halved three times, by masks and not by branches: each turn is a coin toss.
+      double r = rest[i];
       size_t pick = 0;
-      for (size_t k = 1; k < kFan; ++k) pick += static_cast<size_t>(upto[k] <= r);
-      while (pick > 0 && child[pick] <= 0) --pick;  // rounding went past the last positive one
-      rest[i] = std::min(std::max(r - upto[pick], 0.0), child[pick]);
+      pick += step(&r, (child[0] + child[1]) + (child[2] + child[3])) * 4;
+      pick += step(&r, child[pick] + child[pick + 1]) * 2;
+      pick += step(&r, child[pick]);
+      // Rounding went past the last positive one; asked in this order, the branch is foreseen.
+      while (child[pick] <= 0 && pick > 0) --pick;
+      rest[i] = std::min(r, child[pick]);
       out[i] = out[i] * static_cast<int64_t>(kFan) + static_cast<int64_t>(pick);
+      if (next != nullptr) prefetch(next + static_cast<size_t>(out[i]) * kFan);
     }
-    if (level > 1)
-      for (size_t i = 0; i < n; ++i)
-        prefetch(sums + shape.offset[level - 2] + static_cast<size_t>(out[i]) * kFan);
   }
 }
 
-void tree_weights(const TreeShape& shape, const double* sums, const double* mins, size_t n_leaves,
-                  const int64_t* seqs, float* out, size_t n, double beta) {
-  const double least = mins[shape.offset.back()];
+void newest_rows(int64_t* leaves, size_t n, uint64_t head, uint64_t n_leaves) {
+  const Ring ring(head, n_leaves);
+  for (size_t i = 0; i < n; ++i)
+    leaves[i] = static_cast<int64_t>(ring.seq(static_cast<uint64_t>(leaves[i])));
+}
+
+void tree_weights(const Tree& tree, const int64_t* seqs, float* out, size_t n, uint64_t head,
+                  double beta) {
+  const double least = tree.least();
+  const Ring ring(head, tree.shape.n_leaves);
   for (size_t i = 0; i < n; ++i) {
-    const double q = sums[static_cast<uint64_t>(seqs[i]) % n_leaves];
-    out[i] = static_cast<float>(q == least ? 1.0 : std::pow(q / least, -beta));
+    const auto seq = static_cast<uint64_t>(seqs[i]);
+    const double q = head - 1 - seq < ring.n ? tree.leaves()[ring.leaf(seq)] : 0;
+    out[i] = static_cast<float>(q == least ? 1 : q > 0 ? power(q / least, -beta) : 0);
   }
 }
 

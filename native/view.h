@@ -45,9 +45,8 @@ struct Slices {
 
 // A sum tree over rows: leaf = seq % capacity.
 struct WeightedRows {
-  const TreeShape& shape;
-  const double* sums;
-  uint64_t capacity, head;
+  Tree tree;
+  uint64_t head;
 };
 
 class View {

@@ -202,8 +202,8 @@ size_t View::draw_by_weight(Rng rng, const Window& w, const SliceSpec& spec,
     seqs.resize(need);
     valid.resize(need);
     for (double& x : u) x = rng.unit();
-    tree_draw(rows.shape, rows.sums, u.data(), seqs.data(), need);
-    for (int64_t& leaf : seqs) leaf = newest_at(leaf, rows.head, rows.capacity);
+    tree_draw(rows.tree, u.data(), seqs.data(), need);
+    newest_rows(seqs.data(), need, rows.head, rows.tree.shape.n_leaves);
     slices_from(seqs.data(), need, w, spec, valid.data(), out);
     for (size_t i = 0; i < valid.size(); ++i)
       if (valid[i] != 0) {

@@ -114,30 +114,31 @@ class WriterHandle {
   std::atomic<bool> busy_{false};
 };
 
-// A sum tree over arrays that Python owns.
+// A sum tree over an array that Python owns; its first `n` values are the leaves.
 class SumTree {
  public:
-  SumTree(size_t n, Doubles sums, Doubles mins) : n_(n), shape_(n), sums_(sums), mins_(mins) {
-    if (sums.shape(0) != shape_.total || mins.shape(0) != shape_.total)
-      throw std::invalid_argument("SumTree: arrays of the wrong size");
+  SumTree(size_t n, Doubles nodes) : shape_(n), nodes_(nodes) {
+    if (nodes.shape(0) != shape_.total)
+      throw std::invalid_argument("SumTree: an array of the wrong size");
     if (n == 0) throw std::invalid_argument("SumTree: at least one leaf");
+    tree_clear(tree());
   }
   static size_t size(size_t n) { return TreeShape(n).total; }
-  double total() const { return sums_.data()[shape_.offset.back()]; }
-  double least() const { return mins_.data()[shape_.offset.back()]; }
-  WeightedRows rows(uint64_t head) const { return {shape_, sums_.data(), n_, head}; }
+  Tree tree() const { return {shape_, nodes_.data()}; }
+  WeightedRows rows(uint64_t head) const { return {tree(), head}; }
   void update(Seqs leaves, Reals values);
   nb::tuple prioritize(Seqs seqs, Reals priorities, int64_t tail, int64_t head, double alpha,
                        double eps);
   void fill(uint64_t from, uint64_t to, double value);
-  nb::object draw(State rng, size_t n, uint64_t head) const;  // seqs
-  nb::object at(Reals u) const;                               // leaves
-  nb::object weights(Seqs seqs, double beta) const;
+  nb::object draw(State rng, size_t n, uint64_t head) const;                       // seqs
+  nb::tuple draw_weighted(State rng, size_t n, uint64_t head, double beta) const;  // and weights
+  nb::object at(Reals u) const;                                                    // leaves
+  nb::object weights(Seqs seqs, uint64_t head, double beta) const;
 
  private:
-  size_t n_;
+  std::vector<int64_t> draw_rows(State& rng, size_t n, uint64_t head) const;
   TreeShape shape_;
-  Doubles sums_, mins_;
+  Doubles nodes_;
 };
 
 void bind_kernels(nb::module_& m);

@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "../block.h"
@@ -45,44 +46,54 @@ void SumTree::update(Seqs leaves, Reals values) {
   if (leaves.shape(0) != values.shape(0))
     throw std::invalid_argument("SumTree.update: as many values as leaves");
   for (size_t i = 0; i < leaves.shape(0); ++i)
-    if (leaves.data()[i] < 0 || static_cast<size_t>(leaves.data()[i]) >= n_)
+    if (leaves.data()[i] < 0 || static_cast<size_t>(leaves.data()[i]) >= shape_.n_leaves)
       throw std::out_of_range("SumTree.update: leaf out of range");
-  tree_update(shape_, sums_.data(), mins_.data(), leaves.data(), values.data(), leaves.shape(0));
+  tree_update(tree(), leaves.data(), values.data(), leaves.shape(0));
 }
 
 nb::tuple SumTree::prioritize(Seqs seqs, Reals priorities, int64_t tail, int64_t head, double alpha,
                               double eps) {
   if (seqs.shape(0) != priorities.shape(0))
     throw std::invalid_argument("SumTree.prioritize: as many priorities as seqs");
-  const PriorityUpdate r =
-      tree_prioritize(shape_, sums_.data(), mins_.data(), n_, seqs.data(), priorities.data(),
-                      seqs.shape(0), std::max<int64_t>(tail, 0), head, alpha, eps);
+  // A ring of n leaves holds the last n rows at most.
+  tail = std::max<int64_t>({tail, 0, head - static_cast<int64_t>(shape_.n_leaves)});
+  const PriorityUpdate r = tree_prioritize(tree(), seqs.data(), priorities.data(), seqs.shape(0),
+                                           tail, head, alpha, eps);
   return nb::make_tuple(r.bad, r.stale, r.largest);
 }
 
-void SumTree::fill(uint64_t from, uint64_t to, double value) {
-  tree_fill(shape_, sums_.data(), mins_.data(), n_, from, to, value);
-}
+void SumTree::fill(uint64_t from, uint64_t to, double value) { tree_fill(tree(), from, to, value); }
 
-nb::object SumTree::draw(State rng, size_t n, uint64_t head) const {
+std::vector<int64_t> SumTree::draw_rows(State& rng, size_t n, uint64_t head) const {
   Rng r = rng_of(rng);
   std::vector<double> u(n);
   for (double& x : u) x = r.unit();
   std::vector<int64_t> out(n);
-  tree_draw(shape_, sums_.data(), u.data(), out.data(), n);
-  for (int64_t& leaf : out) leaf = newest_at(leaf, head, n_);
-  return to_array(out);
+  tree_draw(tree(), u.data(), out.data(), n);
+  newest_rows(out.data(), n, head, shape_.n_leaves);
+  return out;
 }
 
-nb::object SumTree::weights(Seqs seqs, double beta) const {
+nb::object SumTree::draw(State rng, size_t n, uint64_t head) const {
+  return to_array(draw_rows(rng, n, head));
+}
+
+nb::tuple SumTree::draw_weighted(State rng, size_t n, uint64_t head, double beta) const {
+  const std::vector<int64_t> seqs = draw_rows(rng, n, head);
+  std::vector<float> weights(n);
+  tree_weights(tree(), seqs.data(), weights.data(), n, head, beta);
+  return nb::make_tuple(to_array(seqs), to_array(weights));
+}
+
+nb::object SumTree::weights(Seqs seqs, uint64_t head, double beta) const {
   std::vector<float> out(seqs.shape(0));
-  tree_weights(shape_, sums_.data(), mins_.data(), n_, seqs.data(), out.data(), out.size(), beta);
+  tree_weights(tree(), seqs.data(), out.data(), out.size(), head, beta);
   return to_array(out);
 }
 
 nb::object SumTree::at(Reals u) const {
   std::vector<int64_t> out(u.shape(0));
-  tree_draw(shape_, sums_.data(), u.data(), out.data(), out.size());
+  tree_draw(tree(), u.data(), out.data(), out.size());
   return to_array(out);
 }
 
@@ -248,18 +259,20 @@ void bind_kernels(nb::module_& m) {
         nb::arg("real").noconvert(), nb::arg("ends").noconvert(), nb::arg("columns"),
         nb::arg("told"), "columns: init, done, terminated, truncated, slice_end.");
   nb::class_<SumTree>(m, "SumTree")
-      .def(nb::init<size_t, Doubles, Doubles>(), nb::arg("n"), nb::arg("sums").noconvert(),
-           nb::arg("mins").noconvert())
+      .def(nb::init<size_t, Doubles>(), nb::arg("n"), nb::arg("nodes").noconvert())
       .def_static("size", &SumTree::size)
-      .def_prop_ro("total", &SumTree::total)
-      .def_prop_ro("least", &SumTree::least)
+      .def_prop_ro("total", [](const SumTree& t) { return t.tree().total(); })
+      .def_prop_ro("least", [](const SumTree& t) { return t.tree().least(); })
       .def("update", &SumTree::update, nb::arg("leaves").noconvert(), nb::arg("values").noconvert())
       .def("prioritize", &SumTree::prioritize, nb::arg("seqs").noconvert(),
            nb::arg("priorities").noconvert(), nb::arg("tail"), nb::arg("head"), nb::arg("alpha"),
            nb::arg("eps"))
       .def("fill", &SumTree::fill, nb::arg("start"), nb::arg("stop"), nb::arg("value"))
       .def("draw", &SumTree::draw, nb::arg("rng").noconvert(), nb::arg("n"), nb::arg("head"))
-      .def("weights", &SumTree::weights, nb::arg("seqs").noconvert(), nb::arg("beta"))
+      .def("draw_weighted", &SumTree::draw_weighted, nb::arg("rng").noconvert(), nb::arg("n"),
+           nb::arg("head"), nb::arg("beta"))
+      .def("weights", &SumTree::weights, nb::arg("seqs").noconvert(), nb::arg("head"),
+           nb::arg("beta"))
       .def("at", &SumTree::at, nb::arg("u").noconvert());
   m.def(
       "permute",

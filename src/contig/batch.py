@@ -51,7 +51,7 @@ class Batch:
         self._shape = shape
         self._extras = extras
         self._rows = shape[0] if len(shape) == 1 else int(np.prod(shape, dtype=np.int64))
-        self._columns = layout.block_columns(self._rows).views
+        self._columns = layout.block_columns(self._rows)
         self._cache: dict[int, Array] = {}
 
     @staticmethod
@@ -64,9 +64,8 @@ class Batch:
     def from_records(layout: Layout, records: Array) -> Batch:
         """A batch from packed rows ``[n, record_size]``."""
         n = len(records)
-        columns = layout.block_columns(n)
         out = Batch.empty(layout, (n,))
-        starts = np.array([offset for _, _, offset in columns.views], np.int64)
+        starts = np.array([offset for _, _, offset in out._columns.views], np.int64)
         flat = np.ascontiguousarray(records).reshape(-1)
         _native.split_records(flat, n, layout.record_size, out.block, starts, layout.table)
         return out
@@ -134,7 +133,7 @@ class Batch:
     def _leaf(self, number: int) -> Array:
         array = self._cache.get(number)
         if array is None:
-            shape, dtype, offset = self._columns[number]
+            shape, dtype, offset = self._columns.views[number]
             if len(self._shape) != 1:
                 shape = (*self._shape, *shape[1:])
             array = self._cache[number] = np.ndarray(shape, dtype, self._block, offset)
@@ -184,11 +183,16 @@ class Batch:
         """The plain pytree of numpy arrays."""
         return self._layout.build_tree(self._leaves())
 
-    def _leaves(self) -> list[Array]:
-        if len(self._shape) == 1 and not self._cache:
-            block = self._block
-            return [np.ndarray(shape, dtype, block, at) for shape, dtype, at in self._columns]
-        return [self._leaf(i) for i in range(len(self._columns))]
+    def _leaves(self) -> Sequence[Array]:
+        columns = self._columns
+        if len(self._shape) == 1 and columns.fields is not None:
+            # All columns as fields of one structure: half the time of an array for each.
+            whole = np.ndarray((), columns.fields, self._block)
+            leaves = [whole[name] for name in columns.names]
+            for number, array in self._cache.items():
+                leaves[number] = array
+            return leaves
+        return [self._leaf(i) for i in range(len(columns.views))]
 
     numpy = tree
 
@@ -209,11 +213,11 @@ class Batch:
             block = block.pin_memory()
         if device is not None:
             block = block.to(device, non_blocking=pin)
-        return [self._tensor(i, block) for i in range(len(self._columns))]
+        return [self._tensor(i, block) for i in range(len(self._columns.views))]
 
     def _tensor(self, number: int, block: Any) -> Any:
         leaf = self._layout.leaves[number]
-        start = self._columns[number][2]
+        start = self._columns.views[number][2]
         dtype = to_torch(np.empty(0, leaf.dtype)).dtype
         column = block[start : start + leaf.nbytes * self._rows].view(dtype)
         return column.view((*self._shape, *leaf.shape))

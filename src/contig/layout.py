@@ -48,10 +48,30 @@ class Leaf(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """A block's columns: (shape, dtype, offset) of each leaf; and the block's size in bytes."""
+    """A block's columns.
+
+    Attributes:
+        views: (shape, dtype, offset) of each leaf.
+        nbytes: the block's size.
+        fields: the whole block as one structure, or None where numpy cannot have one.
+        names: of its fields, one per leaf.
+    """
 
     views: list[tuple[tuple[int, ...], np.dtype[Any], int]]
     nbytes: int
+    fields: np.dtype[Any] | None
+    names: tuple[str, ...]
+
+    @staticmethod
+    def of(views: list[tuple[tuple[int, ...], np.dtype[Any], int]], nbytes: int) -> Columns:
+        names = tuple(f"{i}" for i in range(len(views)))
+        fields = None
+        if 0 < nbytes < 2**31:
+            formats = [(dtype, shape) for shape, dtype, _ in views]
+            offsets = [at for _, _, at in views]
+            spec = {"names": names, "formats": formats, "offsets": offsets, "itemsize": nbytes}
+            fields = np.dtype(spec)  # type: ignore[call-overload]
+        return Columns(views, nbytes, fields, names)
 
 
 def _alignment(dtype: np.dtype[Any]) -> int:
@@ -295,7 +315,7 @@ class Layout:
             for leaf in self.leaves:
                 columns.append(((n, *leaf.shape), leaf.dtype, at))
                 at += -(-leaf.nbytes * n // _ALIGN) * _ALIGN
-            cached = self._column_cache[n] = Columns(columns, at)
+            cached = self._column_cache[n] = Columns.of(columns, at)
         return cached
 
     @functools.cached_property

@@ -56,7 +56,7 @@ def writer(s: LazyTensorStorage) -> Any:
 
 def sum_tree(n: int) -> Any:
     size = _native.SumTree.size(n)
-    return _native.SumTree(n, np.zeros(size), np.zeros(size))
+    return _native.SumTree(n, np.zeros(size))
 
 
 def plan(leaf: Any = ("f", 4, 0, 4, ()), tree: Any = None, duals: Any = (), size: int = 4) -> Any:
@@ -153,18 +153,18 @@ CASES: dict[str, Callable[[], Any]] = {
     ),
     # Sum tree
     "sum tree of no leaves": lambda: sum_tree(0).fill(0, 1, 1.0),
-    "sum tree of no leaves, weighed": lambda: sum_tree(0).weights(i(0), 0.5),
+    "sum tree of no leaves, weighed": lambda: sum_tree(0).weights(i(0), 1, 0.5),
     "sum tree of no leaves, prioritized": lambda: sum_tree(0).prioritize(
         i(0), np.ones(1), 0, 1, 1.0, 0.0
     ),
-    "sum tree over float32 sums": lambda: _native.SumTree(
-        4, np.zeros(_native.SumTree.size(4), np.float32), np.zeros(_native.SumTree.size(4))
+    "sum tree over float32 nodes": lambda: _native.SumTree(
+        4, np.zeros(_native.SumTree.size(4), np.float32)
     ),
-    "sum tree over read-only minima": lambda: _native.SumTree(
-        4, np.zeros(_native.SumTree.size(4)), read_only(np.zeros(_native.SumTree.size(4)))
+    "sum tree over read-only nodes": lambda: _native.SumTree(
+        4, read_only(np.zeros(_native.SumTree.size(4)))
     ),
-    "sum tree over sums with gaps": lambda: _native.SumTree(
-        4, np.zeros(2 * _native.SumTree.size(4))[::2], np.zeros(_native.SumTree.size(4))
+    "sum tree over nodes with gaps": lambda: _native.SumTree(
+        4, np.zeros(2 * _native.SumTree.size(4))[::2]
     ),
     "sum tree update of a leaf out of range": lambda: sum_tree(4).update(i(4), np.ones(1)),
     "sum tree update of float leaves": lambda: sum_tree(4).update(np.array([1.5]), np.ones(1)),

@@ -204,6 +204,15 @@ class ReplayBuffer:
         return batch if self._on_sample is None else self._on_sample(batch)
 
     def _read(self, request: Any) -> Batch:
+        try:
+            with self._turn:
+                return read_batch(self._index, self.sampler, self._rng, request)
+        except (EmptyBufferError, NothingEligibleError):
+            if not self._feeders:
+                raise
+        return self._read_when_fed(request)
+
+    def _read_when_fed(self, request: Any) -> Batch:
         deadline = time.monotonic() + self.sample_timeout_s
         while True:
             seen = self.storage.tape.wake_word

@@ -115,15 +115,13 @@ class PrioritizedSampler(Sampler):
         tree = self.priorities.tree(index)
         if tree.total <= 0:
             return None
-        window = index.window
-        if window is None:
-            seqs = tree.draw(rng, request.groups)
-        else:
-            found = draw_starts(tree, rng, request.groups, index, ONE_ROW)
-            if found is None:
-                return None
-            seqs = found[0]
-        return Draw(seqs, columns={WEIGHT: self.priorities.weights(seqs)})
+        if index.window is None:
+            seqs, weights = tree.draw_weighted(rng, request.groups, self.beta)
+            return Draw(seqs, columns={WEIGHT: weights})
+        found = draw_starts(tree, rng, request.groups, index, ONE_ROW)
+        if found is None:
+            return None
+        return Draw(found[0], columns={WEIGHT: self.priorities.weights(found[0])})
 
     def missing(self, index: Index) -> str:
         return "every row's priority is 0"

@@ -25,11 +25,8 @@ class RowTree:
         self.capacity = capacity
         size = _native.SumTree.size(capacity)
         # At multiples of 64 bytes, so that a node is one cache line and not two.
-        self._sums: Array = np.frombuffer(_native.Block(8 * size), float)  # type: ignore[call-overload]
-        self._mins: Array = np.frombuffer(_native.Block(8 * size), float)  # type: ignore[call-overload]
-        self._sums[:] = 0.0
-        self._mins[:] = np.inf
-        self._tree = _native.SumTree(capacity, self._sums, self._mins)
+        self._nodes: Array = np.frombuffer(_native.Block(8 * size), float)  # type: ignore[call-overload]
+        self._tree = _native.SumTree(capacity, self._nodes)
         self.head = self.tail = 0
 
     @property
@@ -44,7 +41,7 @@ class RowTree:
     @property
     def weights(self) -> Array:
         """By slot (seq % capacity); a view."""
-        return self._sums[: self.capacity]
+        return self._nodes[: self.capacity]
 
     def follow(self, index: Index, weight: float) -> None:
         """Takes in new rows at a weight and lets go of evicted ones."""
@@ -69,9 +66,13 @@ class RowTree:
         """Seqs of n rows in proportion to their weights."""
         return self._tree.draw(rng.words, n, self.head)
 
+    def draw_weighted(self, rng: Rng, n: int, beta: float) -> tuple[Array, Array]:
+        """`draw`, and the rows' `importance`."""
+        return self._tree.draw_weighted(rng.words, n, self.head, beta)
+
     def importance(self, seqs: Array, beta: float) -> Array:
         """(q / least q)^-beta of rows, float32."""
-        return self._tree.weights(seqs, beta)
+        return self._tree.weights(seqs, self.head, beta)
 
     def draw_slices(self, index: Index, rng: Rng, spec: Any, n: int) -> Any:
         """Slices by their starts' weight among valid starts: starts, slices, how many lack."""
