@@ -47,7 +47,8 @@ $(TOOLS): $(CONSTRAINTS) | $(BIN)/python
 # so that a rebuild compiles only what changed.
 $(INSTALL): $(TOOLS) $(CONSTRAINTS) pyproject.toml CMakeLists.txt $(EXTENSION_SOURCES)
 	$(PIP) install --quiet -c $(CONSTRAINTS) --no-build-isolation \
-	  --config-settings=cmake.define.CONTIG_WERROR=$(WERROR) -e '.[dev]'
+	  --config-settings=cmake.define.CONTIG_WERROR=$(WERROR) \
+	  --config-settings=cmake.define.CONTIG_NATIVE_TESTS=ON -e '.[dev]'
 	@touch $@
 
 $(DOCS): $(CONSTRAINTS) | $(BIN)/python
@@ -112,9 +113,11 @@ clean:  ## Remove build output and caches; keep the virtual environments
 distclean: clean  ## Remove the virtual environments too
 	rm -rf $(VENV) .venv-peers
 
-# --- native tests under sanitizers ---------------------------------------------------------------
+# --- native tests --------------------------------------------------------------------------------
+# build/<wheel tag>: native/tests/*.cpp beside the extension; those that step through appends and
+#             repairs instruction by instruction run here.
 # build/tsan: native/tests/*_threads.cpp with the thread sanitizer, without Python.
-# build/asan: all of native/tests and the extension, with the address and undefined-behaviour
+# build/asan: native/tests/*_threads.cpp and the extension, with the address and undefined-behaviour
 #             sanitizers. The package loads the extension from CONTIG_NATIVE_PATH if that is set;
 #             the sanitizer's runtime must come first in the process, hence LD_PRELOAD (libstdc++
 #             with it, or its interceptor of C++ exceptions finds nothing to call). Reports go to
@@ -122,7 +125,6 @@ distclean: clean  ## Remove the virtual environments too
 
 CXX_FILES = $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.hpp')
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
-THREAD_TESTS := $(wildcard native/tests/*_threads.cpp)
 
 # Fixed addresses where possible: the sanitizers of older compilers fail on kernels that spread
 # mappings over more bits than they expect.
@@ -135,24 +137,26 @@ ASAN_ENVIRONMENT = \
   PYTHONMALLOC=malloc \
   CONTIG_NATIVE_PATH=$(CURDIR)/build/asan
 
-.PHONY: native-tsan native-asan
-native-test: native-tsan native-asan  ## Run the native tests under the sanitizers
+.PHONY: native-steps native-tsan native-asan
+native-test: native-steps native-tsan native-asan  ## Run the native tests, sanitizers included
+
+native-steps: $(INSTALL)
+	$(BIN)/cmake --build build/cp*
+	$(BIN)/ctest --test-dir build/cp* --exclude-regex '_threads$$' --parallel 2 \
+	  --no-tests=error --output-on-failure --timeout 600
 
 native-tsan: $(INSTALL)
-ifeq ($(THREAD_TESTS),)
-	@echo "no native/tests/*_threads.cpp: nothing to run under the thread sanitizer"
-else
 	$(CMAKE) -S . -B build/tsan -DCONTIG_PYTHON=OFF -DCONTIG_NATIVE_TESTS=ON \
 	  -DCONTIG_SANITIZE=thread
 	$(BIN)/cmake --build build/tsan
 	TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) $(BIN)/ctest --test-dir build/tsan \
-	  --tests-regex '_threads$$' --no-tests=error --output-on-failure --timeout 600
-endif
+	  --no-tests=error --output-on-failure --timeout 600
 
 native-asan: $(INSTALL)
 	$(CMAKE) -S . -B build/asan -DCONTIG_NATIVE_TESTS=ON -DCONTIG_SANITIZE=address,undefined \
 	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 	$(BIN)/cmake --build build/asan
-	$(FIXED_ADDRESSES) $(BIN)/ctest --test-dir build/asan --output-on-failure --timeout 600
+	$(FIXED_ADDRESSES) $(BIN)/ctest --test-dir build/asan --no-tests=error --output-on-failure \
+	  --timeout 600
 	env $(ASAN_ENVIRONMENT) $(FIXED_ADDRESSES) $(BIN)/python -m pytest tests/kernels \
 	  --timeout=600 --capture=sys -p no:cacheprovider
