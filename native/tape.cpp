@@ -86,23 +86,10 @@ void Tape::copy_in(const Rows& rows, uint64_t skip, uint64_t seq) {
   }
 }
 
-size_t Tape::producer_slot(uint64_t id) {
-  size_t oldest = 0;
-  for (size_t i = 0; i < kProducers; ++i) {
-    const uint64_t there = producers_[i].id.load(relaxed);
-    if (there == id) return i;
-    if (there == 0) {
-      oldest = i;
-      break;
-    }
-    if (producers_[i].used.load(relaxed) < producers_[oldest].used.load(relaxed)) oldest = i;
-  }
-  Producer& p = producers_[oldest];
-  p.id.store(0, release);
-  p.seq.store(0, release);
-  p.entry.store(kNone, release);
-  p.id.store(id, release);
-  return oldest;
+Tape::Seen Tape::seen(uint64_t producer, uint64_t next) {
+  Producer& p = producers_[take_producer(producers_, producer, next)];
+  p.used.store(h_->head.load(relaxed), relaxed);
+  return {p.seq.load(relaxed), p.entry.load(relaxed)};
 }
 
 uint64_t Tape::append(const Append& a) {
@@ -135,7 +122,8 @@ uint64_t Tape::append(const Append& a) {
   // Everything that can fail comes before anything changes.
   reserve_data(head, new_head);
   reserve_chunks(index_tail, index_head + new_runs);
-  const size_t producer = a.producer != 0 ? producer_slot(a.producer) : 0;
+  const uint64_t producer =
+      a.producer != 0 ? take_producer(producers_, a.producer, a.producer_before) : 0;
 
   // Tail, then the index, then a full fence before the first overwriting store.
   h_->tail.store(tail, release);

@@ -57,7 +57,8 @@ struct Append {
   Run* runs = nullptr;
   size_t n_runs = 0;
   uint64_t writer = 0;
-  uint64_t producer = 0, producer_seq = 0;  // producer 0: none
+  // Producer 0: none. Else how many of its items are in after this append, and were before it.
+  uint64_t producer = 0, producer_seq = 0, producer_before = 0;
 };
 
 struct Snapshot {
@@ -89,8 +90,13 @@ class Tape {
   void attach_data(uint8_t* data);
 
   uint64_t append(const Append& a);  // with the lock; returns the first seq
-  void clear();                      // with the lock: evicts everything
-  void repair();                     // with the lock; Hold does it
+  // With the lock: a producer's items so far, `next` if it is not known; and its last entry.
+  struct Seen {
+    uint64_t seq, entry;
+  };
+  Seen seen(uint64_t producer, uint64_t next);
+  void clear();   // with the lock: evicts everything
+  void repair();  // with the lock; Hold does it
   // Fills an empty tape from a checkpoint. With the lock.
   void restore(const uint8_t* records, uint64_t tail, uint64_t head, const uint64_t* entries,
                uint64_t index_tail, uint64_t index_head, uint64_t trajectories);
@@ -135,7 +141,6 @@ class Tape {
   void copy_in(const Rows& rows, uint64_t skip, uint64_t seq);
   void write_run(uint64_t number, const Run& run, uint64_t first, uint64_t rows, uint64_t dropped,
                  uint64_t index_tail, uint64_t writer, uint64_t now);
-  size_t producer_slot(uint64_t id);
 
   Header* h_;
   Word* map_;

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "lock.h"
+#include "producers.h"
 
 namespace contig {
 
@@ -19,7 +20,6 @@ static_assert(sizeof(Word) == 8 && Word::is_always_lock_free, "tapes need lock-f
 constexpr uint64_t kMagic = 0x31657061746E6F63ull;  // "contape1", little-endian
 constexpr uint64_t kFormat = 1;
 constexpr uint64_t kNone = ~0ull;
-constexpr uint64_t kProducers = 4096;
 
 // Flags of a run, the low byte of `steps_flags`.
 constexpr uint64_t kBegins = 1, kTerminated = 2, kTruncated = 4, kCut = 8, kFlagMask = 0xFF;
@@ -43,15 +43,6 @@ struct alignas(64) Entry {
   Word spare[4];
 };
 static_assert(sizeof(Entry) == 128, "an index entry is two cache lines");
-
-// A producer's last item, so that a resend after a reconnect is recognised. Compared and written
-// under the lock only.
-struct Producer {
-  Word id;     // 0 = free; stored last when a slot is taken
-  Word seq;    // items taken so far
-  Word entry;  // the entry its last item went to
-  Word used;   // head when it was last used, to find the longest idle one
-};
 
 // The index is a ring of entry numbers, in chunks. Where a chunk lies is in the chunk map (one word
 // per chunk, behind the header), so that the memory of evicted chunks serves new ones: there is

@@ -87,14 +87,19 @@ bool Writer::open(const Slot& slot) const {
   return (slot.stamp == stamp_ || slot.track.known) && !ended(slot);
 }
 
-void Writer::prepare(const Rows& rows, uint64_t lanes, const Marks& marks, Continue rule) {
+void Writer::start(const Rows& rows) {
   ++stamp_;
   rows_ = rows;
   runs_.clear();
+  if (by_id_.size() > prune_at_) prune();
+}
+
+void Writer::add_lanes(uint64_t from, uint64_t n, uint64_t lanes, const Marks& marks,
+                       Continue rule) {
   if (!marks.id && lanes_.size() < lanes) lanes_.resize(lanes);
-  if (marks.id && by_id_.size() > prune_at_) prune();
-  const uint64_t steps = rows.n / lanes;
-  for (uint64_t lane = 0; lane < lanes; ++lane) split_lane(marks, lane, lane * steps, steps, rule);
+  const uint64_t steps = n / lanes;
+  for (uint64_t lane = 0; lane < lanes; ++lane)
+    split_lane(marks, lane, from + lane * steps, steps, rule);
 }
 
 void Writer::split_lane(const Marks& marks, uint64_t lane, uint64_t from, uint64_t steps,
@@ -151,20 +156,49 @@ void Writer::split_lane(const Marks& marks, uint64_t lane, uint64_t from, uint64
   }
 }
 
-void Writer::prepare_whole(const Rows& rows, const Marks& marks, const Whole& whole) {
-  ++stamp_;
-  rows_ = rows;
-  runs_.clear();
-  // A trajectory of its own: no lane goes on from it, and none before it goes on in it.
-  Slot& slot = by_id_[Key{kNone, 0}];
-  Run run{&slot.track, rows.n, kBegins | whole.flags, true, 0, whole.traj_id, whole.version};
-  for (uint64_t row = 0; row < rows.n; ++row) run.reward += marks.reward.sum(row);
+void Writer::add_run(Slot& slot, uint64_t from, uint64_t n, const Marks& marks, const Told& told,
+                     bool starts) {
+  Run run{&slot.track, n, told.flags, starts, 0, told.traj_id, told.version};
+  for (uint64_t row = from; row < from + n; ++row) run.reward += marks.reward.sum(row);
   slot.stamp = stamp_;
-  slot.ended = true;
+  slot.ended = (told.flags & kEnded) != 0;
   runs_.push_back(run);
 }
 
-uint64_t Writer::commit() {
+void Writer::add_whole(uint64_t from, uint64_t n, const Marks& marks, const Told& told) {
+  // No lane goes on from it, and none before it goes on in it.
+  Slot& slot = by_id_[Key{kNone, 0}];
+  add_run(slot, from, n, marks, Told{told.flags | kBegins, told.traj_id, told.version}, true);
+  slot.ended = true;
+}
+
+void Writer::add_part(uint64_t from, uint64_t n, const Marks& marks, const Told& told,
+                      uint64_t last_entry) {
+  Slot& slot = by_id_[Key{kNone - 1, told.traj_id}];
+  const bool begins = (told.flags & kBegins) != 0;
+  const bool goes_on = !begins && (open(slot) || resume(&slot, told.traj_id, last_entry));
+  add_run(slot, from, n, marks, told, !goes_on);
+}
+
+bool Writer::resume(Slot* slot, int64_t traj_id, uint64_t last_entry) const {
+  const Header& h = tape_.header();
+  const uint64_t bound = h.index_head.load(std::memory_order_relaxed);
+  uint64_t w[16];
+  if (slot->stamp == stamp_ || slot->track.known || last_entry >= bound) return false;
+  if (tape_.read_entry_words(last_entry, h.head.load(std::memory_order_relaxed), w) !=
+      Tape::Read::ok)
+    return false;
+  if (static_cast<int64_t>(w[8]) != traj_id || (w[1] & (kEnded | kCut)) != 0) return false;
+  slot->track.last_entry = last_entry;
+  slot->track.ordinal = w[5];
+  slot->track.steps = w[4] + (w[1] >> kFlagBits);
+  slot->track.flags = w[1] & kFlagMask;
+  std::memcpy(&slot->track.ret, &w[7], sizeof(double));
+  slot->track.known = true;
+  return true;
+}
+
+uint64_t Writer::commit(const Sender& sender) {
   // A checkpoint was loaded since: entry numbers and steps are those of other trajectories.
   const uint64_t restores = tape_.header().restores.load(std::memory_order_relaxed);
   if (restores != restores_) {
@@ -180,6 +214,9 @@ uint64_t Writer::commit() {
   a.runs = runs_.data();
   a.n_runs = runs_.size();
   a.writer = id_;
+  a.producer = sender.producer;
+  a.producer_seq = sender.seq;
+  a.producer_before = sender.before;
   return tape_.append(a);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <unordered_map>
 #include <vector>
 
@@ -33,10 +34,15 @@ struct Marks {
 // `told`: the caller says so, so if this writer holds no such trajectory, it is no beginning.
 enum class Continue { no, if_open, told };
 
-// One trajectory written whole, boundaries told by the caller.
-struct Whole {
-  uint64_t flags;
+// Rows of one trajectory, boundaries told by the caller.
+struct Told {
+  uint64_t flags;  // kBegins, kTerminated, kTruncated
   int64_t traj_id, version;
+};
+
+// Who sent what is committed: see Append.
+struct Sender {
+  uint64_t producer = 0, seq = 0, before = 0;
 };
 
 class Writer {
@@ -44,11 +50,19 @@ class Writer {
   Writer(Tape& tape, uint64_t id)
       : tape_(tape), id_(id), restores_(tape.header().restores.load()) {}
 
-  // Rows are lane-major: row = lane * steps + t. Both prepare runs for `commit`.
-  void prepare(const Rows& rows, uint64_t lanes, const Marks& marks, Continue rule);
-  void prepare_whole(const Rows& rows, const Marks& marks, const Whole& whole);
+  // An append is prepared from stretches of its rows: `start`, then one or more of the others, in
+  // the rows' order, then `commit`.
+  void start(const Rows& rows);
+  // Rows [from, from + n) as lanes, one after another; boundaries by their marks.
+  void add_lanes(uint64_t from, uint64_t n, uint64_t lanes, const Marks& marks, Continue rule);
+  // Rows of a trajectory that no other rows of this writer belong to.
+  void add_whole(uint64_t from, uint64_t n, const Marks& marks, const Told& told);
+  // Rows of the trajectory of this id, which goes on unless it begins. One that this writer does
+  // not know may be the one that `last_entry` of the tape is a run of. With the lock.
+  void add_part(uint64_t from, uint64_t n, const Marks& marks, const Told& told,
+                uint64_t last_entry);
   // With the lock: one append of what was prepared. Returns the first seq.
-  uint64_t commit();
+  uint64_t commit(const Sender& sender = {});
 
   // Lets go of every open trajectory: the writer went to another thread or process.
   void restart(uint64_t id);
@@ -84,6 +98,9 @@ class Writer {
   };
 
   void split_lane(const Marks& marks, uint64_t lane, uint64_t from, uint64_t steps, Continue rule);
+  void add_run(Slot& slot, uint64_t from, uint64_t n, const Marks& marks, const Told& told,
+               bool starts);
+  bool resume(Slot* slot, int64_t traj_id, uint64_t last_entry) const;
   bool open(const Slot& slot) const;
   bool ended(const Slot& slot) const;
   void prune();
@@ -92,7 +109,7 @@ class Writer {
   uint64_t id_;
   Rows rows_;
   std::vector<Run> runs_;
-  std::vector<Slot> lanes_;
+  std::deque<Slot> lanes_;  // runs point to them while more are added
   std::unordered_map<Key, Slot, KeyHash> by_id_;
   uint64_t stamp_ = 0;
   size_t prune_at_ = 1024;

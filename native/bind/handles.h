@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../block.h"
+#include "../frame.h"
 #include "../sumtree.h"
 #include "../tape.h"
 #include "../view.h"
@@ -95,6 +96,12 @@ class WriterHandle {
                        int64_t traj_id, int64_t version);
   uint64_t id() const { return writer_.id(); }
   uint64_t last_rows() const { return writer_.rows(); }
+  // A checked ITEMS frame, without what the producer's number says is in already.
+  struct Accepted {
+    uint64_t seen, items, rows;
+    bool gap;
+  };
+  Accepted accept(const Frame& frame, const uint8_t* body, uint64_t producer);
   nb::list open_trajectories() const;  // (lane, id, by_id) of each
   void orphan(nb::list open);
 
@@ -145,6 +152,7 @@ void bind_kernels(nb::module_& m);
 void bind_tape(nb::module_& m);
 void bind_writer(nb::module_& m);
 void bind_view(nb::module_& m);
+void bind_transport(nb::module_& m);
 
 // Pooled, 64-byte aligned memory with the buffer protocol: arrays over it keep it alive. Cheaper
 // to make than an array, and a batch needs only one.

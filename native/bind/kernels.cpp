@@ -304,4 +304,5 @@ NB_MODULE(_native, m) {
   contig::bind_tape(m);
   contig::bind_writer(m);
   contig::bind_view(m);
+  contig::bind_transport(m);
 }

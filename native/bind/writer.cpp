@@ -133,7 +133,8 @@ int64_t WriterHandle::commit(const Rows& rows) {
 
 int64_t WriterHandle::write(const Rows& rows, uint64_t lanes, int rule) {
   claim();
-  writer_.prepare(rows, lanes, marks(rows), static_cast<Continue>(rule));
+  writer_.start(rows);
+  writer_.add_lanes(0, rows.n, lanes, marks(rows), static_cast<Continue>(rule));
   return commit(rows);
 }
 
@@ -204,8 +205,47 @@ int64_t WriterHandle::append_whole(nb::list arrays, nb::list offsets, uint64_t n
   const Rows rows = rows_of(columns, n);
   const Turn turn(busy_);
   claim();
-  writer_.prepare_whole(rows, marks(rows), Whole{flags, traj_id, version});
+  writer_.start(rows);
+  writer_.add_whole(0, n, marks(rows), Told{flags, traj_id, version});
   return commit(rows);
+}
+
+WriterHandle::Accepted WriterHandle::accept(const Frame& frame, const uint8_t* body,
+                                            uint64_t producer) {
+  const Turn turn(busy_);
+  claim();
+  Tape& tape = tape_.tape;
+  const uint64_t size = tape.record_size();
+  const uint8_t* records = body + uint64_t{frame.runs} * kRunBytes;
+  return with_lock(tape, tape_.lock_timeout_s, frame.length, [&]() -> Accepted {
+    const Tape::Seen seen = tape.seen(producer, frame.number);
+    if (frame.number > seen.seq) return {seen.seq, 0, 0, true};
+    const uint64_t again = std::min<uint64_t>(seen.seq - frame.number, frame.runs);
+    uint64_t skipped = 0;
+    for (uint64_t i = 0; i < again; ++i) skipped += read_run(body + i * kRunBytes).rows;
+    if (again == frame.runs) return {seen.seq, 0, 0, false};
+    Rows rows;
+    rows.n = frame.rows - skipped;
+    rows.records = records + skipped * size;
+    const Marks m = marks(rows);
+    writer_.start(rows);
+    uint64_t at = 0;
+    for (uint64_t i = again; i < frame.runs; ++i) {
+      const WireRun run = read_run(body + i * kRunBytes);
+      if ((run.flags & kRunMarked) != 0) {
+        const Continue rule = (run.flags & kRunTold) != 0     ? Continue::told
+                              : (run.flags & kRunGoesOn) != 0 ? Continue::if_open
+                                                              : Continue::no;
+        writer_.add_lanes(at, run.rows, run.lanes, m, rule);
+      } else {
+        writer_.add_part(at, run.rows, m, Told{run.flags, run.traj_id, run.version}, seen.entry);
+      }
+      at += run.rows;
+    }
+    const uint64_t items = frame.runs - again;
+    writer_.commit(Sender{producer, seen.seq + items, seen.seq});
+    return {seen.seq + items, items, rows.n, false};
+  });
 }
 
 nb::list WriterHandle::open_trajectories() const {

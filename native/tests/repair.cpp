@@ -139,8 +139,9 @@ class Stage {
         tape_->append(a);
       };
     }
-    writers_[w]->prepare(rows::as_rows(records_), lanes, rows::marks(records_, scene_.ids),
-                         Continue::if_open);
+    const Rows given = rows::as_rows(records_);
+    writers_[w]->start(given);
+    writers_[w]->add_lanes(0, given.n, lanes, rows::marks(records_, scene_.ids), Continue::if_open);
     return [this, w] {
       Hold hold(*tape_, 10);
       writers_[w]->commit();
@@ -219,8 +220,9 @@ class Stage {
     rows::Script script(9, scene_.ids, 3, counts_->states);
     std::vector<Row> records;
     const uint64_t lanes = script.next(&records);
-    writer.prepare(rows::as_rows(records), lanes, rows::marks(records, scene_.ids),
-                   Continue::if_open);
+    const Rows given = rows::as_rows(records);
+    writer.start(given);
+    writer.add_lanes(0, given.n, lanes, rows::marks(records, scene_.ids), Continue::if_open);
     Hold hold(*tape_, 5);
     const uint64_t head = tape_->header().head;
     if (writer.commit() != head) fail("an append that is not at the head");

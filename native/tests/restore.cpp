@@ -20,7 +20,9 @@ struct Filled {
     std::vector<Row> records;
     for (int i = 0; i < appends; ++i) {
       const uint64_t lanes = script.next(&records);
-      writer.prepare(rows::as_rows(records), lanes, rows::marks(records, false), Continue::if_open);
+      const Rows given = rows::as_rows(records);
+      writer.start(given);
+      writer.add_lanes(0, given.n, lanes, rows::marks(records, false), Continue::if_open);
       Hold hold(*tape, 5);
       writer.commit();
     }

@@ -56,7 +56,8 @@ void write(Shared* shared, uint64_t number) {
     const uint64_t lanes = script.next(&records);
     const Rows given =
         random.below(2) != 0 ? rows::as_rows(records) : rows::as_columns(records, &columns);
-    writer.prepare(given, lanes, rows::marks(records, shared->ids), Continue::if_open);
+    writer.start(given);
+    writer.add_lanes(0, given.n, lanes, rows::marks(records, shared->ids), Continue::if_open);
     uint64_t first;
     {
       Hold hold(*tape, kTimeout);
@@ -202,6 +203,7 @@ class Reader {
     uint64_t w[16];
     switch (tape_->read_entry_words(number, head, w)) {
       case Tape::Read::gone:
+      case Tape::Read::grew:
         return;
       case Tape::Read::unsettled: {
         Hold hold(*tape_, kTimeout);

@@ -1,0 +1,540 @@
+// Frames, the batch queue, what clients have to send, and published weights, as Python sees them.
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+
+#if defined(__linux__) || defined(__APPLE__)
+#include <unistd.h>
+#else
+#include <process.h>
+#define getpid _getpid
+#endif
+
+#include "../board.h"
+#include "../crc32c.h"
+#include "../outbox.h"
+#include "../queue.h"
+#include "../receiver.h"
+#include "../wait.h"
+#include "handles.h"
+
+namespace contig {
+
+namespace {
+
+using Record = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+uint64_t this_process() { return static_cast<uint64_t>(getpid()); }
+
+// -- frames ---------------------------------------------------------------------------------------
+
+nb::bytes make_frame(uint8_t type, uint64_t number, nb::bytes payload) {
+  Frame f{};
+  f.type = type;
+  f.number = number;
+  f.length = payload.size();
+  const auto* body = reinterpret_cast<const uint8_t*>(payload.c_str());
+  f.body_crc = crc32c(0, body, payload.size());
+  std::string out(kFrameHeader, '\0');
+  write_header(f, reinterpret_cast<uint8_t*>(&out[0]));
+  out.append(payload.c_str(), payload.size());
+  return nb::bytes(out.data(), out.size());
+}
+
+// A header in front of payload parts that are sent one after another.
+nb::bytes make_header(uint8_t type, uint64_t number, nb::list parts) {
+  Frame f{};
+  f.type = type;
+  f.number = number;
+  for (nb::handle part : parts) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(part.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+    f.body_crc =
+        crc32c(f.body_crc, static_cast<const uint8_t*>(view.buf), static_cast<size_t>(view.len));
+    f.length += static_cast<uint64_t>(view.len);
+    PyBuffer_Release(&view);
+  }
+  uint8_t out[kFrameHeader];
+  write_header(f, out);
+  return nb::bytes(reinterpret_cast<char*>(out), kFrameHeader);
+}
+
+struct ReceiverHandle {
+  ReceiverHandle(uint64_t bytes, uint64_t max_frame) : receiver(bytes, max_frame) {
+    if (bytes < kFrameHeader) throw std::invalid_argument("Receiver: smaller than a header");
+  }
+  Receiver receiver;
+};
+
+nb::object room(nb::handle self) {
+  auto& r = nb::inst_ptr<ReceiverHandle>(self)->receiver;
+  uint64_t bytes;
+  uint8_t* at = r.room(&bytes);
+  PyObject* view = PyMemoryView_FromMemory(reinterpret_cast<char*>(at),
+                                           static_cast<Py_ssize_t>(bytes), PyBUF_WRITE);
+  if (view == nullptr) throw nb::python_error();
+  return nb::steal(view);
+}
+
+void feed(ReceiverHandle& h, nb::bytes data) {
+  uint64_t bytes;
+  uint8_t* at = h.receiver.room(&bytes);
+  if (data.size() > bytes)
+    throw std::invalid_argument("Receiver.feed: more than there is room for");
+  std::memcpy(at, data.c_str(), data.size());
+  h.receiver.received(data.size());
+}
+
+nb::bytes payload(const ReceiverHandle& h) {
+  const Receiver& r = h.receiver;
+  if (r.held() < r.needed()) throw std::invalid_argument("Receiver.payload: no whole frame");
+  return nb::bytes(reinterpret_cast<const char*>(r.body()), r.frame().length);
+}
+
+// -- the queue ------------------------------------------------------------------------------------
+
+struct QueueHandle {
+  explicit QueueHandle(Bytes memory)
+      : memory(memory), queue(memory.data(), memory.shape(0)), scratch() {}
+  Bytes memory;
+  Queue queue;
+  double lock_timeout_s = 10;
+  std::vector<uint8_t> scratch;
+
+  template <class F>
+  auto locked(uint64_t bytes, F f) {
+    Lock& lock = queue.header().lock;
+    const auto run = [&] {
+      struct Release {
+        Lock& lock;
+        ~Release() { lock_release(lock); }
+      } release{lock};
+      queue.repair();
+      return f();
+    };
+    if (bytes < kKeepGil && lock_try(lock)) return run();
+    nb::gil_scoped_release no_gil;
+    if (!lock_until(lock, lock_timeout_s)) throw Busy(lock_holder(lock), lock_timeout_s);
+    return run();
+  }
+};
+
+// A block of the queue while somebody looks at it: read-only bytes, given back with the last look.
+struct PinnedBlock {
+  PinnedBlock(nb::object owner, Queue& queue, uint64_t slot)
+      : owner(std::move(owner)), queue(queue), slot(slot), pid(this_process()) {}
+  ~PinnedBlock() {
+    if (pid == this_process()) queue.release(slot);  // a forked child has only a copy of the pin
+  }
+  PinnedBlock(const PinnedBlock&) = delete;
+  PinnedBlock& operator=(const PinnedBlock&) = delete;
+  nb::object owner;
+  Queue& queue;
+  uint64_t slot, pid;
+};
+
+int pinned_buffer(PyObject* self, Py_buffer* view, int flags) {
+  const auto* block = nb::inst_ptr<PinnedBlock>(self);
+  return PyBuffer_FillInfo(view, self, block->queue.block(block->slot),
+                           static_cast<Py_ssize_t>(block->queue.header().block_bytes), 1, flags);
+}
+
+PyType_Slot pinned_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(pinned_buffer)},
+                              {0, nullptr}};
+
+Queue::Spec queue_spec(uint64_t record_size, uint64_t batch_size, uint64_t num_slots,
+                       uint64_t block_bytes, Seqs columns, uint64_t schema_bytes) {
+  if (record_size == 0 || batch_size == 0 || num_slots == 0 || columns.shape(0) % 3 != 0)
+    throw std::invalid_argument("queue: sizes of at least 1, three values per column");
+  Queue::Spec spec{record_size, batch_size, num_slots, block_bytes, schema_bytes, {}};
+  for (size_t i = 0; i < columns.shape(0); i += 3) {
+    const auto offset = static_cast<uint64_t>(columns.data()[i]);
+    const auto bytes = static_cast<uint64_t>(columns.data()[i + 1]);
+    const auto start = static_cast<uint64_t>(columns.data()[i + 2]);
+    check_place(offset, bytes, record_size, "queue");
+    check_room(batch_size, bytes, block_bytes - std::min(start, block_bytes),
+               "queue: a column ends past its block");
+    spec.columns.push_back(QueueColumn{offset, bytes, start});
+  }
+  return spec;
+}
+
+nb::tuple accepted(const Queue::Accepted& a) {
+  return nb::make_tuple(a.seen, a.added, a.gap, a.full);
+}
+
+// The frame at a connection's front, which must be checked ITEMS of this queue's records.
+nb::tuple accept_frame(QueueHandle& q, ReceiverHandle& r, uint64_t producer) {
+  const Frame& f = r.receiver.frame();
+  return accepted(q.locked(
+      f.length, [&] { return q.queue.accept(producer, f.number, r.receiver.body(), f.rows); }));
+}
+
+nb::tuple accept_records(QueueHandle& q, Record records, uint64_t producer, uint64_t first) {
+  const uint64_t size = q.queue.header().record_size, n = records.shape(0) / size;
+  if (n == 0 || n * size != records.shape(0))
+    throw std::invalid_argument("records: expected a whole number of records");
+  return accepted(q.locked(records.shape(0),
+                           [&] { return q.queue.accept(producer, first, records.data(), n); }));
+}
+
+// 1: in the queue; 0: full; -1: the plan does not understand the tree.
+int submit(QueueHandle& q, const Plan& plan, nb::handle tree) {
+  std::vector<uint8_t> record(plan.record_size());
+  if (plan.record_size() != q.queue.header().record_size)
+    throw std::invalid_argument("submit: a plan for other records");
+  if (!plan.pack(tree.ptr(), record.data())) return -1;
+  const Queue::Accepted a = q.locked(
+      record.size(), [&] { return q.queue.accept(Queue::kNoProducer, 0, record.data(), 1); });
+  return a.full ? 0 : 1;
+}
+
+// (block, rows, whether it is a copy), or None. A copy where a pin would leave no slot to fill.
+nb::object take(nb::handle self, bool copy, bool partial) {
+  auto& q = *nb::inst_ptr<QueueHandle>(self);
+  Queue::Taken t{};
+  if (!q.locked(0, [&] { return q.queue.take(partial, this_process(), &t); })) return nb::none();
+  auto* pinned = new PinnedBlock(nb::borrow(self), q.queue, t.slot);
+  nb::object block = nb::cast(pinned, nb::rv_policy::take_ownership);
+  const bool fresh = t.last_free && !copy;
+  if (fresh || copy) {
+    const uint64_t bytes = q.queue.header().block_bytes;
+    auto* own = new Block(bytes);
+    nb::object out = nb::cast(own, nb::rv_policy::take_ownership);
+    {
+      nb::gil_scoped_release no_gil;
+      std::memcpy(own->data, q.queue.block(t.slot), bytes);
+    }
+    if (fresh) q.queue.header().fresh.fetch_add(1);
+    block = out;
+  }
+  return nb::make_tuple(block, t.rows, fresh);
+}
+
+nb::object histogram(const Histogram& h) {
+  std::vector<int64_t> out{static_cast<int64_t>(h.count.load()), static_cast<int64_t>(h.sum.load()),
+                           static_cast<int64_t>(h.least.load()),
+                           static_cast<int64_t>(h.largest.load())};
+  for (const auto& b : h.bucket) out.push_back(static_cast<int64_t>(b.load()));
+  return to_array(out);
+}
+
+Histogram& histogram_of(const QueueHandle& q, const std::string& name) {
+  QueueHeader& h = q.queue.header();
+  if (name == "drain_round") return h.drain_round;
+  if (name == "memcpy") return h.memcpy_ns;
+  if (name == "queue_dwell") return h.queue_dwell;
+  throw std::invalid_argument("no histogram of this name");
+}
+
+void bind_queue(nb::module_& m) {
+  nb::class_<PinnedBlock>(m, "PinnedBlock", nb::type_slots(pinned_slots));
+  nb::class_<QueueHandle>(m, "Queue")
+      .def(nb::init<Bytes>(), nb::arg("memory").noconvert())
+      .def_static("bytes_for",
+                  [](uint64_t record_size, uint64_t batch_size, uint64_t num_slots,
+                     uint64_t block_bytes, Seqs columns, uint64_t schema_bytes) {
+                    return Queue::bytes_for(queue_spec(record_size, batch_size, num_slots,
+                                                       block_bytes, columns, schema_bytes));
+                  })
+      .def_static("format",
+                  [](Bytes memory, uint64_t record_size, uint64_t batch_size, uint64_t num_slots,
+                     uint64_t block_bytes, Seqs columns, nb::bytes schema) {
+                    const Queue::Spec spec = queue_spec(record_size, batch_size, num_slots,
+                                                        block_bytes, columns, schema.size());
+                    if (memory.shape(0) < Queue::bytes_for(spec))
+                      throw std::invalid_argument("queue: the memory is too small");
+                    Queue::format(memory.data(), spec, schema.c_str());
+                  })
+      .def_rw("lock_timeout_s", &QueueHandle::lock_timeout_s)
+      .def("accept_frame", &accept_frame, nb::arg("receiver"), nb::arg("producer"))
+      .def("accept_records", &accept_records, nb::arg("records").noconvert(), nb::arg("producer"),
+           nb::arg("first"))
+      .def("submit", &submit, nb::arg("plan"), nb::arg("tree").none())
+      .def("seen",
+           [](QueueHandle& q, uint64_t producer, uint64_t next) {
+             return q.locked(0, [&] { return q.queue.seen(producer, next); });
+           })
+      .def(
+          "take",
+          [](nb::handle self, bool copy, bool partial) { return take(self, copy, partial); },
+          nb::arg("copy"), nb::arg("partial"))
+      .def("close",
+           [](QueueHandle& q) {
+             q.queue.header().closed.store(1);
+             wake(q.queue.header().data_word, q.queue.header().data_waiters);
+             wake(q.queue.header().space_word, q.queue.header().space_waiters);
+           })
+      .def_prop_ro("closed", [](const QueueHandle& q) { return q.queue.header().closed != 0; })
+      .def_prop_ro("data_word",
+                   [](const QueueHandle& q) { return q.queue.header().data_word.load(); })
+      .def_prop_ro("space_word",
+                   [](const QueueHandle& q) { return q.queue.header().space_word.load(); })
+      .def("wait_data",
+           [](QueueHandle& q, uint32_t seen, double timeout_s) {
+             nb::gil_scoped_release no_gil;
+             QueueHeader& h = q.queue.header();
+             return wait_change(h.data_word, h.data_waiters, seen, timeout_s);
+           })
+      .def("wait_space",
+           [](QueueHandle& q, uint32_t seen, double timeout_s) {
+             nb::gil_scoped_release no_gil;
+             QueueHeader& h = q.queue.header();
+             return wait_change(h.space_word, h.space_waiters, seen, timeout_s);
+           })
+      .def_prop_ro("schema",
+                   [](const QueueHandle& q) {
+                     return nb::bytes(q.queue.schema(), q.queue.header().schema_bytes);
+                   })
+      .def_prop_ro("shape",
+                   [](const QueueHandle& q) {
+                     const QueueHeader& h = q.queue.header();
+                     return nb::make_tuple(h.record_size, h.batch_size, h.num_slots);
+                   })
+      .def("counters",
+           [](const QueueHandle& q) {
+             const QueueHeader& h = q.queue.header();
+             nb::dict out;
+             out["head"] = h.head.load();
+             out["taken"] = h.taken.load();
+             out["blocked"] = h.blocked.load();
+             out["fresh"] = h.fresh.load();
+             out["duplicates"] = h.duplicates.load();
+             out["connections"] = h.connections.load();
+             out["depth_sum"] = h.depth_sum.load();
+             out["depth_max"] = h.depth_max.load();
+             return out;
+           })
+      .def("tell",
+           [](QueueHandle& q, uint64_t connections, uint64_t depth_sum, uint64_t depth_max) {
+             QueueHeader& h = q.queue.header();
+             h.connections.store(connections);
+             h.depth_sum.store(depth_sum);
+             h.depth_max.store(depth_max);
+           })
+      .def("note", [](QueueHandle& q, const std::string& name,
+                      uint64_t ns) { histogram_of(q, name).add(ns); })
+      .def("histogram", [](const QueueHandle& q,
+                           const std::string& name) { return histogram(histogram_of(q, name)); })
+      .def("reset_histograms", [](QueueHandle& q) {
+        for (const char* name : {"drain_round", "memcpy", "queue_dwell"})
+          histogram_of(q, name).reset();
+      });
+}
+
+// -- what clients have to send --------------------------------------------------------------------
+
+int out_buffer(PyObject* self, Py_buffer* view, int flags) {
+  const auto* frame = nb::inst_ptr<OutFrame>(self);
+  return PyBuffer_FillInfo(view, self, frame->body, static_cast<Py_ssize_t>(frame->used), 1, flags);
+}
+
+PyType_Slot out_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(out_buffer)}, {0, nullptr}};
+
+WireRun wire_run(uint64_t rows, uint32_t flags, int64_t traj_id, int64_t version, uint32_t lanes) {
+  if (rows == 0 || rows > UINT32_MAX) throw std::invalid_argument("a run has 1 to 2^32 - 1 rows");
+  return WireRun{static_cast<uint32_t>(rows), flags, traj_id, version, lanes, 0};
+}
+
+void bind_outbox(nb::module_& m) {
+  nb::class_<OutFrame>(m, "OutFrame", nb::type_slots(out_slots))
+      .def_ro("first", &OutFrame::first)
+      .def_ro("items", &OutFrame::items)
+      .def_prop_ro("nbytes", [](const OutFrame& f) { return f.head.size() + f.used; })
+      .def_prop_ro("head", [](const OutFrame& f) {
+        return nb::bytes(reinterpret_cast<const char*>(f.head.data()), f.head.size());
+      });
+  nb::class_<Outbox>(m, "Outbox")
+      .def(nb::init<uint64_t, uint64_t, uint64_t>(), nb::arg("record_size"), nb::arg("first"),
+           nb::arg("frame_bytes"))
+      .def(
+          "pack",
+          [](Outbox& o, const Plan& plan, nb::handle tree) {
+            if (plan.record_size() != o.record_size())
+              throw std::invalid_argument("pack: a plan for other records");
+            if (!plan.pack(tree.ptr(), o.room(1))) return false;
+            o.commit_records(1);
+            return true;
+          },
+          nb::arg("plan"), nb::arg("tree").none())
+      .def(
+          "pack_row",
+          [](Outbox& o, const Plan& plan, nb::handle tree, uint32_t flags, int64_t traj_id,
+             int64_t version) {
+            if (plan.record_size() != o.record_size())
+              throw std::invalid_argument("pack: a plan for other records");
+            if (!plan.pack(tree.ptr(), o.room(1))) return false;
+            const WireRun run = wire_run(1, flags, traj_id, version, 0);
+            if (!o.grow_run(run)) o.commit_run(run);
+            return true;
+          },
+          nb::arg("plan"), nb::arg("tree").none(), nb::arg("flags"), nb::arg("traj_id"),
+          nb::arg("version"))
+      .def(
+          "add_records",
+          [](Outbox& o, Record records) {
+            const uint64_t n = records.shape(0) / o.record_size();
+            if (n == 0 || n * o.record_size() != records.shape(0))
+              throw std::invalid_argument("records: expected a whole number of records");
+            std::memcpy(o.room(n), records.data(), records.shape(0));
+            o.commit_records(n);
+          },
+          nb::arg("records").noconvert())
+      .def(
+          "add_run",
+          [](Outbox& o, Record records, uint32_t flags, int64_t traj_id, int64_t version,
+             uint32_t lanes, bool may_grow) {
+            const uint64_t n = records.shape(0) / o.record_size();
+            if (n * o.record_size() != records.shape(0))
+              throw std::invalid_argument("records: expected a whole number of records");
+            const WireRun run = wire_run(n, flags, traj_id, version, lanes);
+            std::memcpy(o.room(n), records.data(), records.shape(0));
+            if (!may_grow || !o.grow_run(run)) o.commit_run(run);
+          },
+          nb::arg("records").noconvert(), nb::arg("flags"), nb::arg("traj_id"), nb::arg("version"),
+          nb::arg("lanes"), nb::arg("may_grow"))
+      .def("take", &Outbox::take, nb::arg("open"))
+      .def_prop_ro("next", &Outbox::next)
+      .def_prop_ro("open_bytes", &Outbox::open_bytes)
+      .def_prop_ro("full_frames", &Outbox::full_frames)
+      .def_prop_ro("empty", &Outbox::empty);
+}
+
+// -- weights --------------------------------------------------------------------------------------
+
+struct BoardHandle {
+  explicit BoardHandle(Bytes memory) : memory(memory), board(memory.data(), memory.shape(0)) {}
+  Bytes memory;
+  Board board;
+};
+
+void bind_board(nb::module_& m) {
+  nb::class_<BoardHandle>(m, "Board")
+      .def(nb::init<Bytes>(), nb::arg("memory").noconvert())
+      .def_static("bytes_for", &Board::bytes_for)
+      .def_static("format",
+                  [](Bytes memory, uint64_t record_size, nb::bytes schema) {
+                    if (memory.shape(0) < Board::bytes_for(record_size, schema.size()))
+                      throw std::invalid_argument("board: the memory is too small");
+                    Board::format(memory.data(), record_size, schema.c_str(), schema.size());
+                  })
+      .def("publish",
+           [](BoardHandle& b, int64_t version, Record record) {
+             if (record.shape(0) != b.board.header().record_size)
+               throw std::invalid_argument("publish: a record of another size");
+             nb::gil_scoped_release no_gil;
+             b.board.publish(version, record.data());
+           })
+      .def("read",
+           [](const BoardHandle& b) -> nb::object {
+             auto* block = new Block(b.board.header().record_size);
+             nb::object out = nb::cast(block, nb::rv_policy::take_ownership);
+             int64_t version;
+             bool there;
+             {
+               nb::gil_scoped_release no_gil;
+               there = b.board.read(block->data, &version);
+             }
+             if (!there) return nb::none();
+             return nb::make_tuple(version, out);
+           })
+      .def_prop_ro("newest",
+                   [](const BoardHandle& b) -> nb::object {
+                     int64_t version;
+                     if (!b.board.newest(&version)) return nb::none();
+                     return nb::int_(version);
+                   })
+      .def_prop_ro("schema",
+                   [](const BoardHandle& b) {
+                     return nb::bytes(b.board.schema(), b.board.header().schema_bytes);
+                   })
+      .def_prop_ro("word", [](const BoardHandle& b) { return b.board.header().wake_word.load(); })
+      .def("wait", [](BoardHandle& b, uint32_t seen, double timeout_s) {
+        nb::gil_scoped_release no_gil;
+        BoardHeader& h = b.board.header();
+        return wait_change(h.wake_word, h.waiters, seen, timeout_s);
+      });
+}
+
+}  // namespace
+
+void bind_transport(nb::module_& m) {
+  m.attr("FRAME_HEADER") = kFrameHeader;
+  m.def(
+      "crc32c",
+      [](nb::bytes data, uint32_t before) {
+        return crc32c(before, reinterpret_cast<const uint8_t*>(data.c_str()), data.size());
+      },
+      nb::arg("data"), nb::arg("before") = 0);
+  m.def(
+      "crc32c_portable",
+      [](nb::bytes data, uint32_t before) {
+        return crc32c_portable(before, reinterpret_cast<const uint8_t*>(data.c_str()), data.size());
+      },
+      nb::arg("data"), nb::arg("before") = 0);
+  m.def("make_frame", &make_frame, nb::arg("type"), nb::arg("number"), nb::arg("payload"));
+  m.def("make_header", &make_header, nb::arg("type"), nb::arg("number"), nb::arg("parts"));
+  nb::class_<ReceiverHandle>(m, "Receiver")
+      .def(nb::init<uint64_t, uint64_t>(), nb::arg("bytes"), nb::arg("max_frame"))
+      .def(
+          "room", [](nb::handle self) { return room(self); },
+          "Where to receive to; valid until the next call of anything else.")
+      .def("received", [](ReceiverHandle& h, uint64_t n) { h.receiver.received(n); })
+      .def("feed", &feed)
+      .def("peek",
+           [](const ReceiverHandle& h, uint64_t n) -> nb::object {
+             const uint8_t* at = h.receiver.peek(n);
+             if (at == nullptr) return nb::none();
+             return nb::bytes(reinterpret_cast<const char*>(at), n);
+           })
+      .def("skip",
+           [](ReceiverHandle& h, uint64_t n) {
+             if (n > h.receiver.held())
+               throw std::invalid_argument("Receiver.skip: more than is held");
+             h.receiver.skip(n);
+           })
+      .def(
+          "next", [](ReceiverHandle& h) { return static_cast<int>(h.receiver.next()); },
+          "0: more bytes are needed, 1: a frame is ready, 2: it needs a larger buffer, 3: refused.")
+      .def("check_items",
+           [](ReceiverHandle& h, uint64_t record_size, bool runs) {
+             Receiver& r = h.receiver;
+             if (r.held() < r.needed()) return false;
+             const Refusal refusal = check_items(r.frame(), r.body(), record_size, runs);
+             if (refusal != Refusal::none) r.refuse(refusal);
+             return refusal == Refusal::none;
+           })
+      .def("pop",
+           [](ReceiverHandle& h) {
+             if (h.receiver.held() < h.receiver.needed())
+               throw std::invalid_argument("Receiver.pop: no whole frame");
+             h.receiver.pop();
+           })
+      .def("payload", &payload)
+      .def_prop_ro("type", [](const ReceiverHandle& h) { return h.receiver.frame().type; })
+      .def_prop_ro("number", [](const ReceiverHandle& h) { return h.receiver.frame().number; })
+      .def_prop_ro("runs", [](const ReceiverHandle& h) { return h.receiver.frame().runs; })
+      .def_prop_ro("rows", [](const ReceiverHandle& h) { return h.receiver.frame().rows; })
+      .def_prop_ro("needed", [](const ReceiverHandle& h) { return h.receiver.needed(); })
+      .def_prop_ro("held", [](const ReceiverHandle& h) { return h.receiver.held(); })
+      .def_prop_ro("size", [](const ReceiverHandle& h) { return h.receiver.size(); })
+      .def("resize", [](ReceiverHandle& h, uint64_t n) { h.receiver.resize(n); })
+      .def_prop_ro("refusal", [](const ReceiverHandle& h) {
+        return std::string(refusal_name(h.receiver.refusal()));
+      });
+  bind_queue(m);
+  bind_outbox(m);
+  bind_board(m);
+
+  // A tape's items, with the writer of their producer: (seen, items added, rows added, gap).
+  m.def(
+      "accept_runs",
+      [](WriterHandle& w, const ReceiverHandle& r, uint64_t producer) {
+        const WriterHandle::Accepted a = w.accept(r.receiver.frame(), r.receiver.body(), producer);
+        return nb::make_tuple(a.seen, a.items, a.rows, a.gap);
+      },
+      nb::arg("writer"), nb::arg("receiver"), nb::arg("producer"));
+}
+
+}  // namespace contig

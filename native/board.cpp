@@ -1,0 +1,90 @@
+#include "board.h"
+
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+#include "copy.h"
+#include "wait.h"
+
+namespace contig {
+
+namespace {
+constexpr auto relaxed = std::memory_order_relaxed;
+constexpr auto acquire = std::memory_order_acquire;
+constexpr auto release = std::memory_order_release;
+constexpr uint64_t kPage = 4096;
+
+uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
+uint64_t data_at(uint64_t schema_bytes) {
+  return round_up(sizeof(BoardHeader) + schema_bytes, kPage);
+}
+}  // namespace
+
+uint64_t Board::bytes_for(uint64_t record_size, uint64_t schema_bytes) {
+  return data_at(schema_bytes) + BoardHeader::kCopies * round_up(record_size, 64);
+}
+
+void Board::format(uint8_t* memory, uint64_t record_size, const char* schema,
+                   uint64_t schema_bytes) {
+  auto* h = new (memory) BoardHeader{};
+  h->format = 1;
+  h->record_size = record_size;
+  h->stride = round_up(record_size, 64);
+  h->schema_offset = sizeof(BoardHeader);
+  h->schema_bytes = schema_bytes;
+  h->total_bytes = bytes_for(record_size, schema_bytes);
+  h->data_offset = data_at(schema_bytes);
+  std::memcpy(memory + h->schema_offset, schema, schema_bytes);
+  std::atomic_thread_fence(release);
+  h->magic = kMagic;
+}
+
+Board::Board(uint8_t* memory, uint64_t bytes)
+    : memory_(memory), h_(reinterpret_cast<BoardHeader*>(memory)) {
+  if (bytes < sizeof(BoardHeader) || h_->magic != kMagic)
+    throw std::invalid_argument("not a contig weights board (magic)");
+  if (h_->format != 1 || h_->total_bytes > bytes)
+    throw std::invalid_argument("a contig weights board of another format or size");
+}
+
+void Board::publish(int64_t version, const uint8_t* record) {
+  const uint64_t n = h_->published.load(relaxed) + 1, slot = n % BoardHeader::kCopies;
+  BoardHeader::Copy& copy = h_->copies[slot];
+  copy.sequence.fetch_or(1, relaxed);  // a writer that was killed may have left it odd
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  copy_bytes(memory_ + h_->data_offset + slot * h_->stride, record, h_->record_size);
+  copy.version.store(version, relaxed);
+  copy.sequence.fetch_add(1, release);
+  h_->published.store(n, release);
+  wake(h_->wake_word, h_->waiters);
+}
+
+bool Board::read(uint8_t* out, int64_t* version) const {
+  for (;;) {
+    const uint64_t n = h_->published.load(acquire);
+    if (n == 0) return false;
+    const uint64_t slot = n % BoardHeader::kCopies;
+    const BoardHeader::Copy& copy = h_->copies[slot];
+    const uint64_t before = copy.sequence.load(acquire);
+    if (before % 2 != 0) continue;  // it was overtaken twice: a newer one is there
+    copy_bytes(out, memory_ + h_->data_offset + slot * h_->stride, h_->record_size);
+    *version = copy.version.load(relaxed);
+    std::atomic_thread_fence(acquire);
+    if (copy.sequence.load(relaxed) == before) return true;
+  }
+}
+
+bool Board::newest(int64_t* version) const {
+  for (;;) {
+    const uint64_t n = h_->published.load(acquire);
+    if (n == 0) return false;
+    const BoardHeader::Copy& copy = h_->copies[n % BoardHeader::kCopies];
+    const uint64_t before = copy.sequence.load(acquire);
+    *version = copy.version.load(relaxed);
+    std::atomic_thread_fence(acquire);
+    if (before % 2 == 0 && copy.sequence.load(relaxed) == before) return true;
+  }
+}
+
+}  // namespace contig

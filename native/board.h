@@ -1,0 +1,48 @@
+// Weights in shared memory: one writer, many readers, never torn. Three copies in turn; a reader
+// copies the newest and asks its sequence word whether it changed meanwhile.
+//
+//   [ BoardHeader | schema JSON ] [ copy 0 | copy 1 | copy 2 ]
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace contig {
+
+struct alignas(64) BoardHeader {
+  static constexpr uint64_t kCopies = 3;
+  uint64_t magic, format, record_size, stride, schema_offset, schema_bytes;
+  uint64_t total_bytes;  // the seventh word of every segment: what to map
+  uint64_t data_offset;
+  alignas(
+      64) std::atomic<uint64_t> published;  // how many; the newest is in copy published % kCopies
+  std::atomic<uint32_t> wake_word, waiters;
+  struct alignas(64) Copy {
+    std::atomic<uint64_t> sequence;  // odd while it is written
+    std::atomic<int64_t> version;
+  } copies[kCopies];
+};
+
+class Board {
+ public:
+  static constexpr uint64_t kMagic = 0x31647261626E6F63ull;  // "conbard1"
+  static uint64_t bytes_for(uint64_t record_size, uint64_t schema_bytes);
+  static void format(uint8_t* memory, uint64_t record_size, const char* schema,
+                     uint64_t schema_bytes);
+  Board(uint8_t* memory, uint64_t bytes);
+
+  void publish(int64_t version, const uint8_t* record);
+  // The newest version into `out`; false if nothing was published yet.
+  bool read(uint8_t* out, int64_t* version) const;
+  // The newest version; false if there is none.
+  bool newest(int64_t* version) const;
+  BoardHeader& header() const { return *h_; }
+  const char* schema() const { return reinterpret_cast<const char*>(memory_ + h_->schema_offset); }
+
+ private:
+  uint8_t* memory_;
+  BoardHeader* h_;
+};
+
+}  // namespace contig

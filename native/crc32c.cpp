@@ -1,0 +1,110 @@
+#include "crc32c.h"
+
+#include <array>
+#include <cstring>
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#include <nmmintrin.h>
+#define CONTIG_CRC_X86 1
+#endif
+
+namespace contig {
+
+namespace {
+constexpr uint32_t kPolynomial = 0x82F63B78;  // reflected
+
+using Table = std::array<std::array<uint32_t, 256>, 8>;
+
+// Eight bytes at a time: row k is the checksum of a byte followed by k zero bytes.
+const Table& byte_tables() {
+  static const Table table = [] {
+    Table t{};
+    for (uint32_t i = 0; i < 256; ++i) {
+      uint32_t c = i;
+      for (int bit = 0; bit < 8; ++bit) c = (c >> 1) ^ (c & 1 ? kPolynomial : 0);
+      t[0][i] = c;
+    }
+    for (size_t k = 1; k < 8; ++k)
+      for (uint32_t i = 0; i < 256; ++i) t[k][i] = (t[k - 1][i] >> 8) ^ t[0][t[k - 1][i] & 255];
+    return t;
+  }();
+  return table;
+}
+
+#if CONTIG_CRC_X86
+// Three streams at once: the instruction takes three cycles, but one can start in each.
+constexpr size_t kStream = 1024;
+
+// What `kStream` zero bytes make of a checksum, byte by byte of it.
+const std::array<std::array<uint32_t, 256>, 4>& zeros() {
+  static const auto table = [] {
+    std::array<std::array<uint32_t, 256>, 4> t{};
+    const Table& bytes = byte_tables();
+    const auto after_zeros = [&](uint32_t c) {
+      for (size_t i = 0; i < kStream; ++i) c = (c >> 8) ^ bytes[0][c & 255];
+      return c;
+    };
+    // It is linear: 32 single bits are enough.
+    uint32_t bit[32];
+    for (int k = 0; k < 32; ++k) bit[k] = after_zeros(uint32_t{1} << k);
+    for (size_t b = 0; b < 4; ++b)
+      for (uint32_t v = 0; v < 256; ++v)
+        for (size_t k = 0; k < 8; ++k)
+          if ((v >> k & 1) != 0) t[b][v] ^= bit[8 * b + k];
+    return t;
+  }();
+  return table;
+}
+
+uint32_t shift(uint32_t c) {
+  const auto& t = zeros();
+  return t[0][c & 255] ^ t[1][c >> 8 & 255] ^ t[2][c >> 16 & 255] ^ t[3][c >> 24];
+}
+
+__attribute__((target("sse4.2"))) uint32_t crc32c_sse(uint32_t before, const uint8_t* p, size_t n) {
+  const auto word = [](const uint8_t* at) {
+    uint64_t w;
+    std::memcpy(&w, at, 8);
+    return w;
+  };
+  uint64_t c = ~before;
+  while (n >= 3 * kStream) {
+    uint64_t c1 = 0, c2 = 0;
+    for (size_t i = 0; i < kStream; i += 8) {
+      c = _mm_crc32_u64(c, word(p + i));
+      c1 = _mm_crc32_u64(c1, word(p + kStream + i));
+      c2 = _mm_crc32_u64(c2, word(p + 2 * kStream + i));
+    }
+    c = shift(shift(static_cast<uint32_t>(c)) ^ static_cast<uint32_t>(c1)) ^ c2;
+    p += 3 * kStream;
+    n -= 3 * kStream;
+  }
+  for (; n >= 8; p += 8, n -= 8) c = _mm_crc32_u64(c, word(p));
+  auto c32 = static_cast<uint32_t>(c);
+  for (; n > 0; ++p, --n) c32 = _mm_crc32_u8(c32, *p);
+  return ~c32;
+}
+#endif
+}  // namespace
+
+uint32_t crc32c_portable(uint32_t before, const uint8_t* p, size_t n) {
+  const Table& t = byte_tables();
+  uint32_t c = ~before;
+  for (; n >= 8; p += 8, n -= 8) {
+    const uint32_t low = c ^ (p[0] | p[1] << 8 | p[2] << 16 | static_cast<uint32_t>(p[3]) << 24);
+    c = t[7][low & 255] ^ t[6][low >> 8 & 255] ^ t[5][low >> 16 & 255] ^ t[4][low >> 24] ^
+        t[3][p[4]] ^ t[2][p[5]] ^ t[1][p[6]] ^ t[0][p[7]];
+  }
+  for (; n > 0; ++p, --n) c = (c >> 8) ^ t[0][(c ^ *p) & 255];
+  return ~c;
+}
+
+uint32_t crc32c(uint32_t before, const uint8_t* data, size_t n) {
+#if CONTIG_CRC_X86
+  static const bool fast = __builtin_cpu_supports("sse4.2") != 0;
+  if (fast) return crc32c_sse(before, data, n);
+#endif
+  return crc32c_portable(before, data, n);
+}
+
+}  // namespace contig

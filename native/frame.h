@@ -1,0 +1,50 @@
+// Frames of the wire format (docs/design/wire.md): parsing and sealing. Compute only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace contig {
+
+constexpr uint32_t kFrameMagic = 0x6D724663;  // "cFrm"
+constexpr size_t kFrameHeader = 40, kRunBytes = 32;
+
+enum class FrameType : uint8_t {
+  open = 1,
+  accept,
+  refuse,
+  items
+};  // of those that native code makes
+constexpr uint8_t kFrameTypes = 13;
+
+struct Frame {
+  uint8_t type, flags;
+  uint64_t number;
+  uint32_t runs, rows;
+  uint64_t length;  // bytes after the header
+  uint32_t body_crc;
+};
+
+// Flags of a run on the wire.
+constexpr uint32_t kRunBegins = 1, kRunTerminated = 2, kRunTruncated = 4, kRunMarked = 16,
+                   kRunGoesOn = 32, kRunTold = 64;
+
+struct WireRun {
+  uint32_t rows, flags;
+  int64_t traj_id, version;
+  uint32_t lanes, zero;
+};
+static_assert(sizeof(WireRun) == kRunBytes, "a run has 32 bytes on the wire");
+
+// Why a frame is refused; the names are those of the counters.
+enum class Refusal : int { none, magic, header_crc, type, size, shape, body_crc };
+const char* refusal_name(Refusal r);
+
+// Reads a header. `max_frame` bounds the whole frame.
+Refusal parse_header(const uint8_t* bytes, uint64_t max_frame, Frame* out);
+// Does an ITEMS frame fit a table: its records' size, and whether it has runs?
+Refusal check_items(const Frame& frame, const uint8_t* body, uint64_t record_size, bool runs);
+void write_header(const Frame& frame, uint8_t* out);
+WireRun read_run(const uint8_t* bytes);
+
+}  // namespace contig

@@ -1,0 +1,85 @@
+#include "outbox.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "crc32c.h"
+
+namespace contig {
+
+void OutFrame::seal() {
+  if (!head.empty()) return;
+  Frame f{};
+  f.type = static_cast<uint8_t>(FrameType::items);
+  f.number = first;
+  f.runs = static_cast<uint32_t>(runs.size() / kRunBytes);
+  f.rows = static_cast<uint32_t>(rows);
+  f.length = runs.size() + used;
+  f.body_crc = crc32c(crc32c(0, runs.data(), runs.size()), body, used);
+  head.resize(kFrameHeader + runs.size());
+  write_header(f, head.data());
+  std::copy(runs.begin(), runs.end(), head.begin() + kFrameHeader);
+}
+
+Outbox::Outbox(uint64_t record_size, uint64_t first, uint64_t frame_bytes)
+    : record_size_(record_size), next_(first), frame_bytes_(frame_bytes) {}
+
+uint8_t* Outbox::room(uint64_t rows) {
+  const uint64_t bytes = rows * record_size_;
+  if (open_ && open_->used + bytes > open_->capacity) {
+    if (open_->items > 0) full_.push_back(open_);
+    open_.reset();
+  }
+  if (!open_) {
+    open_ = std::make_shared<OutFrame>(std::max(frame_bytes_, bytes));
+    open_->first = next_;
+  }
+  return open_->body + open_->used;
+}
+
+void Outbox::commit_records(uint64_t rows) {
+  open_->used += rows * record_size_;
+  open_->rows += rows;
+  open_->items += rows;
+  next_ += rows;
+}
+
+void Outbox::commit_run(const WireRun& run) {
+  open_->used += run.rows * record_size_;
+  open_->rows += run.rows;
+  open_->items += 1;
+  next_ += 1;
+  const auto* bytes = reinterpret_cast<const uint8_t*>(&run);
+  open_->runs.insert(open_->runs.end(), bytes, bytes + kRunBytes);
+}
+
+bool Outbox::grow_run(const WireRun& run) {
+  if (open_->items == 0) return false;
+  uint8_t* last = open_->runs.data() + open_->runs.size() - kRunBytes;
+  WireRun there = read_run(last);
+  constexpr uint32_t ended = kRunTerminated | kRunTruncated;
+  if (((there.flags | run.flags) & kRunMarked) != 0 || (there.flags & ended) != 0 ||
+      (run.flags & kRunBegins) != 0 || there.traj_id != run.traj_id || there.version != run.version)
+    return false;
+  there.rows += run.rows;
+  there.flags |= run.flags;
+  std::memcpy(last, &there, sizeof there);
+  open_->used += run.rows * record_size_;
+  open_->rows += run.rows;
+  return true;
+}
+
+std::shared_ptr<OutFrame> Outbox::take(bool open) {
+  std::shared_ptr<OutFrame> frame;
+  if (!full_.empty()) {
+    frame = full_.front();
+    full_.pop_front();
+  } else if (open && open_ && open_->items > 0) {
+    frame = open_;
+    open_.reset();
+  }
+  if (frame) frame->seal();
+  return frame;
+}
+
+}  // namespace contig

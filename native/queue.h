@@ -1,0 +1,117 @@
+// The batch queue: first in, first out, each item once. A ring of blocks in shared memory; an
+// append scatters records into the columns of the block being filled, and a full block is handed
+// over as a batch without a copy, pinned until nobody looks at it.
+//
+//   [ QueueHeader | slots | producers | columns | schema JSON ] [ block 0 | block 1 | ... ]
+//
+// Item n goes to block n / batch_size. A block gets a free slot when its first item comes, and
+// gives it back when its last pin goes. `head` is the only commit point: what a killed append wrote
+// beyond it is overwritten by the next one.
+//
+// Thread-safety: `accept` and `take` want the lock held by the caller; `release` does not.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "histogram.h"
+#include "lock.h"
+#include "producers.h"
+
+namespace contig {
+
+using QueueWord = std::atomic<uint64_t>;
+
+struct QueueSlot {
+  QueueWord block;     // the block it holds, or kFreeSlot
+  QueueWord pins;      // of the consumer that took it
+  QueueWord holder;    // that consumer's pid
+  QueueWord first_ns;  // when its first item came
+};
+
+struct QueueColumn {
+  uint64_t offset, bytes;  // place and size of the leaf in a record
+  uint64_t start;          // of its column in a block
+};
+
+struct alignas(64) QueueHeader {
+  uint64_t magic, format, record_size, batch_size, num_slots, n_columns;
+  uint64_t total_bytes;  // the seventh word of every segment: what to map
+  uint64_t block_bytes, slots_offset, producers_offset, columns_offset, schema_offset, schema_bytes,
+      blocks_offset;
+
+  alignas(64) Lock lock;
+  alignas(64) QueueWord head;  // items ever taken in
+  QueueWord taken;             // blocks ever handed over
+  QueueWord closed;            // no more items will come
+  // What the last append was about to change; valid while undo_head == head.
+  QueueWord undo_head, undo_producer, undo_seq;
+
+  alignas(64) std::atomic<uint32_t> data_word, data_waiters;    // consumers wait here
+  alignas(64) std::atomic<uint32_t> space_word, space_waiters;  // producers wait here
+
+  alignas(64) QueueWord blocked;  // pushes that found no room
+  QueueWord fresh;                // blocks handed over as copies, because all slots were held
+  QueueWord duplicates;           // items seen before
+  QueueWord connections, depth_sum, depth_max;  // told by whoever holds the sockets
+  Histogram drain_round, memcpy_ns, queue_dwell;
+};
+
+class Queue {
+ public:
+  static constexpr uint64_t kMagic = 0x3165756575716E63ull;  // "cnqueue1"
+  static constexpr uint64_t kFreeSlot = ~uint64_t{0};
+  static constexpr uint64_t kNoProducer = 0;
+
+  struct Spec {
+    uint64_t record_size, batch_size, num_slots, block_bytes, schema_bytes;
+    std::vector<QueueColumn> columns;
+  };
+  static uint64_t bytes_for(const Spec& spec);
+  static void format(uint8_t* memory, const Spec& spec, const char* schema);
+
+  // `memory` must be formatted. Throws std::invalid_argument if it is no queue of `bytes`.
+  Queue(uint8_t* memory, uint64_t bytes);
+
+  struct Accepted {
+    uint64_t seen;   // items of the producer that are in
+    uint64_t added;  // by this call
+    bool gap, full;  // `first` is beyond what comes next; some did not fit
+  };
+  // Appends n records, items `first`... of the producer, without those seen before.
+  Accepted accept(uint64_t producer, uint64_t first, const uint8_t* records, uint64_t n);
+  // How many items of a producer are in; `next` if it is not known.
+  uint64_t seen(uint64_t producer, uint64_t next);
+
+  struct Taken {
+    uint64_t slot, rows;
+    bool last_free;  // taking it leaves no slot to fill
+  };
+  // The next block: full, or, with `partial`, whatever there is. False: none yet.
+  bool take(bool partial, uint64_t pid, Taken* out);
+  void release(uint64_t slot);
+  void repair();
+
+  uint8_t* block(uint64_t slot) const {
+    return memory_ + h_->blocks_offset + slot * h_->block_bytes;
+  }
+  QueueHeader& header() const { return *h_; }
+  const QueueColumn* columns() const {
+    return reinterpret_cast<const QueueColumn*>(memory_ + h_->columns_offset);
+  }
+  const char* schema() const { return reinterpret_cast<const char*>(memory_ + h_->schema_offset); }
+
+ private:
+  QueueSlot* slots() const { return reinterpret_cast<QueueSlot*>(memory_ + h_->slots_offset); }
+  Producer* producers() const {
+    return reinterpret_cast<Producer*>(memory_ + h_->producers_offset);
+  }
+  uint64_t slot_of(uint64_t block, bool make);
+  void scatter(uint8_t* block, uint64_t at, const uint8_t* records, uint64_t n) const;
+
+  uint8_t* memory_;
+  QueueHeader* h_;
+};
+
+}  // namespace contig

@@ -1,0 +1,67 @@
+#include "receiver.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "block.h"
+#include "crc32c.h"
+
+namespace contig {
+
+Receiver::Receiver(uint64_t bytes, uint64_t max_frame)
+    : data_(block_take(bytes)), size_(bytes), max_frame_(max_frame) {}
+
+Receiver::~Receiver() { block_give(data_, size_); }
+
+uint8_t* Receiver::room(uint64_t* bytes) {
+  if (from_ == to_) from_ = to_ = 0;
+  // Moving costs a copy: only when half of the buffer is behind us or nothing is left.
+  const bool missing = parsed_ && from_ + needed() > size_;
+  if (from_ > 0 && (missing || to_ == size_ || from_ >= size_ / 2)) {
+    std::memmove(data_, data_ + from_, held());
+    to_ -= from_;
+    from_ = 0;
+  }
+  *bytes = size_ - to_;
+  return data_ + to_;
+}
+
+void Receiver::received(uint64_t bytes) { to_ = std::min(to_ + bytes, size_); }
+
+Receiver::State Receiver::next() {
+  if (refusal_ != Refusal::none) return State::bad;
+  if (!parsed_) {
+    if (held() < kFrameHeader) return State::more;
+    refusal_ = parse_header(data_ + from_, max_frame_, &frame_);
+    if (refusal_ != Refusal::none) return State::bad;
+    parsed_ = true;
+    checked_ = false;
+  }
+  if (held() < needed()) return needed() > size_ ? State::grow : State::more;
+  if (!checked_) {
+    if (crc32c(0, body(), frame_.length) != frame_.body_crc) {
+      refusal_ = Refusal::body_crc;
+      return State::bad;
+    }
+    checked_ = true;
+  }
+  return State::ready;
+}
+
+void Receiver::pop() {
+  from_ += needed();
+  parsed_ = false;
+}
+
+void Receiver::resize(uint64_t bytes) {
+  bytes = std::max(bytes, held());
+  uint8_t* data = block_take(bytes);
+  std::memcpy(data, data_ + from_, held());
+  block_give(data_, size_);
+  data_ = data;
+  size_ = bytes;
+  to_ -= from_;
+  from_ = 0;
+}
+
+}  // namespace contig

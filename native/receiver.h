@@ -1,0 +1,51 @@
+// What a connection has received and not yet handled: a buffer of its own, read frame by frame.
+// Not thread-safe: it belongs to its connection.
+#pragma once
+
+#include <cstdint>
+
+#include "frame.h"
+
+namespace contig {
+
+class Receiver {
+ public:
+  // `max_frame` bounds a frame, and with it the buffer.
+  Receiver(uint64_t bytes, uint64_t max_frame);
+  ~Receiver();
+  Receiver(const Receiver&) = delete;
+  Receiver& operator=(const Receiver&) = delete;
+
+  // Room behind what was received, moved to the front if that makes more of it.
+  uint8_t* room(uint64_t* bytes);
+  void received(uint64_t bytes);
+  // Raw bytes of the handshake, before any frame: null if there are fewer.
+  const uint8_t* peek(uint64_t bytes) const { return held() < bytes ? nullptr : data_ + from_; }
+  void skip(uint64_t bytes) { from_ += bytes; }
+
+  // The next frame: `ready` (it stays until `pop`), `more` (bytes are missing), `grow` (it does
+  // not fit: `needed` bytes of buffer would do), `bad` (see `refusal`; nothing more can be read).
+  enum class State { more, ready, grow, bad };
+  State next();
+  void pop();
+  const Frame& frame() const { return frame_; }
+  const uint8_t* body() const { return data_ + from_ + kFrameHeader; }
+  uint64_t needed() const { return kFrameHeader + frame_.length; }
+  Refusal refusal() const { return refusal_; }
+  void refuse(Refusal r) { refusal_ = r; }
+
+  // Another size, at least what is held.
+  void resize(uint64_t bytes);
+  uint64_t size() const { return size_; }
+  uint64_t held() const { return to_ - from_; }
+  uint64_t max_frame() const { return max_frame_; }
+
+ private:
+  uint8_t* data_;
+  uint64_t size_, from_ = 0, to_ = 0, max_frame_;
+  Frame frame_{};
+  bool parsed_ = false, checked_ = false;
+  Refusal refusal_ = Refusal::none;
+};
+
+}  // namespace contig
