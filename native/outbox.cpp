@@ -21,8 +21,8 @@ void OutFrame::seal() {
   std::copy(runs.begin(), runs.end(), head.begin() + kFrameHeader);
 }
 
-Outbox::Outbox(uint64_t record_size, uint64_t first, uint64_t frame_bytes)
-    : record_size_(record_size), next_(first), frame_bytes_(frame_bytes) {}
+Outbox::Outbox(uint64_t record_size, bool padded, uint64_t first, uint64_t frame_bytes)
+    : record_size_(record_size), next_(first), frame_bytes_(frame_bytes), padded_(padded) {}
 
 uint8_t* Outbox::room(uint64_t rows) {
   const uint64_t bytes = rows * record_size_;
@@ -34,7 +34,9 @@ uint8_t* Outbox::room(uint64_t rows) {
     open_ = std::make_shared<OutFrame>(std::max(frame_bytes_, bytes));
     open_->first = next_;
   }
-  return open_->body + open_->used;
+  uint8_t* at = open_->body + open_->used;
+  if (padded_) std::memset(at, 0, bytes);
+  return at;
 }
 
 void Outbox::commit_records(uint64_t rows) {
@@ -58,9 +60,13 @@ bool Outbox::grow_run(const WireRun& run) {
   uint8_t* last = open_->runs.data() + open_->runs.size() - kRunBytes;
   WireRun there = read_run(last);
   constexpr uint32_t ended = kRunTerminated | kRunTruncated;
-  if (((there.flags | run.flags) & kRunMarked) != 0 || (there.flags & ended) != 0 ||
-      (run.flags & kRunBegins) != 0 || there.traj_id != run.traj_id || there.version != run.version)
-    return false;
+  constexpr uint32_t lane = kRunMarked | kRunGoesOn;
+  const bool same_lane =
+      there.flags == lane && run.flags == lane && there.lanes == 1 && run.lanes == 1;
+  const bool same_trajectory = ((there.flags | run.flags) & kRunMarked) == 0 &&
+                               (there.flags & ended) == 0 && (run.flags & kRunBegins) == 0 &&
+                               there.traj_id == run.traj_id && there.version == run.version;
+  if (!same_lane && !same_trajectory) return false;
   there.rows += run.rows;
   there.flags |= run.flags;
   std::memcpy(last, &there, sizeof there);

@@ -29,14 +29,15 @@ struct OutFrame {
 
 class Outbox {
  public:
-  Outbox(uint64_t record_size, uint64_t first, uint64_t frame_bytes);
+  // `padded`: records have bytes between leaves, which are to be 0.
+  Outbox(uint64_t record_size, bool padded, uint64_t first, uint64_t frame_bytes);
 
   // Room for some records at the end of the open frame; nothing counts until `commit`.
   uint8_t* room(uint64_t rows);
   void commit_records(uint64_t rows);   // of a queue: each is an item
   void commit_run(const WireRun& run);  // of a tape: its rows are one item
-  // One more row for the last run of the open frame, if it is of the same trajectory and version
-  // and has not ended; false: it needs a run of its own.
+  // More rows for the last run of the open frame, if they go on with its trajectory or its one
+  // lane; false: they need a run of their own.
   bool grow_run(const WireRun& run);
 
   // The oldest frame, sealed, or null: one that is full, or, with `open`, the open one too.
@@ -50,6 +51,7 @@ class Outbox {
 
  private:
   uint64_t record_size_, next_, frame_bytes_;
+  bool padded_;
   std::shared_ptr<OutFrame> open_;
   std::deque<std::shared_ptr<OutFrame>> full_;
 };

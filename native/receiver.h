@@ -39,6 +39,7 @@ class Receiver {
   uint64_t size() const { return size_; }
   uint64_t held() const { return to_ - from_; }
   uint64_t max_frame() const { return max_frame_; }
+  void allow(uint64_t max_frame) { max_frame_ = max_frame; }
 
  private:
   uint8_t* data_;

@@ -75,7 +75,8 @@ struct alignas(64) Header {
   std::atomic<uint32_t> waiters;
   Word inserted_base, sampled;  // rate limiter: rows in = head + base, rows out
   Word appends;
-  Word restores;  // odd while a checkpoint replaces the contents, then one more
+  Word drawn, drawn_age;  // rows that readers gathered, and their ages in rows, summed
+  Word restores;          // odd while a checkpoint replaces the contents, then one more
 };
 
 }  // namespace contig

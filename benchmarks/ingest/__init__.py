@@ -1,7 +1,7 @@
 """How fast experience gets from actor processes to a learner, on one machine.
 
-`python -m benchmarks.ingest` measures, in turn, a bare socket, echo (`id-echo`) and contig's TCP and
-shared-memory clients, and what ingest costs the learner's own Python:
+`python -m benchmarks.ingest` measures, in turn, a bare socket, echo (`id-echo`) and contig (TCP and
+shared memory), and what ingest costs the learner's own Python:
 
     client process ─┐
     client process ─┼─> receiver process: counts what its consumer is handed   (receiver.py)

@@ -54,6 +54,14 @@ SIDES = {
     "contig": ("contig", "shared", "shared_runs", "table"),
 }
 
+ENVIRONMENT: dict[str, dict[str, str]] = {
+    "echo_tuned": {
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+        "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+    }
+}
+"""Set for a method's receiver and clients; see echo_side.py."""
+
 
 def side_of(method: str) -> str:
     """The side whose module has this method."""

@@ -2,8 +2,8 @@
 
     python -m benchmarks.ingest.receiver METHOD MESSAGE --clients N --seconds S
 
-Prints one line of JSON: the rate at which items reached the consumer, from one delivery to the last
-one within `--seconds`, after a warm-up; and how many of all that was sent never arrived.
+Prints one line of JSON: versions; the rate at which items reached the consumer, from one delivery
+to the last one within `--seconds`, after a warm-up; and how many of those sent never arrived.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from benchmarks.ingest.clients import Clients, Sent
 from benchmarks.ingest.methods import Receiver, load
 from benchmarks.ingest.sizes import MESSAGES
+from benchmarks.worker import versions_of
 
 WARM_UP_S = 0.4
 SETTLE_S = 0.3
@@ -136,7 +137,11 @@ def main() -> None:
         delivery = measure(
             arguments.method, arguments.message, arguments.clients, arguments.seconds
         )
-    print(json.dumps(asdict(delivery)), flush=True)
+    report = {
+        "delivery": asdict(delivery),
+        "versions": versions_of("contig", "id-echo", "numpy"),
+    }
+    print(json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":

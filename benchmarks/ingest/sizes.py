@@ -68,13 +68,13 @@ def step(number: int, shape: tuple[int, ...]) -> Tree:
     rng = np.random.default_rng(number)
     return {
         "observation": rng.standard_normal((*shape, 4), dtype=np.float32),
-        "action": rng.integers(0, 2, shape, dtype=np.int32) + np.zeros(shape, np.int32),
+        "action": np.full(shape, number % 2, np.int32),
         "reward": np.full(shape, number, np.float32),
     }
 
 
 def make_sample(number: int) -> Tree:
-    return {key: np.asarray(leaf) for key, leaf in step(number, ()).items()}
+    return step(number, ())
 
 
 def make_rollout(number: int) -> Tree:
@@ -82,7 +82,7 @@ def make_rollout(number: int) -> Tree:
 
 
 def pixels(number: int, shape: tuple[int, ...]) -> Tree:
-    """Atari steps with leading `shape`. No done flag: a trajectory's end is told when it is sent."""
+    """Atari steps with leading `shape`; no done flag, as `send_trajectory` says how one ended."""
     rng = np.random.default_rng(number)
     return {
         "observation": rng.integers(0, 256, (*shape, 84, 84, 4), dtype=np.uint8),

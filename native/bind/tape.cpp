@@ -107,10 +107,21 @@ class Gatherer {
       nb::gil_scoped_release no_gil;
       lost = copy();
     }
+    count(p, n);
     return nb::make_tuple(owner, lost);
   }
 
  private:
+  // How old what readers draw is, in rows written since.
+  void count(const int64_t* seqs, size_t n) const {
+    Header& h = tape_.tape.header();
+    const auto head = static_cast<int64_t>(h.head.load(std::memory_order_relaxed));
+    int64_t age = 0;
+    for (size_t i = 0; i < n; ++i) age += head - seqs[i];
+    h.drawn.fetch_add(n, std::memory_order_relaxed);
+    h.drawn_age.fetch_add(static_cast<uint64_t>(age), std::memory_order_relaxed);
+  }
+
   TapeHandle& tape_;
   std::vector<int64_t> sizes_, stored_;
   int index_;
@@ -218,6 +229,16 @@ void bind_tape(nb::module_& m) {
              h.sampled.fetch_add(static_cast<uint64_t>(n));
              if (h.waiters.load() > 0) wake(h.wake_word, h.waiters);
            })
+      .def("seen",
+           [](TapeHandle& t, uint64_t producer, uint64_t next) {
+             return with_lock(t.tape, t.lock_timeout_s, 0,
+                              [&] { return t.tape.seen(producer, next).seq; });
+           })
+      .def_prop_ro("drawn",
+                   [](const TapeHandle& t) {
+                     const Header& h = t.tape.header();
+                     return nb::make_tuple(h.drawn.load(), h.drawn_age.load());
+                   })
       .def_prop_ro("wake_word",
                    [](const TapeHandle& t) { return t.tape.header().wake_word.load(); })
       .def("wait", &wait, nb::arg("seen"), nb::arg("timeout_s"))

@@ -346,8 +346,8 @@ void bind_outbox(nb::module_& m) {
         return nb::bytes(reinterpret_cast<const char*>(f.head.data()), f.head.size());
       });
   nb::class_<Outbox>(m, "Outbox")
-      .def(nb::init<uint64_t, uint64_t, uint64_t>(), nb::arg("record_size"), nb::arg("first"),
-           nb::arg("frame_bytes"))
+      .def(nb::init<uint64_t, bool, uint64_t, uint64_t>(), nb::arg("record_size"),
+           nb::arg("padded"), nb::arg("first"), nb::arg("frame_bytes"))
       .def(
           "pack",
           [](Outbox& o, const Plan& plan, nb::handle tree) {
@@ -361,16 +361,16 @@ void bind_outbox(nb::module_& m) {
       .def(
           "pack_row",
           [](Outbox& o, const Plan& plan, nb::handle tree, uint32_t flags, int64_t traj_id,
-             int64_t version) {
+             int64_t version, uint32_t lanes) {
             if (plan.record_size() != o.record_size())
               throw std::invalid_argument("pack: a plan for other records");
             if (!plan.pack(tree.ptr(), o.room(1))) return false;
-            const WireRun run = wire_run(1, flags, traj_id, version, 0);
+            const WireRun run = wire_run(1, flags, traj_id, version, lanes);
             if (!o.grow_run(run)) o.commit_run(run);
             return true;
           },
           nb::arg("plan"), nb::arg("tree").none(), nb::arg("flags"), nb::arg("traj_id"),
-          nb::arg("version"))
+          nb::arg("version"), nb::arg("lanes"))
       .def(
           "add_records",
           [](Outbox& o, Record records) {
@@ -519,6 +519,9 @@ void bind_transport(nb::module_& m) {
       .def_prop_ro("needed", [](const ReceiverHandle& h) { return h.receiver.needed(); })
       .def_prop_ro("held", [](const ReceiverHandle& h) { return h.receiver.held(); })
       .def_prop_ro("size", [](const ReceiverHandle& h) { return h.receiver.size(); })
+      .def_prop_rw(
+          "max_frame", [](const ReceiverHandle& h) { return h.receiver.max_frame(); },
+          [](ReceiverHandle& h, uint64_t n) { h.receiver.allow(n); })
       .def("resize", [](ReceiverHandle& h, uint64_t n) { h.receiver.resize(n); })
       .def_prop_ro("refusal", [](const ReceiverHandle& h) {
         return std::string(refusal_name(h.receiver.refusal()));

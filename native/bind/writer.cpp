@@ -210,6 +210,25 @@ int64_t WriterHandle::append_whole(nb::list arrays, nb::list offsets, uint64_t n
   return commit(rows);
 }
 
+void WriterHandle::append_part(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records,
+                               uint64_t flags, int64_t traj_id, int64_t version) {
+  const uint64_t size = tape_.tape.record_size();
+  Rows rows;
+  rows.n = size > 0 ? records.shape(0) / size : 0;
+  if (rows.n == 0 || rows.n * size != records.shape(0) ||
+      (flags & ~(kBegins | kTerminated | kTruncated)) != 0)
+    throw std::invalid_argument("append_part: expected whole rows and known flags");
+  rows.records = records.data();
+  const Turn turn(busy_);
+  claim();
+  const Marks m = marks(rows);
+  with_lock(tape_.tape, tape_.lock_timeout_s, records.shape(0), [&] {
+    writer_.start(rows);
+    writer_.add_part(0, rows.n, m, Told{flags, traj_id, version}, kNone);
+    return writer_.commit();
+  });
+}
+
 WriterHandle::Accepted WriterHandle::accept(const Frame& frame, const uint8_t* body,
                                             uint64_t producer) {
   const Turn turn(busy_);
@@ -279,7 +298,8 @@ void bind_writer(nb::module_& m) {
            nb::arg("batch_ndim"), nb::arg("lanes_are"), nb::arg("rule"))
       .def("append_records", &WriterHandle::append_records)
       .def("append_columns", &WriterHandle::append_columns)
-      .def("append_whole", &WriterHandle::append_whole);
+      .def("append_whole", &WriterHandle::append_whole)
+      .def("append_part", &WriterHandle::append_part);
 }
 
 }  // namespace contig

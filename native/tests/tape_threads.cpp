@@ -203,7 +203,6 @@ class Reader {
     uint64_t w[16];
     switch (tape_->read_entry_words(number, head, w)) {
       case Tape::Read::gone:
-      case Tape::Read::grew:
         return;
       case Tape::Read::unsettled: {
         Hold hold(*tape_, kTimeout);
@@ -212,6 +211,7 @@ class Reader {
         return;
       }
       case Tape::Read::ok:
+      case Tape::Read::grew:
         break;
     }
     ++shared_->entries;

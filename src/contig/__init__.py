@@ -36,9 +36,13 @@ _WHERE = {
         "LayoutError",
         "ClosedError",
         "RateLimitError",
+        "OverloadError",
+        "ServerError",
+        "ConnectionClosedError",
         "TapeBusy",
         "StorageFull",
     ),
+    "contig.accumulate": ("TrajectoryAccumulator",),
     "contig.tape": ("LazyTensorStorage", "SharedStorage", "Storage", "Writer"),
     "contig.sample": (
         "FifoSampler",
@@ -59,18 +63,32 @@ _WHERE = {
         "ReplayBufferEnsemble",
         "TensorDictReplayBuffer",
     ),
+    "contig.transport": (
+        "RemoteReplayBuffer",
+        "Sample",
+        "SampleInfo",
+        "Server",
+        "SharedClient",
+        "TcpClient",
+        "TcpTransport",
+        "Weights",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 __all__ = list(_MODULE_OF)
 
 if TYPE_CHECKING:
+    from .accumulate import TrajectoryAccumulator as TrajectoryAccumulator
     from .batch import Batch as Batch
     from .errors import ClosedError as ClosedError
+    from .errors import ConnectionClosedError as ConnectionClosedError
     from .errors import ContigError as ContigError
     from .errors import EmptyBufferError as EmptyBufferError
     from .errors import LayoutError as LayoutError
     from .errors import NothingEligibleError as NothingEligibleError
+    from .errors import OverloadError as OverloadError
     from .errors import RateLimitError as RateLimitError
+    from .errors import ServerError as ServerError
     from .errors import StorageFull as StorageFull
     from .errors import TapeBusy as TapeBusy
     from .layout import Layout as Layout
@@ -94,6 +112,14 @@ if TYPE_CHECKING:
     from .tape import SharedStorage as SharedStorage
     from .tape import Storage as Storage
     from .tape import Writer as Writer
+    from .transport import RemoteReplayBuffer as RemoteReplayBuffer
+    from .transport import Sample as Sample
+    from .transport import SampleInfo as SampleInfo
+    from .transport import Server as Server
+    from .transport import SharedClient as SharedClient
+    from .transport import TcpClient as TcpClient
+    from .transport import TcpTransport as TcpTransport
+    from .transport import Weights as Weights
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,10 @@ ContigError
  ├─ NothingEligibleError    rows, but none the sampler may draw (also a ValueError)
  ├─ LayoutError             data of another layout             (also a ValueError)
  ├─ ClosedError             used after close()                 (also a RuntimeError)
- └─ RateLimitError          the rate limiter's deadline passed (also a TimeoutError)
+ ├─ RateLimitError          the rate limiter's deadline passed (also a TimeoutError)
+ ├─ OverloadError           too much is in flight              (also a RuntimeError)
+ ├─ ServerError             a server's process failed          (also a RuntimeError)
+ └─ ConnectionClosedError   a server is gone                   (also a ConnectionError)
 TapeBusy                    the tape's lock was not released   (a TimeoutError)
 StorageFull                 no memory for another extent       (an OSError)
 """
@@ -21,6 +24,9 @@ __all__ = [
     "LayoutError",
     "ClosedError",
     "RateLimitError",
+    "OverloadError",
+    "ServerError",
+    "ConnectionClosedError",
     "TapeBusy",
     "StorageFull",
 ]
@@ -48,3 +54,15 @@ class ClosedError(ContigError, RuntimeError):
 
 class RateLimitError(ContigError, TimeoutError):
     """The rate limiter did not let a call through before its deadline."""
+
+
+class OverloadError(ContigError, RuntimeError):
+    """More is in flight than was allowed, and the client was told to raise instead of waiting."""
+
+
+class ServerError(ContigError, RuntimeError):
+    """The process that holds a server's sockets failed."""
+
+
+class ConnectionClosedError(ContigError, ConnectionError):
+    """The connection to a server is gone, and could not be made again in time."""

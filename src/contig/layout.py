@@ -213,6 +213,26 @@ class Layout:
         _native.join_columns([as_bytes(a) for a in arrays], self.table, n, self.record_size, out)
         return out.reshape(*batch, self.record_size)
 
+    def pack_one(self, tree: Any) -> np.ndarray[Any, Any]:
+        """One row as a record: uint8 ``[record_size]``. Raises as `pack` does."""
+        record = np.zeros(self.record_size, np.uint8)
+        if not self.plan.pack(tree, record):
+            arrays, _ = self.columns(tree, 0)
+            leaves = [as_bytes(a) for a in arrays]
+            _native.join_columns(leaves, self.table, 1, self.record_size, record)
+        return record
+
+    def join(self, columns: list[np.ndarray[Any, Any]], n: int) -> np.ndarray[Any, Any]:
+        """Columns of n rows, one of bytes per leaf, as packed records: uint8, one after another."""
+        out = np.zeros(n * self.record_size, np.uint8)
+        _native.join_columns(columns, self.table, n, self.record_size, out)
+        return out
+
+    @property
+    def padded(self) -> bool:
+        """Whether there are bytes between leaves."""
+        return sum(x.nbytes for x in self.leaves) != self.record_size
+
     def unpack(self, records: np.ndarray[Any, Any]) -> Any:
         """The tree of views into records ``[*batch, record_size]``; nothing is copied."""
         if records.dtype != np.uint8 or records.shape[-1:] != (self.record_size,):

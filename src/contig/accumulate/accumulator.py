@@ -18,9 +18,9 @@ Array = np.ndarray[Any, Any]
 class Built(dict[Any, Any]):
     """One record as a tree: nested containers of views into it, each of its leaf's full shape.
 
-    It aliases the record: leaves may be changed in place, but a leaf that is put in another one's
-    place is no part of the record. ``copy.copy(built)`` has a record of its own; nested dicts and
-    all are plain, so ``dict(built)`` is a pytree to any library.
+    It aliases the record: leaves may be changed in place, but an array that is put in a leaf's
+    place is no part of the record and is not sent. ``copy.copy(built)`` has a record of its own.
+    Only the outermost dict is of this class: ``dict(built)`` is a pytree to any library.
 
     Not thread-safe to modify, safe to read.
 
@@ -52,10 +52,10 @@ class TrajectoryAccumulator:
     """Gathers items of several timescales and hands them over as one record.
 
     A timescale whose leaves are ``[N, ...]`` takes N items, one row of each leaf per `add`. One
-    with a 0-d leaf, or with only ``[1, ...]`` leaves, takes a single item that is the whole of each
-    leaf. Shapes of an item ``[...]``: unbatched or ``[1, ...]``, each leaf as it likes; nothing else
-    is broadcast. Casts keep values: float64 to float32 and int or bool to float; float to int only
-    integral values in range; numbers to bool only 0 and 1.
+    with a 0-d leaf, or with only ``[1, ...]`` leaves, takes one item, which is the whole of each
+    leaf. An item's leaves are unbatched, ``[...]``, or ``[1, ...]``; nothing else is broadcast.
+    Casts keep values: float64 to float32 and int or bool to float; float to int only integral
+    values in range; numbers to bool only 0 and 1.
 
         acc = TrajectoryAccumulator({
             "step": {"obs": np.zeros((64, 4), np.float32), "reward": np.zeros(64, np.float32)},
@@ -80,7 +80,7 @@ class TrajectoryAccumulator:
         ValueError: no leaves, or unequal leading dims in a timescale without 0-d leaves.
     """
 
-    __slots__ = ("_block", "_built", "_scales")
+    __slots__ = ("_built", "_scales")
 
     def __init__(self, example: dict[Any, Any]) -> None:
         if not isinstance(example, dict):
@@ -89,8 +89,8 @@ class TrajectoryAccumulator:
                 f"{type(example).__name__}; wrap it: {{'step': example}}"
             )
         layout = Layout(example)
-        self._block = _native.Block(layout.record_size)
-        record = np.frombuffer(self._block, np.uint8)[: layout.record_size]
+        block: Any = _native.Block(layout.record_size)
+        record = np.ndarray(layout.record_size, np.uint8, block)  # keeps the block alive
         record.fill(0)
         structures = dict(zip(layout.structure.keys, layout.structure.children))
         self._scales = {
@@ -107,7 +107,7 @@ class TrajectoryAccumulator:
         return self._built.layout
 
     def add(self, name: Any, data: Any) -> None:
-        """Copy one item into the next slot of a timescale.
+        """Copy one item into the next slot of a timescale. If it raises, nothing has changed.
 
         Args:
             name: the timescale.
@@ -118,8 +118,6 @@ class TrajectoryAccumulator:
             KeyError: no such timescale.
             IndexError: the timescale is full.
             ValueError: structure, shape or value that does not fit, with the path.
-
-        An `add` that raises changes nothing.
         """
         scale = self._scales.get(name)
         if scale is None:

@@ -1,6 +1,7 @@
 """The store: tapes in memory and shared memory, their writers and their index of runs."""
 
-from .storage import LazyTensorStorage, SharedStorage, Storage
+from .queue import BatchQueue
+from .storage import LazyTensorStorage, SharedStorage, Storage, storage_of_fd
 from .writer import Writer
 
-__all__ = ["LazyTensorStorage", "SharedStorage", "Storage", "Writer"]
+__all__ = ["BatchQueue", "LazyTensorStorage", "SharedStorage", "Storage", "Writer", "storage_of_fd"]

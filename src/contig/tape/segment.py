@@ -1,4 +1,5 @@
-"""The memory behind a tape: a memfd, a named file in shared memory, or private memory.
+"""The memory behind a tape, a queue or a weights board: a memfd, a named file in shared memory, or
+private memory. Whatever is in it, its seventh word says how many bytes to map at first.
 
 A named segment is a file of ``/dev/shm``. Every process that has it open holds a shared ``flock``
 on it; whoever can get an exclusive one knows that nobody is left and may unlink it. That is what
@@ -11,7 +12,7 @@ import mmap
 import os
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,17 @@ if sys.platform == "linux":
 
 __all__ = ["Segment", "reap"]
 
+Form = Callable[[np.ndarray[Any, Any]], None]
+
 _DIR = Path("/dev/shm")
+# Of a tape: header and producer table; the index and the rows are reserved as they are needed.
+_RESERVE = 1 << 18
 _PREFIX = "contig-"
 _reaped = False
 
 
 class Segment:
-    """One tape's memory in this process. Created by the class methods below.
+    """One piece of memory in this process. Created by the class methods below.
 
     `fd` is -1 for private memory, which no other process can see. A named one is locked through a
     descriptor of its own: mmap keeps a duplicate of `fd`, and with it any lock on it, for as long
@@ -64,15 +69,20 @@ class Segment:
         return os.pread(self.fd, nbytes, offset)
 
     @staticmethod
-    def anonymous(capacity: int) -> Segment:
-        """Memory that can be handed to other processes by descriptor (on Linux only)."""
-        nbytes = _native.control_bytes(capacity)
+    def anonymous(nbytes: int, form: Form, reserve: int = _RESERVE) -> Segment:
+        """Memory that can be handed to other processes by descriptor (on Linux only).
+
+        Args:
+            nbytes: what is mapped at first.
+            form: writes the header into that memory.
+            reserve: bytes to have memory for at once.
+        """
         fd = -1
         if sys.platform == "linux":
             fd = os.memfd_create("contig", os.MFD_CLOEXEC)
-            _size(fd, nbytes)
+            _size(fd, nbytes, reserve)
         segment = Segment(fd, nbytes)
-        _native.format_control(segment.control, capacity)
+        form(segment.control)
         return segment
 
     @staticmethod
@@ -81,7 +91,9 @@ class Segment:
         return Segment(fd, _control_bytes_of(fd))
 
     @staticmethod
-    def named(name: str | None, capacity: int) -> tuple[Segment, bool]:
+    def named(
+        name: str | None, nbytes: int, form: Form, reserve: int = _RESERVE
+    ) -> tuple[Segment, bool]:
         """Creates a named segment, or attaches to the one there; says whether it created it."""
         _need_sharing()
         reap_once()
@@ -91,7 +103,7 @@ class Segment:
                 return Segment.attach(name), False
             except FileNotFoundError:
                 pass
-            segment = _create(name, capacity)
+            segment = _create(name, nbytes, form, reserve)
             if segment is not None:
                 return segment, True
 
@@ -152,10 +164,9 @@ def _reopened(fd: int) -> int:
     return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
 
-def _size(fd: int, nbytes: int) -> None:
+def _size(fd: int, nbytes: int, reserve: int) -> None:
     os.ftruncate(fd, nbytes)
-    # Header and producer table; the index and the rows are reserved as they are needed.
-    os.posix_fallocate(fd, 0, min(nbytes, 1 << 18))
+    os.posix_fallocate(fd, 0, min(nbytes, reserve))
 
 
 def _is(fd: int, path: Path) -> bool:
@@ -166,14 +177,12 @@ def _is(fd: int, path: Path) -> bool:
 
 
 def _control_bytes_of(fd: int) -> int:
-    with mmap.mmap(fd, mmap.PAGESIZE, access=mmap.ACCESS_READ) as first:
-        words = np.frombuffer(first[:64], np.uint64)
-    return int(words[6])  # Header::control_bytes; Tape checks the magic
+    words = np.frombuffer(os.pread(fd, 64, 0).ljust(64, b"\0"), np.uint64)
+    return int(words[6])  # whoever it is handed to checks the magic
 
 
-def _create(name: str, capacity: int) -> Segment | None:
+def _create(name: str, nbytes: int, form: Form, reserve: int) -> Segment | None:
     # Made complete under a temporary name, then linked: a name never shows a half-made header.
-    nbytes = _native.control_bytes(capacity)
     temporary = _path(f"{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
     while True:
         lock_fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -183,9 +192,9 @@ def _create(name: str, capacity: int) -> Segment | None:
         os.close(lock_fd)  # a reaper was quicker than our lock
     fd = _reopened(lock_fd)
     try:
-        _size(fd, nbytes)
+        _size(fd, nbytes, reserve)
         segment = Segment(fd, nbytes, name, lock_fd)
-        _native.format_control(segment.control, capacity)
+        form(segment.control)
         os.link(temporary, _path(name))
         return segment
     except BaseException as error:

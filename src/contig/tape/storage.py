@@ -29,7 +29,7 @@ from .schema import ExtraLeaf, Schema
 from .segment import Segment
 from .writer import Writer, batch_ndim_of
 
-__all__ = ["Storage", "LazyTensorStorage", "SharedStorage"]
+__all__ = ["Storage", "LazyTensorStorage", "SharedStorage", "storage_of_fd"]
 
 
 class Storage:
@@ -149,6 +149,10 @@ class Storage:
 
     # -- writing ------------------------------------------------------------------------------
 
+    def native_writer(self, schema: Schema) -> Any:
+        """What a Writer appends through."""
+        return _native.Writer(self.tape, schema.marks, schema.boundaries.traj_key is not None)
+
     def writer(self, orphans: list[Any] | None = None) -> Writer:
         """A new writer, for the calling thread. (`orphans` is for pickling.)"""
         self._open()
@@ -225,6 +229,16 @@ class Storage:
 
     # -- life ---------------------------------------------------------------------------------
 
+    @property
+    def fd(self) -> int:
+        """The descriptor of its memory, or -1 if no other process can have it."""
+        return self._open().fd
+
+    @property
+    def keys(self) -> tuple[Any, Any]:
+        """`traj_key` and `end_key`, as samplers asked for them."""
+        return self._keys
+
     def check_open(self) -> None:
         """Raises ClosedError after close()."""
         self._open()
@@ -255,10 +269,12 @@ def _ndim(value: int) -> int:
     return value
 
 
-def _capacity(value: Any) -> int:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"capacity is a number of rows, at least 1, got {value!r}")
-    return int(value)
+def _tape_of(capacity: Any) -> tuple[int, Any]:
+    """The control region's size for a capacity, and what formats it."""
+    if not isinstance(capacity, (int, np.integer)) or isinstance(capacity, bool) or capacity < 1:
+        raise ValueError(f"capacity is a number of rows, at least 1, got {capacity!r}")
+    rows = int(capacity)
+    return _native.control_bytes(rows), lambda control: _native.format_control(control, rows)
 
 
 class LazyTensorStorage(Storage):
@@ -272,7 +288,7 @@ class LazyTensorStorage(Storage):
 
     def __init__(self, capacity: int, ndim: int = 1, example: Any = None) -> None:
         ndim = _ndim(ndim)
-        super().__init__(Segment.anonymous(_capacity(capacity)), ndim, example)
+        super().__init__(Segment.anonymous(*_tape_of(capacity)), ndim, example)
 
     def __reduce__(self) -> Any:
         from multiprocessing.reduction import DupFd
@@ -283,9 +299,15 @@ class LazyTensorStorage(Storage):
         return _from_fd, (DupFd(segment.fd), self.ndim, self._keys)
 
 
-def _from_fd(handle: Any, ndim: int, keys: tuple[Any, Any]) -> LazyTensorStorage:
+def storage_of_fd(fd: int, ndim: int = 1) -> LazyTensorStorage:
+    """A LazyTensorStorage of another process, by its descriptor, which it owns from now on."""
     storage = LazyTensorStorage.__new__(LazyTensorStorage)
-    Storage.__init__(storage, Segment.from_fd(handle.detach()), ndim)
+    Storage.__init__(storage, Segment.from_fd(fd), ndim)
+    return storage
+
+
+def _from_fd(handle: Any, ndim: int, keys: tuple[Any, Any]) -> LazyTensorStorage:
+    storage = storage_of_fd(handle.detach(), ndim)
     storage._keys = keys
     return storage
 
@@ -306,7 +328,7 @@ class SharedStorage(Storage):
         self, capacity: int, name: str | None = None, ndim: int = 1, example: Any = None
     ) -> None:
         ndim = _ndim(ndim)
-        segment, created = Segment.named(name, _capacity(capacity))
+        segment, created = Segment.named(name, *_tape_of(capacity))
         super().__init__(segment, ndim, example if created else None)
         if created:
             return

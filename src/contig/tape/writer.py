@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _native
 from ..batch import Batch
 from ..convert import as_array, plain_tree
 from ..errors import LayoutError
@@ -160,9 +159,7 @@ class Writer:
 
     def _bind(self, schema: Schema) -> None:
         if self._native is None:
-            self._native = _native.Writer(
-                self._storage.tape, schema.marks, schema.boundaries.traj_key is not None
-            )
+            self._native = self._storage.native_writer(schema)
             self._native.orphan(self._orphans)
         if self._plan is None:
             self._plan = schema.plan(self._missing)

@@ -1,0 +1,5 @@
+"""The ingest process, see `contig.transport.ingest`."""
+
+from .ingest import main
+
+main()

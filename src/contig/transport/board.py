@@ -1,0 +1,119 @@
+"""Weights in shared memory: published by one process, read by any, never torn."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import weakref
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import _native
+from ..convert import plain_tree
+from ..errors import LayoutError
+from ..layout import Layout
+from ..tape.segment import Segment
+
+__all__ = ["Weights", "WeightsBoard"]
+
+_SLICE_S = 0.1
+
+
+class Weights(NamedTuple):
+    """A published version.
+
+    Attributes:
+        version: as it was published.
+        tree: the pytree or state dict as numpy arrays, the reader's own.
+    """
+
+    version: int
+    tree: Any
+
+
+class WeightsBoard:
+    """The newest version of one pytree.
+
+    Made by `create` (by the one process that publishes) or `attach`. Thread-safe to read; publish
+    from one thread at a time.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self._native = _native.Board(segment.control)
+        self.layout = Layout.from_json(json.loads(self._native.schema))
+        self._closer = weakref.finalize(self, Segment.close, segment)
+
+    @staticmethod
+    def create(tree: Any, name: str | None = None) -> WeightsBoard:
+        """A board for trees like this one; nothing is published yet."""
+        layout = Layout(plain_tree(tree)[0])
+        schema = json.dumps(layout.to_json()).encode()
+        nbytes = _native.Board.bytes_for(layout.record_size, len(schema))
+
+        def form(memory: np.ndarray[Any, Any]) -> None:
+            _native.Board.format(memory, layout.record_size, schema)
+
+        if name is None or sys.platform != "linux":
+            return WeightsBoard(Segment.anonymous(nbytes, form, nbytes))
+        segment, created = Segment.named(name, nbytes, form, nbytes)
+        if not created:
+            segment.close()
+            raise FileExistsError(f"shared memory {name!r} exists; choose another name")
+        return WeightsBoard(segment)
+
+    @staticmethod
+    def attach(name: str) -> WeightsBoard:
+        """The board of this name, which must exist."""
+        return WeightsBoard(Segment.attach(name))
+
+    @property
+    def newest(self) -> int | None:
+        """The newest version, or None if nothing was published."""
+        return self._native.newest
+
+    def publish(self, version: int, tree: Any) -> None:
+        """Makes a tree the newest version: one copy, however many readers.
+
+        Raises:
+            ValueError: the version is not larger than the one before.
+            LayoutError: a tree of another layout.
+        """
+        newest = self.newest
+        if newest is not None and version <= newest:
+            raise ValueError(f"version {version} after {newest}: versions must grow")
+        plain = plain_tree(tree)[0]
+        try:
+            record = self.layout.pack_one(plain)
+        except LayoutError as error:
+            raise LayoutError(f"weights of another layout than those before: {error}") from error
+        self._native.publish(version, record)
+
+    def read_record(self) -> tuple[int, Any]:
+        """The newest version as packed bytes."""
+        read = self._native.read()
+        assert read is not None
+        return read
+
+    def read(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
+        """The newest version if it is newer than one; None if there was none in time."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            seen = self._native.word
+            newest = self.newest
+            if newest is not None and newest > newer_than:
+                version, block = self.read_record()
+                return Weights(version, unpack_weights(self.layout, block))
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            self._native.wait(seen, min(left, _SLICE_S))
+
+    def close(self) -> None:
+        self._closer()
+
+
+def unpack_weights(layout: Layout, record: Any) -> Any:
+    """The tree of a packed record; the arrays keep it alive."""
+    return layout.unpack(np.frombuffer(record, np.uint8))

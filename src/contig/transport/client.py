@@ -1,0 +1,226 @@
+"""TcpClient: sends items to a server's table.
+
+    send(tree)                    one item into a queue; one row into a tape
+    send_trajectory(tree)         one whole trajectory, one append
+    writer() .append .end_episode step by step
+
+Every call copies what it is given before it returns. Thread-safe; what one thread sends keeps its
+order.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+import threading
+from typing import Any
+
+import numpy as np
+
+from ..accumulate import Built
+from ..batch import Batch
+from ..convert import plain_tree
+from ..layout import Layout, as_bytes
+from .board import Weights, unpack_weights
+from .handshake import Address
+from .link import Link, LinkOptions
+from .remote_tape import RemoteTape
+from .stream import StreamWriter
+from .tls import client_context
+from .wire import Type, parse_described
+
+__all__ = ["TcpClient"]
+
+
+class TcpClient:
+    """A producer of items for one table of a server.
+
+    Args:
+        host, port: the server.
+        data_sample: an item (or, of a tape, a row), or its `Layout`; None takes the server's.
+        max_inflight_msgs: frames that may be unacked before `send` waits.
+        reconnect_s: how long a call waits for a lost server before it raises; 0: never reconnect.
+        table: its name.
+        token: what the server wants to be proven.
+        tls: True, the path of a certificate authority (PEM), or an `ssl.SSLContext`.
+        ack: what an ack means: "received" (in the server's memory), "committed" (in the table).
+        on_full: "block" or "raise" when too much is in flight.
+        send_timeout_s: how long a blocked `send` waits; None: for ever.
+
+    Raises:
+        ConnectionClosedError: there is no server.
+        ValueError: what answers is no contig server, or it refuses the token, table or layout.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        data_sample: Any = None,
+        max_inflight_msgs: int = 32,
+        reconnect_s: float = 1.0,
+        *,
+        table: str = "default",
+        token: str | None = None,
+        tls: Any = None,
+        ack: str = "committed",
+        on_full: str = "block",
+        send_timeout_s: float | None = None,
+    ) -> None:
+        layout = _layout_of(data_sample)
+        options = LinkOptions(ack, max_inflight_msgs, reconnect_s, on_full, send_timeout_s)
+        self.producer = secrets.randbelow(2**63 - 1) + 1
+        opening = {
+            "producer": self.producer,
+            "layout": None if layout is None else layout.to_json(),
+        }
+        address = Address(host, port, table, token, client_context(tls))
+        self._link = Link(address, opening, options)
+        self._tape: RemoteTape | None = None
+        self._reading = threading.Lock()  # one GET at a time
+        if self._link.kind == "tape":
+            self._tape = RemoteTape(self._link, self._link.schema, self.producer)
+            self.layout = self._tape.schema.layout
+        else:
+            assert self._link.schema is not None
+            self.layout = Layout.from_json(self._link.schema["layout"])
+            if layout is not None:
+                self.layout = layout  # equal, but with the containers of the sample
+        self._link.begin(self.layout.record_size, self.layout.padded)
+        self._plan = self.layout.plan
+        self._lock, self._outbox = self._link.lock, self._link.outbox
+
+    # -- sending ------------------------------------------------------------------------------
+
+    def send(self, tree: Any) -> None:
+        """Sends one item; of a tape, one row that goes on with this client's trajectory.
+
+        Raises:
+            LayoutError: the tree does not fit; nothing is sent.
+            ConnectionClosedError: the server is gone.
+            OverloadError: too much is in flight and `on_full="raise"`.
+        """
+        if self._tape is not None:
+            self._tape.add(tree)
+            return
+        link = self._link
+        with self._lock:
+            link.reserve()
+            if type(tree) is Built and tree.layout == self.layout:
+                self._outbox.add_records(tree.record)
+            elif not self._outbox.pack(self._plan, tree):
+                self._outbox.add_records(self.layout.pack_one(plain_tree(tree)[0]))
+            link.kick()
+
+    def send_many(self, tree: Any) -> None:
+        """Sends n items, ``[n, ...]`` each leaf; of a tape, n rows as `extend` takes them."""
+        if self._tape is not None:
+            self._tape.extend(tree)
+            return
+        plain = tree.stored() if isinstance(tree, Batch) else plain_tree(tree)[0]
+        columns, batch = self.layout.columns(plain, 1)
+        records = self.layout.join([as_bytes(c) for c in columns], batch[0])
+        size = self.layout.record_size
+        per_frame = max((256 << 10) // size, 1)
+        for at in range(0, batch[0], per_frame):
+            with self._lock:
+                self._link.reserve()
+                self._outbox.add_records(records[at * size : (at + per_frame) * size])
+                self._link.kick()
+
+    def extend(self, data: Any, *, continues: bool | None = None) -> None:
+        """Sends rows to a tape as `ReplayBuffer.extend` takes them."""
+        self._need_tape().extend(data, continues)
+
+    def send_trajectory(self, tree: Any, **end: Any) -> None:
+        """Sends one whole trajectory ``[T, ...]``: one frame, one append.
+
+        Args:
+            tree: its rows.
+            end: `terminated`, `truncated`, `traj_id`, `policy_version`, as `extend_trajectory`
+                of a ReplayBuffer takes them.
+        """
+        self._need_tape().extend_trajectory(tree, **end)
+
+    def writer(self) -> StreamWriter:
+        """A writer of single steps, which are grouped by trajectory; for one thread."""
+        return StreamWriter(self._need_tape())
+
+    def _need_tape(self) -> RemoteTape:
+        if self._tape is None:
+            raise TypeError(
+                "this table is a queue of single items: use send; trajectories need a server "
+                "with a ReplayBuffer"
+            )
+        return self._tape
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Returns when everything sent so far is acked.
+
+        Raises:
+            TimeoutError: it took longer.
+            ConnectionClosedError: the server is gone.
+        """
+        self._link.wait(timeout)
+
+    @property
+    def pending(self) -> int:
+        """Items not acked yet."""
+        return self._link.pending
+
+    @property
+    def resends(self) -> int:
+        """Frames that were sent again after a reconnect."""
+        return self._link.resends
+
+    @property
+    def blocked(self) -> int:
+        """How often a call found too much in flight."""
+        return self._link.blocked
+
+    # -- weights ------------------------------------------------------------------------------
+
+    def weights(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
+        """The newest published weights if they are newer than a version; None if none came."""
+        with self._reading:
+            number = self._link.ask(Type.GET, struct.pack("<d", timeout_s), newer_than)
+            _, version, payload = self._link.collect(number, timeout_s + 30.0)  # type: ignore[misc]
+        if not payload:
+            return None
+        head, record = parse_described(payload)
+        layout = Layout.from_json(head["layout"])
+        owned = np.frombuffer(record, np.uint8).copy()
+        signed = version - 2**64 if version >= 2**63 else version
+        return Weights(signed, unpack_weights(layout, owned))
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def close(self, timeout: float | None = 30.0) -> None:
+        """Sends what is left, waits for its acks, and disconnects.
+
+        Raises:
+            TimeoutError, ConnectionClosedError: some items were not acked.
+        """
+        self._link.close(timeout)
+
+    def __enter__(self) -> TcpClient:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            self.close(1.0)
+        except (TimeoutError, ConnectionError):
+            pass  # the first error is the one to see
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a TcpClient belongs to its process; make one in each")
+
+
+def _layout_of(sample: Any) -> Layout | None:
+    if sample is None or isinstance(sample, Layout):
+        return sample
+    tree = dict(sample) if isinstance(sample, Built) else plain_tree(sample)[0]
+    return Layout(tree)

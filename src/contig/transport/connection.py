@@ -1,0 +1,317 @@
+"""One connection of a server: a state machine over what it has received.
+
+    HELLO --48 bytes--> OPENING --OPEN--> STREAM --BYE--> gone
+
+Each frame is received into the connection's own bounded buffer, checked, and taken in by one native
+call; a half-received one never holds anybody up. A connection whose table is full stops reading,
+and goes on when the hub says that there is room. Belongs to the hub's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import struct
+import time
+from typing import TYPE_CHECKING, Any
+
+from .. import _native
+from ..errors import LayoutError
+from ..layout import Layout
+from . import wire
+from .wire import Refused, Type
+
+if TYPE_CHECKING:
+    from .hub import Hub
+    from .tables import Table
+
+__all__ = ["Connection"]
+
+log = logging.getLogger("contig.transport")
+
+_FIRST_BUFFER = 4096
+_MORE, _READY, _GROW = 0, 1, 2  # native/receiver.h
+_REQUESTS = 64  # of one connection at a time
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A peer, from its first byte to its last acked item."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self.number = hub.next_number()
+        self.receiver = _native.Receiver(_FIRST_BUFFER, wire.HANDSHAKE_BYTES)
+        self.transport: Any = None
+        self.peer = "?"
+        self.table: Table | None = None
+        self.table_name = ""
+        self.producer = 0
+        self.ack = "committed"
+        self.rows = self.bytes = self.items = 0
+        self.since = time.monotonic()
+        self.blocked_at: float | None = None
+        self.requests = 0
+        self._hello: wire.Hello | None = None
+        self._nonce = os.urandom(32)
+        self._acked = self._received = self._committed = 0
+        self._deadline: asyncio.TimerHandle | None = None
+        self._leaving = False
+
+    # -- what asyncio calls -------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        name = transport.get_extra_info("peername")
+        self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "local")
+        self.hub.joined(self)
+        self._deadline = self.hub.loop.call_later(self.hub.handshake_s, self._too_late)
+
+    def get_buffer(self, sizehint: int) -> Any:
+        return self.receiver.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.bytes += nbytes
+        self.hub.stats.bytes_in += nbytes
+        self.receiver.received(nbytes)
+        began = time.perf_counter_ns()
+        self.pump()
+        self.hub.drained(time.perf_counter_ns() - began)
+
+    def eof_received(self) -> bool | None:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self.hub.left(self)
+
+    def pause_writing(self) -> None:
+        """The peer does not read its acks: it gets none, and we take no more from it."""
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.blocked_at is None and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    # -- reading ------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a whole frame of items has not been taken in yet."""
+        return self.table is not None and self.blocked_at is not None
+
+    def pump(self) -> None:
+        """Handles every whole frame that is there."""
+        if self._leaving:
+            return
+        try:
+            while self._step():
+                pass
+            self._send_ack()
+        except Refused as refused:
+            self.refuse(refused)
+        except Exception:
+            log.exception("connection %s failed", self.peer)
+            self.refuse(Refused("internal", "the server failed to handle a frame"))
+
+    def _step(self) -> bool:
+        """One step forward; False: nothing more can be done now."""
+        if self._hello is None:
+            return self._greet()
+        state = self.receiver.next()
+        if state == _MORE:
+            return False
+        if state == _GROW:
+            return self.hub.grow(self, self.receiver.needed)
+        if state != _READY:
+            raise Refused(self.receiver.refusal, f"a frame was refused: {self.receiver.refusal}")
+        kind = self.receiver.type
+        if self.table is None:
+            if kind != Type.OPEN:
+                raise Refused("frame", "the first frame must be OPEN")
+            self._open()
+        elif kind == Type.ITEMS:
+            return self._items()
+        else:
+            self._other(kind)
+        return not self._leaving
+
+    def _greet(self) -> bool:
+        first = self.receiver.peek(wire.HELLO_BYTES)
+        if first is None:
+            # Not even the magic is right: say so before the rest comes, which it may never do.
+            start = self.receiver.peek(min(self.receiver.held, len(wire.MAGIC))) or b""
+            if not wire.MAGIC.startswith(start):
+                raise Refused("magic", "these are not the first bytes of a contig client (magic)")
+            return False
+        self._hello = wire.Hello.parse(first)
+        self.receiver.skip(wire.HELLO_BYTES)
+        greeting = wire.Greeting(
+            wire.VERSION, self.hub.token is not None, self._nonce, self.hub.limits.max_frame
+        )
+        self.transport.write(greeting.pack())
+        if self._hello.version != wire.VERSION:
+            raise Refused("version", f"protocol {self._hello.version}, expected {wire.VERSION}")
+        return True
+
+    def _open(self) -> None:
+        asked = wire.parse_json(self.receiver.payload())
+        self.receiver.pop()
+        assert self._hello is not None
+        token, client, server = self.hub.token, self._hello.nonce, self._nonce
+        if not wire.same_proof(asked.get("proof"), wire.proof(token, "client", server, client)):
+            hint = "" if token is not None else "; this server has none, leave it out"
+            raise Refused("token", f"the token is missing or wrong{hint}")
+        name = asked.get("table")
+        table = self.hub.tables.get(name) if isinstance(name, str) else None
+        if table is None:
+            known = ", ".join(sorted(self.hub.tables))
+            raise Refused("table", f"no table {name!r}; this server has: {known}")
+        producer, following = asked.get("producer"), asked.get("next")
+        if not _is_count(producer) or not producer or not _is_count(following):
+            raise Refused("producer", "producer: a number of 1 to 2^63 - 1; next: 0 or more")
+        if asked.get("ack") not in self.hub.ack_levels(table):
+            levels = ", ".join(self.hub.ack_levels(table))
+            raise Refused("frame", f"ack {asked.get('ack')!r}: this table has {levels}")
+        if asked.get("layout") is not None:
+            table.fix(_layout_of(asked["layout"]))
+        self.table, self.table_name, self.producer = table, str(name), producer
+        self.ack = str(asked["ack"])
+        seen = self.hub.opened(self, int(following or 0))
+        self._acked = self._received = self._committed = seen
+        answer = {
+            "kind": table.kind,
+            "schema": table.schema,
+            "seen": seen,
+            "proof": wire.proof(token, "server", client, server),
+            "max_inflight": self.hub.limits.max_bytes // 4,
+        }
+        self.transport.write(wire.json_frame(Type.ACCEPT, answer))
+        self.receiver.max_frame = self.hub.limits.max_frame
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _items(self) -> bool:
+        table, receiver = self.table, self.receiver
+        assert table is not None
+        if not receiver.check_items(table.record_size, table.kind == "tape"):
+            raise Refused("shape", "rows, runs and bytes of a frame do not fit together")
+        items = receiver.runs if table.kind == "tape" else receiver.rows
+        if receiver.number > self._received:
+            raise Refused("gap", f"items from {receiver.number} on, expected {self._received}")
+        self._received = max(self._received, receiver.number + items)
+        if self.hub.must_wait(self):
+            return self._block()
+        outcome = table.accept(receiver, self.producer)
+        self.items += outcome.items
+        self.rows += outcome.rows
+        self.hub.took(self, outcome)
+        self._committed = outcome.seen
+        if outcome.full:
+            return self._block()
+        if self.blocked_at is None:
+            self.hub.stats.duplicates += items - outcome.items
+        receiver.pop()
+        if self.blocked_at is not None:
+            self._unblock()
+        return True
+
+    def _block(self) -> bool:
+        if self.blocked_at is None:
+            self.blocked_at = time.monotonic()
+            if not self.transport.is_closing():
+                self.transport.pause_reading()
+        self.hub.block(self)
+        return False
+
+    def _unblock(self) -> None:
+        assert self.blocked_at is not None
+        self.hub.stats.blocked_s += time.monotonic() - self.blocked_at
+        self.blocked_at = None
+        self.hub.unblock(self)
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def grown(self) -> None:
+        """The hub had room for a larger buffer after all."""
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+        self.pump()
+
+    def _other(self, kind: int) -> None:
+        payload, number = self.receiver.payload(), self.receiver.number
+        self.receiver.pop()
+        if kind == Type.BYE:
+            self._send_ack()
+            self.leave()
+        elif kind == Type.GET:
+            if len(payload) != 8:
+                raise Refused("frame", "GET: expected 8 bytes")
+            newer = number - 2**64 if number >= 2**63 else number
+            self.hub.want_weights(self, newer, struct.unpack("<d", payload)[0])
+        elif kind in (Type.SAMPLE, Type.PRIORITY, Type.STATS):
+            self.requests += 1
+            if self.requests > _REQUESTS:
+                raise Refused("busy", f"more than {_REQUESTS} requests at a time")
+            self.hub.forward(self, kind, number, payload)
+        else:
+            raise Refused("type", f"frames of type {kind} do not come from clients")
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def _send_ack(self) -> None:
+        if self.table is None:
+            return
+        safe = self._received if self.ack == "received" else self._committed
+        if safe > self._acked:
+            self._acked = safe
+            self.write(wire.frame(Type.ACK, safe))
+
+    def write(self, *parts: Any) -> None:
+        if not self.transport.is_closing():
+            for part in parts:
+                self.transport.write(part)
+
+    def refuse(self, refused: Refused) -> None:
+        """Says why, and closes."""
+        self.hub.stats.rejected[refused.reason] += 1
+        log.info("refused %s: %s", self.peer, refused)
+        if not self._leaving:
+            self._leaving = True
+            content = {"reason": refused.reason, "message": str(refused)}
+            self.write(wire.json_frame(Type.REFUSE, content))
+            self.transport.close()
+
+    def leave(self) -> None:
+        """Says goodbye, and closes."""
+        if not self._leaving:
+            self._leaving = True
+            self.write(wire.frame(Type.BYE))
+            self.transport.close()
+
+    def abandon(self) -> None:
+        """Its client has come back on another connection."""
+        self._leaving = not self.waiting
+        self.transport.abort()
+
+    def _too_late(self) -> None:
+        self._deadline = None
+        self.refuse(Refused("deadline", f"no handshake within {self.hub.handshake_s} s"))
+
+    @property
+    def received(self) -> int:
+        """Items of its producer that are in whole frames here or in the table."""
+        return self._received
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _layout_of(content: Any) -> Layout:
+    try:
+        return Layout.from_json(content)
+    except (LayoutError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise Refused("layout", f"not a layout: {error}") from None

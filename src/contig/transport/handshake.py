@@ -1,0 +1,145 @@
+"""The client's side of a handshake, over a blocking socket."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import time
+from typing import Any, NamedTuple
+
+from .. import _native
+from ..errors import ConnectionClosedError, LayoutError
+from . import wire
+from .wire import Type
+
+__all__ = ["Accepted", "Address", "connect"]
+
+_ATTEMPT_S = 5.0
+
+
+class Address(NamedTuple):
+    """Where a server is, and how to be let in."""
+
+    host: str
+    port: int
+    table: str
+    token: str | None
+    tls: ssl.SSLContext | None
+
+
+class Accepted(NamedTuple):
+    """A connection that the server accepted.
+
+    Attributes:
+        sock: the socket, still blocking.
+        receiver: with what may have come after the handshake.
+        kind: "queue" or "tape".
+        schema: the table's layout and keys, or None.
+        seen: the next item to send.
+        max_frame: the largest frame the server takes.
+    """
+
+    sock: socket.socket
+    receiver: Any
+    kind: str
+    schema: dict[str, Any] | None
+    seen: int
+    max_frame: int
+
+
+def connect(address: Address, opening: dict[str, Any], timeout_s: float) -> Accepted:
+    """Connects and opens a table.
+
+    Raises:
+        ValueError: the peer is no contig server, or refuses for good (layout, token, table).
+        OSError, TimeoutError: it cannot be reached, or does not answer.
+    """
+    deadline = time.monotonic() + max(min(timeout_s, _ATTEMPT_S), 0.05)
+    sock = socket.create_connection((address.host, address.port), _left(deadline))
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if address.tls is not None:
+            sock.settimeout(_left(deadline))
+            sock = address.tls.wrap_socket(sock, server_hostname=address.host)
+        hello = wire.Hello.new()
+        sock.sendall(hello.pack())
+        greeting = wire.Greeting.parse(_exactly(sock, wire.GREETING_BYTES, deadline))
+        if greeting.needs_token and address.token is None:
+            raise ValueError("the server needs a token: give token= to the client")
+        token = address.token if greeting.needs_token else None
+        asked = {
+            **opening,
+            "table": address.table,
+            "proof": wire.proof(token, "client", greeting.nonce, hello.nonce),
+        }
+        sock.sendall(wire.json_frame(Type.OPEN, asked))
+        receiver = _native.Receiver(1 << 16, greeting.max_frame + (1 << 20))
+        answer = _first_frame(sock, receiver, deadline)
+        expected = wire.proof(token, "server", hello.nonce, greeting.nonce)
+        if not wire.same_proof(answer.get("proof"), expected):
+            raise ValueError("the server could not prove that it knows the token")
+        return Accepted(
+            sock,
+            receiver,
+            answer["kind"],
+            answer["schema"],
+            int(answer["seen"]),
+            greeting.max_frame,
+        )
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _first_frame(sock: socket.socket, receiver: Any, deadline: float) -> dict[str, Any]:
+    while (state := receiver.next()) != 1:
+        if state == 3:
+            raise ValueError(f"the server's answer was refused: {receiver.refusal}")
+        if state == 2:
+            receiver.resize(receiver.needed)
+        sock.settimeout(_left(deadline))
+        n = sock.recv_into(receiver.room())
+        if n == 0:
+            raise ConnectionClosedError("the server closed the connection during the handshake")
+        receiver.received(n)
+    kind, payload = receiver.type, receiver.payload()
+    receiver.pop()
+    answer = dict(json.loads(payload))
+    if kind == Type.REFUSE:
+        raise_refusal(answer)
+    if kind != Type.ACCEPT:
+        raise ValueError(f"expected ACCEPT, got a frame of type {kind}")
+    return answer
+
+
+def raise_refusal(answer: dict[str, Any]) -> None:
+    """Raises what a REFUSE says, as the error it is."""
+    reason, message = answer.get("reason", "?"), answer.get("message", "")
+    if reason == "layout":
+        raise LayoutError(message)
+    if reason in ("busy", "deadline", "internal"):
+        raise ConnectionClosedError(f"the server refused the connection ({reason}): {message}")
+    raise ValueError(f"the server refused the connection ({reason}): {message}")
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the server did not answer the handshake in time")
+    return left
+
+
+def _exactly(sock: socket.socket, n: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < n:
+        sock.settimeout(_left(deadline))
+        part = sock.recv(n - len(data))
+        if not part:
+            if data and not wire.MAGIC.startswith(data[:8]):
+                break  # let the magic's check word it
+            raise ConnectionClosedError("the server closed the connection during the handshake")
+        data += part
+        if len(data) >= 8 and data[:8] != wire.MAGIC:
+            break
+    return data.ljust(n, b"\0")

@@ -1,0 +1,334 @@
+"""The hub: all connections of a server, the memory they share, and who waits for what.
+
+    listening socket -> Connection -> Table (queue or tape)
+                            |
+                            +-> weights board, and the sampling service of the learner's process
+
+Runs in one thread with its event loop: of the ingest process, or, for debugging, of the learner's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from . import wire
+from .board import WeightsBoard
+from .connection import Connection
+from .tables import Outcome, QueueTable, Table
+from .wire import Refused, Type
+
+__all__ = ["Hub", "HubStats", "Limits"]
+
+log = logging.getLogger("contig.transport")
+
+_WAIT_S = 0.05
+_IDLE_BUFFER = 64 << 10
+
+
+class Limits(NamedTuple):
+    """Bounds of a server.
+
+    Attributes:
+        max_frame: bytes of the largest frame.
+        max_bytes: bytes that all connections together may hold.
+        max_connections: at a time; more are refused.
+    """
+
+    max_frame: int = 64 << 20
+    max_bytes: int = 256 << 20
+    max_connections: int = 8192
+
+
+@dataclass
+class HubStats:
+    """Counters since the start."""
+
+    connections: int = 0
+    frames_in: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    items_in: int = 0
+    rows_in: int = 0
+    duplicates: int = 0
+    blocked: int = 0
+    blocked_s: float = 0.0
+    batches_out: int = 0
+    weights_out: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+
+
+class Hub:
+    """Everything the sockets' thread knows.
+
+    Args:
+        loop: the event loop, whose thread all methods but `stop` belong to.
+        tables: by name.
+        token: what clients must know, or None.
+        limits: bounds.
+        forward: hands a request to the learner's sampling service; None: there is none.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        tables: dict[str, Table],
+        token: str | None,
+        limits: Limits,
+        service: Callable[[int, str, int, int, bytes], None] | None = None,
+    ) -> None:
+        self.loop = loop
+        self.tables = tables
+        self.token = token
+        self.limits = limits
+        self.stats = HubStats()
+        self.started = time.time()
+        self.handshake_s = wire.HANDSHAKE_S
+        self.board: WeightsBoard | None = None
+        self.connections: dict[int, Connection] = {}
+        self._service = service
+        self._numbers = 0
+        self._bytes = 0  # of all receive buffers
+        self._hungry: dict[int, Connection] = {}
+        self._blocked: dict[int, Connection] = {}
+        self._orphans: dict[int, list[Connection]] = {}  # by producer: gone, but not all taken in
+        self._current: dict[tuple[str, int], Connection] = {}  # by table and producer
+        self._wanting: dict[int, tuple[Connection, int, asyncio.TimerHandle]] = {}
+        self._waker: threading.Thread | None = None
+        self._closing = False
+        self._queues = [t.queue for t in tables.values() if isinstance(t, QueueTable)]
+
+    # -- connections --------------------------------------------------------------------------
+
+    def next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def joined(self, connection: Connection) -> None:
+        self.stats.connections += 1
+        self.connections[connection.number] = connection
+        self._bytes += connection.receiver.size
+        self._tell()
+        if self._closing or len(self.connections) > self.limits.max_connections:
+            connection.refuse(Refused("busy", "the server has no room for another connection"))
+
+    def opened(self, connection: Connection, following: int) -> int:
+        """A handshake is done: how many of its producer's items are in or on their way in."""
+        assert connection.table is not None
+        key = (connection.table_name, connection.producer)
+        seen = connection.table.seen(connection.producer, following)
+        before = self._current.get(key)
+        if before is not None and before is not connection:
+            before.abandon()  # the client came back before we noticed that it had gone
+        self._current[key] = connection
+        waiting = self._orphans.get(connection.producer, [])
+        return max([seen, *(o.received for o in waiting if o.table is connection.table)])
+
+    def left(self, connection: Connection) -> None:
+        self.connections.pop(connection.number, None)
+        self._hungry.pop(connection.number, None)
+        want = self._wanting.pop(connection.number, None)
+        if want is not None:
+            want[2].cancel()
+        key = (connection.table_name, connection.producer)
+        if self._current.get(key) is connection:
+            del self._current[key]
+        if connection.waiting and not self._closing:
+            # Whole frames that were received are taken in, whether or not their sender is there.
+            orphans = self._orphans.setdefault(connection.producer, [])
+            if connection not in orphans:
+                orphans.append(connection)
+        else:
+            self._forget(connection)
+        self._tell()
+
+    def _forget(self, connection: Connection) -> None:
+        self._blocked.pop(connection.number, None)
+        self._bytes -= connection.receiver.size
+        self._feed_hungry()
+
+    def must_wait(self, connection: Connection) -> bool:
+        """Whether earlier items of the same producer have to go in first."""
+        waiting = self._orphans.get(connection.producer)
+        return bool(waiting) and not any(o is connection for o in waiting or ())
+
+    def took(self, connection: Connection, outcome: Outcome) -> None:
+        self.stats.frames_in += 1
+        self.stats.items_in += outcome.items
+        self.stats.rows_in += outcome.rows
+
+    def drained(self, ns: int) -> None:
+        for queue in self._queues:
+            queue.native.note("drain_round", ns)
+
+    # -- memory -------------------------------------------------------------------------------
+
+    def grow(self, connection: Connection, needed: int) -> bool:
+        """A larger buffer for a connection, or, if there is no memory, a place in the queue."""
+        receiver = connection.receiver
+        # Room for what follows the frame, so that the next one does not wait for it to be handled.
+        for size in (min(2 * needed, needed + (1 << 20)), needed):
+            if self._bytes - receiver.size + size <= self.limits.max_bytes:
+                self._resize(connection, size)
+                return True
+        self._shrink_idle()
+        if self._bytes - receiver.size + needed <= self.limits.max_bytes:
+            self._resize(connection, needed)
+            return True
+        if connection.number not in self._hungry:
+            self._hungry[connection.number] = connection
+            connection.transport.pause_reading()
+        return False
+
+    def _resize(self, connection: Connection, size: int) -> None:
+        self._bytes -= connection.receiver.size
+        connection.receiver.resize(size)
+        self._bytes += connection.receiver.size
+
+    def _shrink_idle(self) -> None:
+        for connection in self.connections.values():
+            receiver = connection.receiver
+            if receiver.held == 0 and receiver.size > _IDLE_BUFFER:
+                self._resize(connection, _IDLE_BUFFER)
+
+    def _feed_hungry(self) -> None:
+        for number, connection in list(self._hungry.items()):
+            needed = connection.receiver.needed
+            if self._bytes - connection.receiver.size + needed > self.limits.max_bytes:
+                self._shrink_idle()
+                if self._bytes - connection.receiver.size + needed > self.limits.max_bytes:
+                    return
+            del self._hungry[number]
+            self._resize(connection, needed)
+            self.loop.call_soon(connection.grown)
+
+    @property
+    def bytes_held(self) -> int:
+        return self._bytes
+
+    # -- waiting for room ---------------------------------------------------------------------
+
+    def block(self, connection: Connection) -> None:
+        if connection.number not in self._blocked:
+            self.stats.blocked += 1
+            self._blocked[connection.number] = connection
+            self._tell()
+        if self._waker is None:
+            self._waker = threading.Thread(target=self._watch, name="contig-waker", daemon=True)
+            self._waker.start()
+
+    def unblock(self, connection: Connection) -> None:
+        self._blocked.pop(connection.number, None)
+        self._tell()
+
+    def _watch(self) -> None:
+        """The waker's thread: wakes the loop when a table may have room again."""
+        try:
+            while self._blocked and not self._closing:
+                tables = {id(c.table): c.table for c in list(self._blocked.values()) if c.table}
+                # Taken before the attempt: room made after it ends the wait at once.
+                words = [(table, table.word()) for table in tables.values()]
+                done = threading.Event()
+                self.loop.call_soon_threadsafe(self._retry, done)
+                while not done.wait(1.0) and not self._closing:
+                    pass
+                for table, word in words:
+                    if self._blocked:
+                        table.wait(word, _WAIT_S / len(words))
+            self.loop.call_soon_threadsafe(self._watch_again)
+        except RuntimeError:  # the loop is closed
+            return
+
+    def _watch_again(self) -> None:
+        self._waker = None
+        if self._blocked:
+            self.block(next(iter(self._blocked.values())))
+
+    def _retry(self, done: threading.Event) -> None:
+        for connection in list(self._blocked.values()):
+            connection.pump()
+            waiting = self._orphans.get(connection.producer)
+            if waiting and connection in waiting and not connection.waiting:
+                waiting.remove(connection)
+                if not waiting:
+                    del self._orphans[connection.producer]
+                self._forget(connection)
+        self._feed_hungry()
+        done.set()
+
+    def _tell(self) -> None:
+        depths = [int(c.receiver.rows) for c in self._blocked.values()]
+        for queue in self._queues:
+            queue.native.tell(len(self.connections), sum(depths), max(depths, default=0))
+
+    # -- weights ------------------------------------------------------------------------------
+
+    def want_weights(self, connection: Connection, newer_than: int, timeout_s: float) -> None:
+        if connection.number in self._wanting:
+            raise Refused("busy", "one GET at a time")
+        if self._send_weights(connection, newer_than):
+            return
+        wait = min(max(timeout_s, 0.0), 3600.0) if timeout_s == timeout_s else 0.0
+        timer = self.loop.call_later(wait, self._no_weights, connection)
+        self._wanting[connection.number] = (connection, newer_than, timer)
+
+    def _send_weights(self, connection: Connection, newer_than: int) -> bool:
+        newest = None if self.board is None else self.board.newest
+        if self.board is None or newest is None or newest <= newer_than:
+            return False
+        version, record = self.board.read_record()
+        head = {"layout": self.board.layout.to_json()}
+        parts = wire.described(head, record, Type.WEIGHTS, version)
+        self.stats.weights_out += 1
+        self.stats.bytes_out += sum(len(p) for p in parts)
+        connection.write(*parts)
+        return True
+
+    def _no_weights(self, connection: Connection) -> None:
+        self._wanting.pop(connection.number, None)
+        connection.write(wire.frame(Type.WEIGHTS, -1))
+
+    def published(self) -> None:
+        """The learner published new weights."""
+        for number, (connection, newer_than, timer) in list(self._wanting.items()):
+            if self._send_weights(connection, newer_than):
+                timer.cancel()
+                self._wanting.pop(number, None)
+
+    # -- requests to the learner --------------------------------------------------------------
+
+    def forward(self, connection: Connection, kind: int, number: int, payload: bytes) -> None:
+        if self._service is None or connection.table is None or connection.table.kind != "tape":
+            raise Refused("type", "this table can be written to, not sampled from")
+        self._service(connection.number, connection.table_name, kind, number, payload)
+
+    def answer(self, number: int, *parts: Any) -> None:
+        """What the learner answered, for the connection of this number."""
+        connection = self.connections.get(number)
+        if connection is not None:
+            connection.requests -= 1
+            self.stats.batches_out += 1
+            self.stats.bytes_out += sum(len(p) for p in parts)
+            connection.write(*parts)
+
+    def ack_levels(self, table: Table) -> tuple[str, ...]:
+        return ("received", "committed")
+
+    # -- the end ------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Says goodbye to everybody."""
+        self._closing = True
+        for connection in list(self.connections.values()):
+            connection.leave()
+        deadline = self.loop.time() + 1.0
+        while self.connections and self.loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections.values()):
+            connection.transport.abort()

@@ -1,0 +1,111 @@
+"""What servers tell: a sample with its info, histograms, statistics."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..batch import Batch
+
+__all__ = ["HistSnapshot", "Sample", "SampleInfo", "ServerStats"]
+
+
+class HistSnapshot(NamedTuple):
+    """A histogram of durations in nanoseconds; percentiles are good to a fifth."""
+
+    count: int  # type: ignore[assignment]
+    min_ns: int
+    max_ns: int
+    mean_ns: float
+    p50_ns: float
+    p90_ns: float
+    p99_ns: float
+
+    @staticmethod
+    def of(words: Any) -> HistSnapshot:
+        """Of native/histogram.h: count, sum, least, largest, then four buckets per power of two."""
+        count, total, least, largest = (int(w) for w in words[:4])
+        if count == 0:
+            return HistSnapshot(0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+        buckets = words[4:]
+        reached = buckets.cumsum()
+
+        def percentile(share: float) -> float:
+            number = int((reached >= share * reached[-1]).argmax())
+            if number < 8:
+                return float(number)
+            power, quarter = divmod(number, 4)
+            middle = (4 + quarter + 0.5) * 2.0 ** (power - 2)
+            return float(min(max(middle, least), largest))
+
+        mean = total / count
+        return HistSnapshot(count, least, largest, mean, *map(percentile, (0.5, 0.9, 0.99)))
+
+
+class SampleInfo(NamedTuple):
+    """The queue's state when a sample was taken.
+
+    Attributes:
+        store_size: items in the queue.
+        active_connections: clients connected over TCP.
+        queue_depth_sum, queue_depth_max: items that wait in connections for room: in all of them,
+            and in the fullest.
+        push_blocked_count: how often an item found the queue full.
+        samples_inserted_total: items ever taken in.
+        fresh_blocks: batches that were copied because every buffer was held.
+        drain_round: handling what one read from a socket brought.
+        memcpy: scattering a frame's items into the queue.
+        queue_dwell: from a batch's first item to its delivery.
+    """
+
+    store_size: int
+    active_connections: int
+    queue_depth_sum: int
+    queue_depth_max: int
+    push_blocked_count: int
+    samples_inserted_total: int
+    fresh_blocks: int
+    drain_round: HistSnapshot
+    memcpy: HistSnapshot
+    queue_dwell: HistSnapshot
+
+
+class Sample(NamedTuple):
+    """One batch of a queue, leaves ``[batch_size, ...]``, and what the queue looked like."""
+
+    batch: Batch
+    info: SampleInfo
+
+
+class ServerStats(NamedTuple):
+    """A server's counters since its start, or its ingest process's last one.
+
+    Attributes:
+        connections, connections_total: now, and ever.
+        frames_in, items_in, rows_in, bytes_in, bytes_out: traffic.
+        duplicates_dropped: items that were sent again and had been seen.
+        blocked, blocked_s: how often and how long connections waited for room.
+        rejected: refused frames and handshakes, by reason.
+        bytes_held: memory of all receive buffers.
+        tables: of each table, rows in and out, depth, episodes, age of what was sampled.
+        clients: of each connected client, its peer, table, rows, bytes and seconds.
+    """
+
+    connections: int = 0
+    connections_total: int = 0
+    frames_in: int = 0
+    items_in: int = 0
+    rows_in: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    duplicates_dropped: int = 0
+    blocked: int = 0
+    blocked_s: float = 0.0
+    rejected: dict[str, int] = {}  # noqa: RUF012
+    bytes_held: int = 0
+    tables: dict[str, Any] = {}  # noqa: RUF012
+    clients: list[Any] = []  # noqa: RUF012
+
+    @staticmethod
+    def of(ingest: dict[str, Any], tables: dict[str, Any]) -> ServerStats:
+        known = {k: v for k, v in ingest.items() if k in ServerStats._fields}
+        return ServerStats(**{**known, "tables": tables})

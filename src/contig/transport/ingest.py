@@ -1,0 +1,165 @@
+"""The ingest process: ``python -m contig.transport FD``.
+
+It is started by a Server with a control socket as its one argument, and ends when that closes. The
+first line on it is the configuration; then JSON lines go both ways:
+
+    learner -> ingest   {"op": "stats", "id": 1} {"op": "board", "name": ...} {"op": "published"}
+                        {"op": "stop"}
+    ingest -> learner   {"op": "ready"} {"op": "stats", "id": 1, ...} {"op": "failed", "error": ...}
+
+Requests to sample go to the learner's process and back over a second socket, as they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import struct
+import sys
+import traceback
+from typing import Any
+
+from ..sample import RateLimiter
+from ..tape import SharedStorage, Storage, storage_of_fd
+from ..tape.queue import BatchQueue
+from .board import WeightsBoard
+from .hub import Hub, Limits
+from .metrics import MetricsPage, hub_stats
+from .tables import QueueTable, Table, TapeTable
+from .tls import server_context
+
+__all__ = ["Ingest", "REQUEST", "ANSWER"]
+
+# Between the ingest process and the learner's, before each forwarded frame's parts.
+REQUEST = struct.Struct("<QHHQQ")  # connection, bytes of table's name, type, number, payload
+ANSWER = struct.Struct("<QQ")  # connection, bytes
+
+log = logging.getLogger("contig.transport")
+
+
+class Ingest:
+    """A hub with its listening socket and its lines to the learner.
+
+    Args:
+        config: as `Server` makes it.
+        loop: the event loop to run in.
+        tables: given when it runs in the learner's process; else made from the configuration.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        loop: asyncio.AbstractEventLoop,
+        tables: dict[str, Table] | None = None,
+        service: Any = None,
+    ) -> None:
+        self.config = config
+        tables = {n: _table(t) for n, t in config["tables"].items()} if tables is None else tables
+        limits = Limits(**config["limits"])
+        self.hub = Hub(loop, tables, config["token"], limits, service)
+        self.hub.handshake_s = config["handshake_s"]
+        self._listeners: list[Any] = []
+
+    async def listen(self, listening: socket.socket) -> None:
+        loop = self.hub.loop
+        from .connection import Connection
+
+        tls = self.config["tls"]
+        context = None if tls is None else server_context(*tls)
+        self._listeners.append(
+            await loop.create_server(
+                lambda: Connection(self.hub),
+                sock=listening,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else self.hub.handshake_s,
+                backlog=1024,
+            )
+        )
+        if self.config["metrics"] is not None:
+            page = MetricsPage(self.hub)
+            self._listeners.append(await page.listen(*self.config["metrics"]))
+
+    async def close(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        await self.hub.close()
+
+
+def _table(config: dict[str, Any]) -> Table:
+    if config["kind"] == "queue":
+        return QueueTable(BatchQueue.attach(config["name"]))
+    storage: Storage
+    if config["name"] is not None:
+        storage = SharedStorage.attach(config["name"])
+    else:
+        storage = storage_of_fd(config["fd"])
+    storage.bind_keys(*config["keys"])
+    limiter = config["limiter"]
+    return TapeTable(storage, None if limiter is None else RateLimiter(**limiter))
+
+
+async def _serve(control: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    reader, writer = await asyncio.open_connection(sock=control, limit=16 << 20)
+    config = json.loads(await reader.readline())
+
+    def say(**content: Any) -> None:
+        writer.write(json.dumps(content).encode() + b"\n")
+
+    answers, questions = await asyncio.open_connection(sock=socket.socket(fileno=config["service"]))
+
+    def service(number: int, table: str, kind: int, request: int, payload: bytes) -> None:
+        name = table.encode()
+        questions.write(REQUEST.pack(number, len(name), kind, request, len(payload)))
+        questions.write(name + payload)
+
+    ingest = Ingest(config, loop, service=service)
+    hub = ingest.hub
+
+    async def answer() -> None:
+        while True:
+            number, size = ANSWER.unpack(await answers.readexactly(ANSWER.size))
+            hub.answer(number, await answers.readexactly(size))
+
+    answering = loop.create_task(answer())
+    if config["board"] is not None:
+        hub.board = WeightsBoard.attach(config["board"])
+    await ingest.listen(socket.socket(fileno=config["listening"]))
+    say(op="ready")
+    while line := await reader.readline():
+        asked = json.loads(line)
+        if asked["op"] == "stats":
+            say(op="stats", id=asked["id"], stats=hub_stats(hub))
+        elif asked["op"] == "board":
+            hub.board = WeightsBoard.attach(asked["name"])
+            hub.published()
+        elif asked["op"] == "published":
+            hub.published()
+        elif asked["op"] == "stop":
+            break
+    answering.cancel()
+    await ingest.close()
+    say(op="stopped", stats=hub_stats(hub))
+    await writer.drain()
+
+
+def main() -> None:
+    # Ctrl-C goes to the whole group; the learner decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        asyncio.run(_serve(control))
+    except (ConnectionError, asyncio.IncompleteReadError):
+        pass  # the learner is gone
+    except Exception:
+        text = json.dumps({"op": "failed", "error": traceback.format_exc()})
+        try:
+            control.setblocking(True)
+            control.sendall(text.encode() + b"\n")
+        except OSError:
+            traceback.print_exc()
+        sys.exit(1)

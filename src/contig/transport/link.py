@@ -1,0 +1,483 @@
+"""A client's link to a server: sends frames, reads acks and answers, comes back when it was cut.
+
+    any thread: outbox <- items        I/O thread: outbox -> socket -> acks -> wake who waits
+
+One thread does all input and output. Everything else happens under one lock. Nothing that was not
+acked is forgotten: after a reconnect it is sent again, from where the server says.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+from .. import _native
+from ..errors import ClosedError, ConnectionClosedError, OverloadError
+from . import wire
+from .handshake import Accepted, Address, connect, raise_refusal
+from .wire import Type
+
+__all__ = ["Link", "LinkOptions"]
+
+log = logging.getLogger("contig.transport")
+
+_COALESCE_BYTES = 512 << 10
+_COALESCE_S = 0.002
+_BACKOFF_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+_IOVS = 16
+_SLICE_S = 0.1
+
+
+class LinkOptions(NamedTuple):
+    """How a client behaves.
+
+    Attributes:
+        ack: what an ack means: "received", "committed" or "durable".
+        max_inflight_msgs: frames that may be unacked.
+        reconnect_s: how long a call waits for a lost server; 0: it never reconnects.
+        on_full: "block" or "raise" when too much is in flight.
+        send_timeout_s: how long a blocked call waits for room; None: for ever.
+    """
+
+    ack: str = "committed"
+    max_inflight_msgs: int = 32
+    reconnect_s: float = 1.0
+    on_full: str = "block"
+    send_timeout_s: float | None = None
+
+    def check(self) -> None:
+        if self.ack not in wire.ACK_LEVELS:
+            raise ValueError(f"ack {self.ack!r}: one of {', '.join(wire.ACK_LEVELS)}")
+        if self.on_full not in ("block", "raise"):
+            raise ValueError(f'on_full {self.on_full!r}: "block" or "raise"')
+        if self.max_inflight_msgs < 1:
+            raise ValueError(f"max_inflight_msgs: at least 1, got {self.max_inflight_msgs}")
+        if not self.reconnect_s >= 0:
+            raise ValueError(f"reconnect_s: seconds, at least 0, got {self.reconnect_s}")
+
+
+class Link:
+    """One connection that lasts. Thread-safe.
+
+    Args:
+        address: the server.
+        opening: what OPEN says, without `next`.
+        options: see there.
+    """
+
+    def __init__(self, address: Address, opening: dict[str, Any], options: LinkOptions) -> None:
+        options.check()
+        self.address, self.options = address, options
+        self._opening = {**opening, "ack": options.ack}
+        self.lock = threading.Condition(threading.Lock())
+        self.resends = self.blocked = 0
+        self._outbox: Any = None
+        self._unacked: deque[Any] = deque()  # frames, oldest first
+        self._unsent = 0  # of them: how many, from the end, are not on their way yet
+        self._acked = 0
+        self._requests: dict[int, Any] = {}  # number -> answer, or None while it is awaited
+        self._asked: deque[bytes] = deque()  # frames to send before items
+        self._numbers = 0
+        self._failure: Exception | None = None
+        self._lost_at: float | None = None
+        self._attempt = 0  # to reconnect, since something last came back
+        self._closing = self._stopped = False
+        self._bye = threading.Event()
+        self._idle = False
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        first = self._first_connection()
+        self.kind, self.schema, self.max_frame = first.kind, first.schema, first.max_frame
+        self._acked = first.seen
+        self._thread = threading.Thread(target=self._run, args=(first,), name="contig-link")
+        self._thread.daemon = True
+
+    def begin(self, record_size: int, padded: bool) -> None:
+        """Makes room for records of this size, and starts the I/O thread."""
+        bytes_per_frame = min(_COALESCE_BYTES, self.max_frame - (64 << 10))
+        self._outbox = _native.Outbox(record_size, padded, self._acked, max(bytes_per_frame, 1))
+        self._thread.start()
+
+    def _first_connection(self) -> Accepted:
+        deadline = time.monotonic() + self.options.reconnect_s
+        for attempt in range(1 << 30):
+            try:
+                return connect(self.address, {**self._opening, "next": 0}, 5.0)
+            except (ConnectionRefusedError, ConnectionResetError) as error:
+                pause = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
+                if time.monotonic() + pause > deadline:
+                    where = f"{self.address.host}:{self.address.port}"
+                    raise ConnectionClosedError(f"no contig server at {where}: {error}") from error
+                time.sleep(pause)
+        raise AssertionError
+
+    # -- for callers, with the lock held ------------------------------------------------------
+
+    @property
+    def outbox(self) -> Any:
+        return self._outbox
+
+    def reserve(self) -> None:
+        """Waits until another item may be added. With the lock.
+
+        Raises:
+            ConnectionClosedError: the server is gone, and did not come back in time.
+            OverloadError: too much is in flight, and the client was told to raise.
+        """
+        if self._failure is None and not self._closing and self._lost_at is None:
+            frames = len(self._unacked) + self._outbox.full_frames
+            if frames < self.options.max_inflight_msgs:
+                return
+        self._wait_for(self._has_room, self.options.send_timeout_s, "room to send")
+
+    def _has_room(self) -> bool:
+        frames = len(self._unacked) + self._outbox.full_frames
+        if frames < self.options.max_inflight_msgs:
+            return self._lost_at is None
+        if self._lost_at is None:
+            self.blocked += 1
+            if self.options.on_full == "raise":
+                raise OverloadError(
+                    f"{frames} frames are in flight, more than max_inflight_msgs="
+                    f"{self.options.max_inflight_msgs}: the server does not keep up"
+                )
+        return False
+
+    def kick(self) -> None:
+        """Tells the I/O thread that there is something to send. With the lock."""
+        if self._idle:
+            self._idle = False
+            self._wake()
+
+    def _wake(self) -> None:
+        try:
+            self._wake_in.send(b"\0")
+        except (BlockingIOError, OSError):
+            pass
+
+    def _wait_for(self, ready: Any, timeout: float | None, what: str) -> None:
+        """Waits with the lock; ends on failure, on a server that stays away, on the deadline."""
+        began = time.monotonic()
+        lost_since = began
+        while True:
+            if self._failure is not None:
+                raise ConnectionClosedError(str(self._failure)) from self._failure
+            if self._closing and what != "acks":
+                raise ClosedError("this client is closed")
+            if ready():
+                return
+            now = time.monotonic()
+            if self._lost_at is None:
+                lost_since = now
+            elif now - lost_since >= self.options.reconnect_s:
+                raise ConnectionClosedError(
+                    f"the connection to {self.address.host}:{self.address.port} was lost, and the "
+                    f"server did not come back within {self.options.reconnect_s} s; "
+                    f"{self.pending} items are not acked yet"
+                )
+            if timeout is not None and now - began >= timeout:
+                raise TimeoutError(
+                    f"no {what} within {timeout} s: {self.pending} items are not acked"
+                )
+            self._idle_kick()
+            left = _SLICE_S if timeout is None else min(_SLICE_S, began + timeout - now)
+            self.lock.wait(left)
+
+    def _idle_kick(self) -> None:
+        if self._idle:
+            self.kick()
+
+    @property
+    def pending(self) -> int:
+        """Items not acked yet."""
+        return int(self._outbox.next) - self._acked if self._outbox is not None else 0
+
+    # -- for callers, without it --------------------------------------------------------------
+
+    def wait(self, timeout: float | None) -> None:
+        """Waits until everything added so far is acked."""
+        with self.lock:
+            upto = int(self._outbox.next)
+            self._wait_for(lambda: self._acked >= upto, timeout, "acks")
+
+    def request(self, kind: int, payload: bytes, timeout: float | None) -> tuple[int, bytes]:
+        """Asks, and waits for the answer: its type and payload."""
+        return self.collect(self.ask(kind, payload), timeout)
+
+    def ask(self, kind: int, payload: bytes, number: int | None = None) -> int:
+        """Sends a request and returns its number."""
+        with self.lock:
+            if self._failure is not None:
+                raise ConnectionClosedError(str(self._failure)) from self._failure
+            if self._closing:
+                raise ClosedError("this client is closed")
+            self._numbers += 1
+            mine = self._numbers
+            sent = mine if number is None else number
+            frame = wire.frame(kind, sent, payload)
+            self._requests[mine if kind != Type.GET else 0] = frame
+            self._asked.append(frame)
+            self.kick()
+            return mine if kind != Type.GET else 0
+
+    def collect(self, number: int, timeout: float | None) -> tuple[int, bytes]:
+        """Waits for a request's answer."""
+        with self.lock:
+            try:
+                ready = lambda: isinstance(self._requests[number], tuple)  # noqa: E731
+                self._wait_for(ready, timeout, "answer")
+                return self._requests[number]  # type: ignore[no-any-return]
+            finally:
+                self._requests.pop(number, None)
+
+    def close(self, timeout: float | None) -> None:
+        """Sends what is left, waits for its acks, says goodbye."""
+        with self.lock:
+            if self._closing:
+                return
+            self._closing = True
+        try:
+            if self._thread.ident is not None:
+                self.wait(timeout)
+                self._asked.append(wire.frame(Type.BYE))
+                with self.lock:
+                    self.kick()
+                self._bye.wait(1.0)
+        finally:
+            with self.lock:
+                self._stopped = True
+            self._wake()
+            if self._thread.ident is not None:
+                self._thread.join(5.0)
+
+    # -- the I/O thread -----------------------------------------------------------------------
+
+    def _run(self, first: Accepted) -> None:
+        connection: Accepted | None = first
+        try:
+            while connection is not None:
+                try:
+                    _Pump(self, connection).run()
+                except (OSError, ssl.SSLError, ConnectionError) as error:
+                    connection.sock.close()
+                    if self._stopped or (self._closing and self._bye.is_set()):
+                        return
+                    connection = self._reconnect(error)
+                else:
+                    connection.sock.close()
+                    return
+        except Exception as error:
+            log.debug("link failed", exc_info=True)
+            self._fail(error)
+        finally:
+            self._wake_in.close()
+            self._wake_out.close()
+
+    def _fail(self, error: Exception) -> None:
+        with self.lock:
+            self._failure = error
+            self._bye.set()
+            self.lock.notify_all()
+
+    def _reconnect(self, cause: Exception) -> Accepted | None:
+        with self.lock:
+            self._lost_at = time.monotonic()
+            self._idle = False
+            self.lock.notify_all()
+        if self.options.reconnect_s == 0:
+            raise ConnectionClosedError(f"the connection to the server was lost: {cause}")
+        while not self._stopped:
+            # Also a server that accepts and then breaks the connection is not hurried.
+            if self._attempt:
+                time.sleep(_BACKOFF_S[min(self._attempt, len(_BACKOFF_S)) - 1])
+            self._attempt += 1
+            try:
+                opening = {**self._opening, "next": self._acked}
+                connection = connect(self.address, opening, max(self.options.reconnect_s, 0.2))
+            except (OSError, TimeoutError) as error:
+                cause = error
+                continue
+            with self.lock:
+                self._resume(connection)
+            return connection
+        return None
+
+    def _resume(self, connection: Accepted) -> None:
+        """The server is back: drops what it has, sends the rest again. With the lock."""
+        self.took(connection.seen)
+        self.resends += len(self._unacked) - self._unsent
+        self._unsent = len(self._unacked)
+        self._asked.clear()
+        self._asked.extend(f for f in self._requests.values() if isinstance(f, bytes))
+        self._lost_at = None
+        self.lock.notify_all()
+
+    def took(self, acked: int) -> None:
+        """The server has items below a number. With the lock."""
+        if acked > self._acked:
+            self._acked, self._attempt = acked, 0
+        while self._unacked and self._unacked[0].first + self._unacked[0].items <= self._acked:
+            self._unacked.popleft()
+        self._unsent = min(self._unsent, len(self._unacked))
+        self.lock.notify_all()
+
+    def next_parts(self, opened_at: float | None) -> tuple[list[Any], float | None]:
+        """What to send now, and when to ask again if there is an open frame. With the lock."""
+        parts: list[Any] = []
+        while self._asked:
+            parts.append(self._asked.popleft())
+        while self._unsent and len(parts) < _IOVS:
+            frame = self._unacked[len(self._unacked) - self._unsent]
+            parts += [frame.head, frame]
+            self._unsent -= 1
+        while len(parts) < _IOVS and self._outbox is not None:
+            full = self._outbox.full_frames > 0
+            if not full and self._outbox.empty:
+                return parts, None
+            # At once if nothing is in flight, else when it is full or has waited long enough.
+            if not full and self._unacked and not self._closing:
+                now = time.monotonic()
+                if opened_at is None:
+                    return parts, now
+                if now - opened_at < _COALESCE_S:
+                    return parts, opened_at
+            frame = self._outbox.take(True)
+            self._unacked.append(frame)
+            parts += [frame.head, frame]
+            opened_at = None
+        return parts, opened_at
+
+    def answered(self, kind: int, number: int, payload: bytes) -> None:
+        with self.lock:
+            key = 0 if kind == Type.WEIGHTS else number
+            if key in self._requests:
+                self._requests[key] = (kind, payload) if key else (kind, number, payload)
+            self.lock.notify_all()
+
+
+class _Pump:
+    """Input and output over one socket, until it breaks or the link is closed."""
+
+    def __init__(self, link: Link, connection: Accepted) -> None:
+        self._link = link
+        self._sock = connection.sock
+        self._receiver = connection.receiver
+        self._sock.setblocking(False)
+        self._tls = isinstance(self._sock, ssl.SSLSocket)
+        self._sending: deque[memoryview] = deque()
+        self._opened_at: float | None = None
+        self._leaving = False
+
+    def run(self) -> None:
+        link = self._link
+        with selectors.DefaultSelector() as selector:
+            key = selector.register(self._sock, selectors.EVENT_READ)
+            selector.register(link._wake_out, selectors.EVENT_READ)
+            self._read()  # what came with the handshake
+            while not link._stopped and not self._leaving:
+                if not self._sending:
+                    self._fill()
+                self._send()
+                wanted = selectors.EVENT_READ
+                if self._sending:
+                    wanted |= selectors.EVENT_WRITE
+                if key.events != wanted:
+                    key = selector.modify(self._sock, wanted)
+                for ready, events in selector.select(self._patience()):
+                    if ready.fileobj is link._wake_out:
+                        _drain(link._wake_out)
+                    elif events & selectors.EVENT_READ:
+                        self._read()
+                link._idle = False
+
+    def _patience(self) -> float | None:
+        if self._sending:
+            return None
+        link = self._link
+        with link.lock:
+            if self._opened_at is not None:
+                return max(self._opened_at + _COALESCE_S - time.monotonic(), 0.0)
+            if link._asked or not link._outbox.empty:
+                return 0.0
+            link._idle = True
+            return None
+
+    def _fill(self) -> None:
+        with self._link.lock:
+            parts, self._opened_at = self._link.next_parts(self._opened_at)
+        self._sending.extend(memoryview(p) for p in parts)
+
+    def _send(self) -> None:
+        while self._sending:
+            try:
+                if self._tls:
+                    sent = self._sock.send(self._sending[0])
+                else:
+                    sent = self._sock.sendmsg([*self._sending][:_IOVS])
+            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                return
+            while sent:
+                part = self._sending[0]
+                if sent < len(part):
+                    self._sending[0] = part[sent:]
+                    break
+                sent -= len(part)
+                self._sending.popleft()
+            while self._sending and not len(self._sending[0]):
+                self._sending.popleft()
+
+    def _read(self) -> None:
+        receiver = self._receiver
+        while True:
+            while (state := receiver.next()) == 1:
+                self._frame(receiver.type, receiver.number)
+                receiver.pop()
+            if state == 2:
+                receiver.resize(receiver.needed)
+            elif state == 3:
+                raise ConnectionError(f"the server's frame was refused: {receiver.refusal}")
+            try:
+                n = self._sock.recv_into(receiver.room())
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            if n == 0:
+                raise ConnectionResetError("the server closed the connection")
+            receiver.received(n)
+
+    def _frame(self, kind: int, number: int) -> None:
+        link = self._link
+        if kind == Type.ACK:
+            with link.lock:
+                link.took(number)
+        elif kind == Type.BYE:
+            if not link._closing:
+                raise _Goodbye("the server was closed")
+            link._bye.set()
+            self._leaving = True
+        elif kind == Type.REFUSE:
+            try:
+                raise_refusal(json.loads(self._receiver.payload()))
+            except ConnectionError as error:
+                raise _Goodbye(str(error)) from error
+        else:
+            link.answered(kind, number, self._receiver.payload())
+
+
+class _Goodbye(Exception):
+    """The server ended the connection in good order: there is nothing to come back to."""
+
+
+def _drain(sock: socket.socket) -> None:
+    try:
+        while sock.recv(4096):
+            pass
+    except (BlockingIOError, OSError):
+        pass

@@ -1,0 +1,201 @@
+"""What a server counts: as a dict for `server.stats()`, as Prometheus text for ``/metrics``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from .tables import QueueTable, TapeTable
+
+if TYPE_CHECKING:
+    from .hub import Hub
+
+__all__ = ["MetricsPage", "hub_stats"]
+
+_HISTORY_S = 600.0
+
+
+def hub_stats(hub: Hub) -> dict[str, Any]:
+    """All counters of a hub, as JSON."""
+    s = hub.stats
+    now = time.monotonic()
+    return {
+        "uptime_s": time.time() - hub.started,
+        "connections": len(hub.connections),
+        "connections_total": s.connections,
+        "frames_in": s.frames_in,
+        "bytes_in": s.bytes_in,
+        "bytes_out": s.bytes_out,
+        "items_in": s.items_in,
+        "rows_in": s.rows_in,
+        "duplicates_dropped": s.duplicates,
+        "blocked": s.blocked,
+        "blocked_s": s.blocked_s,
+        "requests_answered": s.batches_out,
+        "weights_sent": s.weights_out,
+        "bytes_held": hub.bytes_held,
+        "rejected": dict(s.rejected),
+        "tables": {name: table_stats(t) for name, t in hub.tables.items()},
+        "clients": [
+            {
+                "peer": c.peer,
+                "table": c.table_name,
+                "producer": c.producer,
+                "rows": c.rows,
+                "items": c.items,
+                "bytes": c.bytes,
+                "seconds": now - c.since,
+                "blocked": c.blocked_at is not None,
+            }
+            for c in hub.connections.values()
+            if c.table is not None
+        ],
+    }
+
+
+def table_stats(table: Any) -> dict[str, Any]:
+    """What a table itself counts; it outlives the process."""
+    if isinstance(table, QueueTable):
+        c = table.queue.native.counters()
+        out = c["taken"] * table.queue.batch_size
+        return {
+            "kind": "queue",
+            "rows_in": c["head"],
+            "rows_out": min(out, c["head"]),
+            "depth": max(c["head"] - out, 0),
+            "capacity": table.queue.batch_size * table.queue.num_buffers,
+            "blocked": c["blocked"],
+            "fresh_blocks": c["fresh"],
+        }
+    assert isinstance(table, TapeTable)
+    tape = table.storage.tape
+    head, tail, _, _ = tape.snapshot()
+    drawn, age = tape.drawn
+    return {
+        "kind": "tape",
+        "rows_in": head,
+        "rows_out": tape.sampled,
+        "depth": max(head - tail, 0),
+        "capacity": table.storage.capacity,
+        "episodes": tape.trajectories,
+        "appends": tape.appends,
+        "samples_per_insert": tape.sampled / head if head else 0.0,
+        "sampled_age_rows": age / drawn if drawn else 0.0,
+    }
+
+
+class MetricsPage:
+    """Prometheus text over HTTP, for ``GET /metrics``."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._heads: dict[str, deque[tuple[float, int]]] = {}
+        self._watch()
+
+    def _watch(self) -> None:
+        """Remembers when each row number was reached, so that ages can be told in seconds."""
+        now = time.monotonic()
+        for name, table in self._hub.tables.items():
+            history = self._heads.setdefault(name, deque())
+            history.append((now, table.rows_in()))
+            while history and history[0][0] < now - _HISTORY_S:
+                history.popleft()
+        self._hub.loop.call_later(1.0, self._watch)
+
+    def _age_s(self, name: str, rows: float) -> float:
+        """How long ago the row that lies so many rows back was written."""
+        history = self._heads.get(name)
+        if not history:
+            return 0.0
+        now, head = history[-1]
+        for then, at in history:
+            if at >= head - rows:
+                return now - then
+        return 0.0
+
+    async def listen(self, host: str, port: int) -> Any:
+        return await asyncio.start_server(self._answer, host, port)
+
+    async def _answer(self, reader: Any, writer: Any) -> None:
+        try:
+            async with asyncio.timeout(5):
+                head = await reader.readuntil(b"\r\n\r\n")
+            path = head.split(b" ", 2)[1] if head.count(b" ") >= 2 else b""
+            found = head.startswith(b"GET ") and path.split(b"?")[0] == b"/metrics"
+            body = self.text().encode() if found else b"try GET /metrics\n"
+            status = b"200 OK" if found else b"404 Not Found"
+            writer.write(
+                b"HTTP/1.1 " + status + b"\r\nContent-Type: text/plain; version=0.0.4\r\n"
+                b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+            )
+            await writer.drain()
+        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError):
+            pass
+        except asyncio.LimitOverrunError:
+            pass
+        finally:
+            writer.close()
+
+    def text(self) -> str:
+        """The page."""
+        stats = hub_stats(self._hub)
+        lines: list[str] = []
+
+        def metric(name: str, kind: str, text: str, values: list[tuple[str, float]]) -> None:
+            lines.append(f"# HELP contig_{name} {text}")
+            lines.append(f"# TYPE contig_{name} {kind}")
+            lines.extend(f"contig_{name}{labels} {value:g}" for labels, value in values)
+
+        plain = (
+            ("connections", "gauge", "open connections"),
+            ("connections_total", "counter", "connections ever made"),
+            ("frames_in", "counter", "frames of items taken in"),
+            ("bytes_in", "counter", "bytes received"),
+            ("bytes_out", "counter", "bytes of batches and weights sent"),
+            ("items_in", "counter", "items taken in"),
+            ("duplicates_dropped", "counter", "items that were sent again and had been seen"),
+            ("blocked", "counter", "times a connection had to wait for room"),
+            ("blocked_s", "counter", "seconds connections waited for room"),
+            ("requests_answered", "counter", "samples, priorities and statistics answered"),
+            ("weights_sent", "counter", "versions of weights sent"),
+            ("bytes_held", "gauge", "bytes of all receive buffers"),
+            ("uptime_s", "gauge", "seconds since the start"),
+        )
+        for name, kind, text in plain:
+            metric(name, kind, text, [("", float(stats[name]))])
+        rejected = [(f'{{reason="{r}"}}', float(n)) for r, n in stats["rejected"].items()]
+        metric("rejected_total", "counter", "refused frames and handshakes", rejected)
+        tables = stats["tables"]
+        for key, kind, text in (
+            ("rows_in", "counter", "rows taken in"),
+            ("rows_out", "counter", "rows sampled or delivered"),
+            ("depth", "gauge", "rows held"),
+            ("capacity", "gauge", "rows there is room for"),
+            ("episodes", "counter", "trajectories begun"),
+            ("samples_per_insert", "gauge", "rows sampled for each row taken in"),
+            ("sampled_age_rows", "gauge", "mean age of sampled rows, in rows written since"),
+        ):
+            found = [(_table(n), float(t[key])) for n, t in tables.items() if key in t]
+            metric(f"table_{key}", kind, text, found)
+        ages = [
+            (_table(n), self._age_s(n, t["sampled_age_rows"]))
+            for n, t in tables.items()
+            if "sampled_age_rows" in t
+        ]
+        metric("table_sampled_age_s", "gauge", "mean age of sampled rows, in seconds", ages)
+        clients = [
+            (
+                f'{{peer="{c["peer"]}",table="{c["table"]}",producer="{c["producer"]}"}}',
+                c["rows"] / max(c["seconds"], 1e-9),
+            )
+            for c in stats["clients"]
+        ]
+        metric("client_rows_per_s", "gauge", "rows of a client per second since it came", clients)
+        return "\n".join(lines) + "\n"
+
+
+def _table(name: str) -> str:
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'{{table="{escaped}"}}'

@@ -1,0 +1,176 @@
+"""The ingest process, as its server sees it: started, talked to, watched, started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from ..errors import ServerError
+from .service import SampleService
+
+__all__ = ["IngestProcess"]
+
+_START_S = 30.0
+_STOP_S = 5.0
+
+
+class IngestProcess:
+    """A child process that holds the sockets. Thread-safe.
+
+    Args:
+        config: what it is told at its start, see `Ingest`.
+        listening: the socket it accepts from; it stays open here, so that a restarted process
+            takes over what clients find.
+        fds: descriptors of storages it needs.
+        service: answers its requests.
+        max_restarts: how often it is started again after it died.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        listening: socket.socket,
+        fds: list[int],
+        service: SampleService,
+        max_restarts: int,
+    ) -> None:
+        self.config = config
+        self.restarts = 0
+        self._listening = listening
+        self._fds = fds
+        self._service = service
+        self._max_restarts = max_restarts
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._failure: str | None = None
+        self._told: str | None = None  # the traceback it sent before it died
+        self._answers: dict[int, Any] = {}
+        self._asked = 0
+        self._arrived = threading.Condition()
+        self._last_stats: dict[str, Any] | None = None
+        self._start()
+        threading.Thread(target=self._watch, name="contig-ingest", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _start(self) -> None:
+        mine, theirs = socket.socketpair()
+        service = self._service.attach()
+        fds = [theirs.fileno(), service.fileno(), self._listening.fileno(), *self._fds]
+        root = str(Path(__file__).parents[2])
+        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "contig.transport", str(theirs.fileno())],
+            pass_fds=fds,
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+        )
+        config = {
+            **self.config,
+            "service": service.fileno(),
+            "listening": self._listening.fileno(),
+        }
+        theirs.close()
+        service.close()
+        self._control = mine
+        self._ready = threading.Event()
+        self._told = None
+        threading.Thread(
+            target=self._read, args=(mine,), name="contig-control", daemon=True
+        ).start()
+        self._send(config)
+        deadline = time.monotonic() + _START_S
+        while not self._ready.wait(0.05):
+            if self._process.poll() is not None:
+                time.sleep(0.05)  # what it said last may be on its way
+                raise ServerError(f"the ingest process did not start:\n{self._told or '(silent)'}")
+            if time.monotonic() > deadline:
+                self._process.kill()
+                raise ServerError(f"the ingest process did not start within {_START_S} s")
+
+    def _send(self, content: dict[str, Any]) -> None:
+        line = json.dumps(content).encode() + b"\n"
+        try:
+            with self._lock:
+                self._control.sendall(line)
+        except OSError:
+            pass  # it is gone; `check` says so
+
+    def _read(self, control: socket.socket) -> None:
+        with control, control.makefile("rb") as lines:
+            for line in lines:
+                said = json.loads(line)
+                if said["op"] == "ready":
+                    self._ready.set()
+                elif said["op"] == "failed":
+                    self._told = said["error"]
+                else:
+                    with self._arrived:
+                        self._last_stats = said["stats"]
+                        self._answers[said.get("id", 0)] = said["stats"]
+                        self._arrived.notify_all()
+
+    def _watch(self) -> None:
+        """Waits for the process's end; starts another one if that is allowed."""
+        while True:
+            code = self._process.wait()
+            if self._stopping:
+                return
+            time.sleep(0.02)
+            reason = f"exit code {code}" if code >= 0 else f"killed by signal {-code}"
+            said = f":\n{self._told}" if self._told else ""
+            if self.restarts >= self._max_restarts:
+                self._failure = f"the ingest process (pid {self.pid}) died: {reason}{said}"
+                return
+            self.restarts += 1
+            try:
+                self._start()
+            except ServerError as error:
+                self._failure = str(error)
+                return
+
+    def check(self) -> None:
+        """Raises ServerError if the process died and is not coming back."""
+        if self._failure is not None:
+            raise ServerError(self._failure)
+
+    def tell(self, **content: Any) -> None:
+        self._send(content)
+
+    def show(self, board: Any, name: str) -> None:
+        """The board that weights are published on; a restarted process gets it too."""
+        self.config["board"] = name
+        self._send({"op": "board", "name": name})
+
+    def stats(self, timeout_s: float = 5.0) -> dict[str, Any]:
+        """Its counters now; of a process that does not answer, what it said last."""
+        with self._arrived:
+            self._asked += 1
+            asked = self._asked
+        self._send({"op": "stats", "id": asked})
+        deadline = time.monotonic() + timeout_s
+        with self._arrived:
+            while asked not in self._answers:
+                left = deadline - time.monotonic()
+                if left <= 0 or self._failure is not None or self._stopping:
+                    return self._last_stats or {}
+                self._arrived.wait(min(left, 0.1))
+            return dict(self._answers.pop(asked))
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._send({"op": "stop"})
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

@@ -1,0 +1,174 @@
+"""RemoteReplayBuffer: a server's table with the ReplayBuffer interface.
+
+sample            SAMPLE requests, several in flight -> BATCH, one raw block each
+update_priority   PRIORITY
+add, extend ...   items, exactly once, like a TcpClient's
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .. import _native, errors
+from ..batch import Batch
+from ..convert import as_array
+from ..errors import ConnectionClosedError
+from ..layout import Layout
+from ..replay.buffer import BufferStats
+from ..replay.output import to_output
+from .client import TcpClient
+from .wire import Type, parse_described
+
+__all__ = ["RemoteReplayBuffer"]
+
+
+class RemoteReplayBuffer:
+    """A table of a server: written to and sampled from over the network. Thread-safe.
+
+    Args:
+        host, port: the server.
+        table: its name.
+        data_sample: one row; needed if nothing has been written to the table yet.
+        batch_size: rows per sample; None: the buffer's own.
+        prefetch: samples asked for ahead. They are drawn when the server gets to them, so
+            priorities set meanwhile may come too late for that many batches.
+        output, device: as in ReplayBuffer.
+        sample_timeout_s: how long `sample` waits for an answer.
+        client: more arguments for the TcpClient (`token`, `tls`, `reconnect_s`, ...).
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        table: str = "default",
+        *,
+        data_sample: Any = None,
+        batch_size: int | None = None,
+        prefetch: int = 2,
+        output: str = "numpy",
+        device: Any = None,
+        sample_timeout_s: float = 60.0,
+        **client: Any,
+    ) -> None:
+        if prefetch < 0:
+            raise ValueError(f"prefetch is a number of batches, got {prefetch}")
+        self._client = TcpClient(host, port, data_sample, table=table, **client)
+        self._link = self._client._link
+        self.batch_size = batch_size
+        self.sample_timeout_s = sample_timeout_s
+        self._prefetch = prefetch
+        self._ahead: deque[int] = deque()
+        self._output = to_output(output, device)
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def add(self, step: Any) -> None:
+        """Sends one row, which goes on with the trajectory until a done row."""
+        self._client.send(step)
+
+    def extend(self, data: Any, *, continues: bool | None = None) -> None:
+        """Sends rows, or lanes of rows; see `Writer.extend`."""
+        self._client.extend(data, continues=continues)
+
+    def extend_trajectory(self, data: Any, **end: Any) -> None:
+        """Sends one whole trajectory."""
+        self._client.send_trajectory(data, **end)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Returns when everything written is in the table."""
+        self._client.wait(timeout)
+
+    # -- sampling -----------------------------------------------------------------------------
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """A batch, as `ReplayBuffer.sample` gives it."""
+        if batch_size in (None, self.batch_size):
+            with self._client._reading:
+                while len(self._ahead) <= self._prefetch:
+                    self._ahead.append(self._ask(self.batch_size))
+                number = self._ahead.popleft()
+        else:
+            number = self._ask(batch_size)
+        batch = self._batch(*self._link.collect(number, self.sample_timeout_s))
+        out = self._output(batch)
+        if not return_info:
+            return out
+        info = {"index": batch["index"]}
+        if "priority_weight" in batch:
+            info["priority_weight"] = batch["priority_weight"]
+        return out, info
+
+    def _ask(self, size: int | None) -> int:
+        if size is not None and size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {size}")
+        return self._link.ask(Type.SAMPLE, struct.pack("<Q", size or 0))
+
+    def _batch(self, kind: int, payload: bytes) -> Batch:
+        if kind != Type.BATCH:
+            _raise(payload)
+        head, raw = parse_described(payload)
+        layout = Layout.from_json(head["layout"])
+        block = _native.Block(len(raw))
+        memoryview(block)[:] = raw
+        extras = frozenset(tuple(p) for p in head["extras"])
+        return Batch(block, layout, tuple(head["shape"]), extras)
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield self.sample()
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Sets priorities of rows by their `index`; evicted rows are ignored and counted."""
+        seqs = np.ascontiguousarray(as_array(index), np.int64).reshape(-1)
+        values = np.ascontiguousarray(as_array(priority), np.float64).reshape(-1)
+        if len(values) == 1:
+            values = np.repeat(values, len(seqs))
+        if len(values) != len(seqs):
+            raise ValueError(f"{len(values)} priorities for {len(seqs)} rows")
+        payload = struct.pack("<Q", len(seqs)) + seqs.tobytes() + values.tobytes()
+        self._reply(*self._link.request(Type.PRIORITY, payload, self.sample_timeout_s))
+
+    def stats(self) -> BufferStats:
+        """Counters of the buffer."""
+        answer = self._reply(*self._link.request(Type.STATS, b"", self.sample_timeout_s))
+        return BufferStats(**answer)
+
+    def __len__(self) -> int:
+        return self.stats().rows
+
+    @staticmethod
+    def _reply(kind: int, payload: bytes) -> dict[str, Any]:
+        if kind != Type.REPLY:
+            raise ConnectionClosedError(f"expected a reply, got a frame of type {kind}")
+        answer = dict(json.loads(payload))
+        if "error" in answer:
+            _raise(payload)
+        return answer
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def close(self, timeout: float | None = 30.0) -> None:
+        """Sends what is left and disconnects."""
+        self._client.close(timeout)
+
+    def __enter__(self) -> RemoteReplayBuffer:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._client.__exit__(*exc)
+
+
+def _raise(payload: bytes) -> None:
+    """Raises the error that a server answered with, as its own kind if that is ours."""
+    answer = json.loads(payload)
+    kind = getattr(errors, answer.get("error", ""), None)
+    if kind is None:
+        kind = {"ValueError": ValueError, "TypeError": TypeError}.get(answer.get("error", ""))
+    raise (kind or RuntimeError)(answer.get("message", "the server failed"))

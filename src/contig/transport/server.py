@@ -1,0 +1,465 @@
+"""Server: takes items from clients anywhere, hands the learner batches or a filled buffer.
+
+    TcpClient --frames--> ingest process --> batch queue --> server.sample()
+    SharedClient ------------------------->     |
+                                                +-> or a ReplayBuffer's tape --> buffer.sample()
+
+Thread-safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..convert import plain_tree
+from ..errors import ClosedError, ServerError
+from ..layout import Layout
+from ..replay import ReplayBuffer
+from ..tape import BatchQueue, SharedStorage
+from ..tape.segment import Segment
+from .board import WeightsBoard
+from .hub import Limits
+from .info import HistSnapshot, Sample, SampleInfo, ServerStats
+from .ingest import Ingest
+from .metrics import hub_stats, table_stats
+from .process import IngestProcess
+from .service import SampleService, answer_request
+from .tables import QueueTable, Table, TapeTable
+from .wire import HANDSHAKE_S
+
+__all__ = ["Server", "TcpTransport"]
+
+_SLICE_S = 0.1
+_DEFAULT = "default"
+
+
+class TcpTransport(NamedTuple):
+    """How a server listens.
+
+    Attributes:
+        port: 0 for any free one; `server.port` says which.
+        host: the address to bind; another than this machine's own needs a token.
+        token: what clients must know. It is never sent.
+        tls: paths of a certificate chain and its key, PEM.
+        metrics_port: where ``/metrics`` is served, on the same host; None: nowhere.
+        max_frame, max_bytes: bounds of one frame, and of everything received and not yet taken in.
+        max_restarts: how often the ingest process is started again if it dies.
+        in_process: hold the sockets in a thread of this process, for debugging.
+    """
+
+    port: int = 0
+    host: str = "127.0.0.1"
+    token: str | None = None
+    tls: tuple[str, str] | None = None
+    metrics_port: int | None = None
+    max_frame: int = Limits().max_frame
+    max_bytes: int = Limits().max_bytes
+    max_restarts: int = 0
+    in_process: bool = False
+
+    def check(self) -> None:
+        """Raises ValueError for what would be unsafe or cannot work."""
+        if self.token is not None and not self.token:
+            raise ValueError("token: an empty one protects nothing; leave it out or give one")
+        if self.token is None and not _is_local(self.host):
+            raise ValueError(
+                f"host {self.host!r} can be reached from other machines: give a token "
+                '(TcpTransport(token=...)), or bind "127.0.0.1"'
+            )
+        if not 1024 <= self.max_frame <= self.max_bytes // 2:
+            raise ValueError(
+                f"max_frame {self.max_frame}: at least 1024 and at most half of max_bytes "
+                f"({self.max_bytes})"
+            )
+
+
+def _is_local(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Server:
+    """A queue of batches, or tables of trajectories, that clients fill.
+
+    Args:
+        example: one item; with `batch_size` it makes a queue, read by `sample`.
+        batch_size: items per batch.
+        transport: how clients reach it; None: only `submit` and same-host SharedClients.
+        num_buffers: batches the queue holds.
+        buffer: a ReplayBuffer to feed instead of a queue.
+        tables: several of them, by name.
+        name: of its shared memory; made up if None.
+    """
+
+    def __init__(
+        self,
+        example: Any = None,
+        batch_size: int | None = None,
+        transport: TcpTransport | None = None,
+        num_buffers: int = 3,
+        *,
+        buffer: ReplayBuffer | None = None,
+        tables: dict[str, ReplayBuffer] | None = None,
+        name: str | None = None,
+    ) -> None:
+        given = [example is not None or batch_size is not None, buffer is not None, bool(tables)]
+        if sum(given) != 1:
+            raise ValueError("give either example and batch_size, or buffer, or tables")
+        if transport is not None:
+            transport.check()
+        self.name = uuid.uuid4().hex[:16] if name is None else name
+        self.transport = transport
+        self._queue: BatchQueue | None = None
+        self._buffers = {_DEFAULT: buffer} if buffer is not None else dict(tables or {})
+        if given[0]:
+            if example is None or batch_size is None:
+                raise ValueError("a queue needs both example and batch_size")
+            layout = Layout(plain_tree(example)[0])
+            self._queue = BatchQueue.create(layout, batch_size, num_buffers, f"{self.name}.queue")
+        self._board: WeightsBoard | None = None
+        self._ingest: IngestProcess | _InProcess | None = None
+        self._service: SampleService | None = None
+        self._listening: socket.socket | None = None
+        self._info: Segment | None = None
+        self._unfeed: list[Any] = []
+        self._closed = self._flush = False
+        self._publishing = threading.Lock()
+        if sys.platform == "linux":
+            self._info = _announce(self.name, self._describe())
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def start(self) -> Server:
+        """Opens the port and starts the ingest process. Without a transport, does nothing."""
+        if self._closed:
+            raise ClosedError("this server is closed")
+        if self.transport is None or self._ingest is not None:
+            return self
+        t = self.transport
+        family = socket.AF_INET6 if ":" in t.host else socket.AF_INET
+        self._listening = socket.create_server((t.host, t.port), family=family, backlog=1024)
+        self._service = SampleService(self._buffers)
+        try:
+            if t.in_process:
+                self._ingest = _InProcess(self, self._config(), self._listening, self._service)
+            else:
+                fds = [int(c["fd"]) for c in self._config()["tables"].values() if "fd" in c]
+                self._ingest = IngestProcess(
+                    self._config(), self._listening, fds, self._service, t.max_restarts
+                )
+        except BaseException:
+            self._listening.close()
+            self._service.close()
+            raise
+        self._unfeed = [b.feed(self.check) for b in self._buffers.values()]
+        return self
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        if self._listening is None:
+            raise ServerError("the server is not started: it has no port yet")
+        return int(self._listening.getsockname()[1])
+
+    def close(self, flush: bool = False) -> None:
+        """Says goodbye to clients and stops taking items in.
+
+        Complete batches are still delivered by `sample`, then None; with `flush` the last,
+        incomplete one too.
+        """
+        if self._closed:
+            return
+        self._closed, self._flush = True, flush
+        if self._ingest is not None:
+            self._ingest.stop()
+        if self._service is not None:
+            self._service.close()
+        if self._listening is not None:
+            self._listening.close()
+        for end in self._unfeed:
+            end()
+        if self._queue is not None:
+            self._queue.native.close()
+            self._queue.close()
+        if self._board is not None:
+            self._board.close()
+        if self._info is not None:
+            self._info.close()
+
+    def __enter__(self) -> Server:
+        return self.start()
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def check(self) -> None:
+        """Raises ServerError if the ingest process died."""
+        if self._ingest is not None:
+            self._ingest.check()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the ingest process."""
+        return self._ingest.pid if isinstance(self._ingest, IngestProcess) else None
+
+    # -- the queue ----------------------------------------------------------------------------
+
+    def submit(self, tree: Any, timeout: float | None = None) -> None:
+        """Puts one item into the queue from this process; waits for room."""
+        if self._closed:
+            raise ClosedError("this server is closed")
+        self._need_queue().submit(tree, timeout)
+
+    def sample(self, timeout: float | None = None, copy: bool = False) -> Sample | None:
+        """The next batch, in the order in which items came; None after `close`.
+
+        Args:
+            timeout: seconds to wait; None: for ever.
+            copy: arrays of its own instead of a view of the queue's memory, which stays pinned
+                as long as any array of it is referenced.
+
+        Raises:
+            TimeoutError: no complete batch came in time.
+            ServerError: the ingest process died.
+        """
+        queue = self._need_queue()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            seen = queue.native.data_word
+            batch = queue.take(copy, partial=self._closed and self._flush)
+            if batch is not None:
+                return Sample(batch, self.info())
+            if self._closed:
+                return None
+            self.check()
+            left = _SLICE_S if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                c = queue.native.counters()
+                raise TimeoutError(
+                    f"no batch within {timeout} s: {c['head'] - c['taken'] * queue.batch_size} of "
+                    f"{queue.batch_size} items are there, {c['connections']} clients are connected"
+                )
+            queue.native.wait_data(seen, min(left, _SLICE_S))
+
+    def dataset_iter(self, copy: bool = False) -> Iterator[Sample]:
+        """Batches until the server is closed."""
+        while (sample := self.sample(copy=copy)) is not None:
+            yield sample
+
+    def info(self) -> SampleInfo:
+        """The queue's counters and histograms."""
+        queue = self._need_queue()
+        c = queue.native.counters()
+        return SampleInfo(
+            store_size=max(c["head"] - c["taken"] * queue.batch_size, 0),
+            active_connections=c["connections"],
+            queue_depth_sum=c["depth_sum"],
+            queue_depth_max=c["depth_max"],
+            push_blocked_count=c["blocked"],
+            samples_inserted_total=c["head"],
+            fresh_blocks=c["fresh"],
+            drain_round=HistSnapshot.of(queue.native.histogram("drain_round")),
+            memcpy=HistSnapshot.of(queue.native.histogram("memcpy")),
+            queue_dwell=HistSnapshot.of(queue.native.histogram("queue_dwell")),
+        )
+
+    def reset_histograms(self) -> None:
+        self._need_queue().native.reset_histograms()
+
+    def _need_queue(self) -> BatchQueue:
+        if self._queue is None:
+            raise TypeError("this server feeds buffers: sample from them")
+        return self._queue
+
+    # -- weights and statistics ---------------------------------------------------------------
+
+    def publish(self, version: int, tree: Any) -> None:
+        """Makes weights (a pytree or state dict) the newest for all clients."""
+        with self._publishing:
+            if self._closed:
+                raise ClosedError("this server is closed")
+            new = self._board is None
+            if self._board is None:
+                self._board = WeightsBoard.create(tree, f"{self.name}.weights")
+            self._board.publish(version, tree)
+            if self._ingest is not None:
+                if new:
+                    self._ingest.show(self._board, f"{self.name}.weights")
+                else:
+                    self._ingest.tell(op="published")
+
+    def stats(self) -> ServerStats:
+        """Everything that is counted."""
+        ingest: dict[str, Any] = {} if self._ingest is None else self._ingest.stats()
+        if self._ingest is not None:
+            self.check()
+        tables = {name: table_stats(t) for name, t in self._tables().items()}
+        return ServerStats.of(ingest, tables)
+
+    # -- how ----------------------------------------------------------------------------------
+
+    def _tables(self) -> dict[str, Table]:
+        if self._queue is not None:
+            return {_DEFAULT: QueueTable(self._queue)}
+        return {n: TapeTable(b.storage, b.limiter) for n, b in self._buffers.items()}
+
+    def _describe(self) -> dict[str, Any]:
+        """The tables, as another process of this host may attach to them."""
+        if self._queue is not None:
+            return {_DEFAULT: {"kind": "queue", "name": f"{self.name}.queue"}}
+        out = {}
+        for name, buffer in self._buffers.items():
+            limiter = None
+            if buffer.limiter is not None:
+                x = buffer.limiter
+                limiter = {
+                    "samples_per_insert": x.samples_per_insert,
+                    "min_size": x.min_size,
+                    "error_buffer": x.error_buffer,
+                }
+            storage = buffer.storage
+            shared = storage.name if isinstance(storage, SharedStorage) else None
+            keys = [_json_key(k) for k in storage.keys]
+            out[name] = {"kind": "tape", "name": shared, "keys": keys, "limiter": limiter}
+        return out
+
+    def _config(self) -> dict[str, Any]:
+        assert self.transport is not None
+        t = self.transport
+        tables = self._describe()
+        for name, buffer in self._buffers.items():
+            if tables[name]["name"] is None:
+                tables[name]["fd"] = buffer.storage.fd
+        limits = Limits(t.max_frame, t.max_bytes)
+        return {
+            "tables": tables,
+            "token": t.token,
+            "tls": t.tls,
+            "limits": limits._asdict(),
+            "handshake_s": HANDSHAKE_S,
+            "metrics": None if t.metrics_port is None else [t.host, t.metrics_port],
+            "board": None if self._board is None else f"{self.name}.weights",
+        }
+
+
+def _json_key(key: Any) -> Any:
+    return list(key) if isinstance(key, tuple) else key
+
+
+_INFO_MAGIC = 0x31766573_67746E63  # "cntgsev1"
+
+
+def _announce(name: str, tables: dict[str, Any]) -> Segment:
+    """A named segment that says how to attach to a server's tables."""
+    text = json.dumps({"tables": tables}).encode()
+    nbytes = 64 + len(text)
+
+    def form(memory: np.ndarray[Any, Any]) -> None:
+        memory[64:] = np.frombuffer(text, np.uint8)
+        memory[:64].view(np.uint64)[[0, 1, 6]] = (_INFO_MAGIC, 1, nbytes)
+
+    segment, created = Segment.named(name, nbytes, form, nbytes)
+    if not created:
+        segment.close()
+        raise FileExistsError(f"a server named {name!r} is running; choose another name")
+    return segment
+
+
+def find_server(name: str) -> dict[str, Any]:
+    """The tables of a server of this host, by its name."""
+    try:
+        segment = Segment.attach(name)
+    except FileNotFoundError:
+        raise ConnectionRefusedError(f"no contig server named {name!r} runs on this host") from None
+    try:
+        if int(segment.control[:8].view(np.uint64)[0]) != _INFO_MAGIC:
+            raise ValueError(f"{name!r} is no contig server (magic)")
+        return dict(json.loads(segment.control[64:].tobytes())["tables"])
+    finally:
+        segment.close()
+
+
+class _InProcess:
+    """The hub in a thread of this process."""
+
+    def __init__(
+        self,
+        server: Server,
+        config: dict[str, Any],
+        listening: socket.socket,
+        service: SampleService,
+    ) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._service = service
+        self._buffers = server._buffers
+        self._ingest = Ingest(config, self._loop, server._tables(), self._forward)
+        self._ingest.hub.board = server._board
+        self._failure: BaseException | None = None
+        self._ready = threading.Event()
+        copy = socket.socket(fileno=socket.dup(listening.fileno()))
+        self._thread = threading.Thread(target=self._run, args=(copy,), daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        self.check()
+
+    def _run(self, listening: socket.socket) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._ingest.listen(listening))
+        except BaseException as error:
+            self._failure = error
+            self._ready.set()
+            return
+        self._ready.set()
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def _forward(self, number: int, table: str, kind: int, request: int, payload: bytes) -> None:
+        def work() -> None:
+            parts = answer_request(self._buffers[table], kind, request, payload)
+            self._loop.call_soon_threadsafe(self._ingest.hub.answer, number, *parts)
+
+        self._service.submit(work)
+
+    def check(self) -> None:
+        if self._failure is not None:
+            raise ServerError("the server's thread failed") from self._failure
+
+    def tell(self, **content: Any) -> None:
+        if content["op"] == "published":
+            self._loop.call_soon_threadsafe(self._ingest.hub.published)
+
+    def show(self, board: WeightsBoard, name: str) -> None:
+        def take() -> None:
+            self._ingest.hub.board = board
+            self._ingest.hub.published()
+
+        self._loop.call_soon_threadsafe(take)
+
+    def stats(self) -> dict[str, Any]:
+        async def read() -> dict[str, Any]:
+            return hub_stats(self._ingest.hub)
+
+        return asyncio.run_coroutine_threadsafe(read(), self._loop).result(5.0)
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._ingest.close(), self._loop).result(5.0)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5.0)

@@ -1,0 +1,125 @@
+"""The sampling service: answers remote requests where the buffer is, in the learner's process.
+
+    client --SAMPLE--> ingest process --> service --> ReplayBuffer.draw
+                                                        |
+    client <--BATCH--  ingest process <-- raw block <---+
+
+Threads of its own; the buffers take turns with the learner's own calls.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from ..errors import ContigError
+from ..replay import ReplayBuffer
+from . import wire
+from .ingest import ANSWER, REQUEST
+from .wire import Type
+
+__all__ = ["SampleService", "answer_request"]
+
+_WORKERS = 4
+
+
+def answer_request(buffer: ReplayBuffer, kind: int, number: int, payload: bytes) -> list[Any]:
+    """The parts of the frame that answers a request."""
+    try:
+        if kind == Type.SAMPLE:
+            return _batch(buffer, number, payload)
+        if kind == Type.PRIORITY:
+            _priorities(buffer, payload)
+            return [wire.json_frame(Type.REPLY, {}, number)]
+        return [wire.json_frame(Type.REPLY, buffer.stats()._asdict(), number)]
+    except (ContigError, ValueError, TypeError, TimeoutError) as error:
+        content = {"error": type(error).__name__, "message": str(error)}
+        return [wire.json_frame(Type.REPLY, content, number)]
+
+
+def _batch(buffer: ReplayBuffer, number: int, payload: bytes) -> list[Any]:
+    if len(payload) != 8:
+        raise ValueError("SAMPLE: expected 8 bytes")
+    (size,) = struct.unpack("<Q", payload)
+    batch = buffer.draw(size or None)
+    head = {
+        "layout": batch.layout.to_json(),
+        "shape": list(batch.shape),
+        "extras": [list(p) for p in batch.extras],
+    }
+    return wire.described(head, batch.block, Type.BATCH, number)
+
+
+def _priorities(buffer: ReplayBuffer, payload: bytes) -> None:
+    n = struct.unpack_from("<Q", payload)[0] if len(payload) >= 8 else 0
+    if len(payload) != 8 + 16 * n:
+        raise ValueError("PRIORITY: expected as many indices and priorities as it says")
+    seqs = np.frombuffer(payload, np.int64, n, 8)
+    buffer.update_priority(seqs, np.frombuffer(payload, np.float64, n, 8 + 8 * n))
+
+
+class SampleService:
+    """Answers what an ingest process forwards.
+
+    Args:
+        buffers: by table name.
+    """
+
+    def __init__(self, buffers: dict[str, ReplayBuffer]) -> None:
+        self._buffers = buffers
+        self._pool = ThreadPoolExecutor(_WORKERS, "contig-service")
+        self._writing = threading.Lock()
+        self._socket: socket.socket | None = None
+
+    def attach(self) -> socket.socket:
+        """A new line to an ingest process: its end of it."""
+        mine, theirs = socket.socketpair()
+        self._socket = mine
+        threading.Thread(
+            target=self._read, args=(mine,), name="contig-service", daemon=True
+        ).start()
+        return theirs
+
+    def _read(self, line: socket.socket) -> None:
+        with line, line.makefile("rb") as source:
+            while head := source.read(REQUEST.size):
+                if len(head) < REQUEST.size:
+                    return
+                number, name_bytes, kind, request, size = REQUEST.unpack(head)
+                table = source.read(name_bytes).decode()
+                payload = source.read(size)
+                try:
+                    self._pool.submit(self._answer, line, number, table, kind, request, payload)
+                except RuntimeError:  # closed
+                    return
+
+    def _answer(
+        self, line: socket.socket, number: int, table: str, kind: int, request: int, payload: bytes
+    ) -> None:
+        parts = answer_request(self._buffers[table], kind, request, payload)
+        size = sum(memoryview(p).nbytes for p in parts)
+        try:
+            with self._writing:
+                line.sendall(ANSWER.pack(number, size))
+                for part in parts:
+                    line.sendall(part)
+        except OSError:
+            pass  # the ingest process is gone; its client asks again
+
+    def submit(self, call: Callable[..., None], *args: Any) -> None:
+        """Runs something in the service's threads."""
+        self._pool.submit(call, *args)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            try:
+                self._socket.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        self._pool.shutdown(wait=False, cancel_futures=True)

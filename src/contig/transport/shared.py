@@ -1,0 +1,232 @@
+"""SharedClient: the same interface as TcpClient, for processes of the server's own host.
+
+Items are appended straight to the server's shared memory: no socket, no copy in between, no ack to
+wait for. What was appended is committed; a client killed in the middle of it leaves nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from ..accumulate import Built
+from ..batch import Batch
+from ..convert import plain_tree
+from ..errors import ClosedError, ConnectionClosedError, LayoutError, OverloadError
+from ..layout import Layout, as_bytes
+from ..sample import RateLimiter
+from ..tape import BatchQueue, SharedStorage, Writer
+from .board import Weights, WeightsBoard
+from .server import find_server
+from .stream import StreamWriter
+
+__all__ = ["SharedClient"]
+
+_SLICE_S = 0.1
+
+
+class SharedClient:
+    """A producer for one table of a server on this host.
+
+    Args:
+        server: its `name`.
+        data_sample: an item (or a row), or its `Layout`, to be checked; None: whatever it takes.
+        table: its name.
+        on_full: "block" or "raise" when a queue has no room.
+        send_timeout_s: how long a blocked `send` waits; None: for ever.
+
+    Thread-safe. Raises ConnectionRefusedError if no such server runs.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        data_sample: Any = None,
+        *,
+        table: str = "default",
+        on_full: str = "block",
+        send_timeout_s: float | None = None,
+    ) -> None:
+        if sys.platform != "linux":
+            raise OSError("SharedClient needs shared memory between processes: Linux only")
+        if on_full not in ("block", "raise"):
+            raise ValueError(f'on_full {on_full!r}: "block" or "raise"')
+        tables = find_server(server)
+        if table not in tables:
+            raise ValueError(f"no table {table!r}; the server has: {', '.join(sorted(tables))}")
+        self._server = server
+        self._on_full, self._timeout_s = on_full, send_timeout_s
+        self._board: WeightsBoard | None = None
+        self._queue: BatchQueue | None = None
+        self._storage: SharedStorage | None = None
+        self._limiter: RateLimiter | None = None
+        self._closed = False
+        self.blocked = 0
+        layout = _layout_of(data_sample)
+        if tables[table]["kind"] == "queue":
+            self._queue = BatchQueue.attach(tables[table]["name"])
+            if layout is not None and layout != self._queue.layout:
+                diff = self._queue.layout.diff(layout)
+                self._queue.close()
+                raise LayoutError(f"the client's layout differs from the server's:\n{diff}")
+            self.layout: Layout | None = self._queue.layout if layout is None else layout
+        else:
+            self._attach_tape(table, tables[table], layout)
+
+    def _attach_tape(self, table: str, config: dict[str, Any], layout: Layout | None) -> None:
+        if config["name"] is None:
+            raise ValueError(
+                f"table {table!r} is a LazyTensorStorage, which has no name to attach to: make the "
+                "server's buffer of a SharedStorage, or use TcpClient"
+            )
+        self._storage = SharedStorage.attach(config["name"])
+        self._storage.bind_keys(*(tuple(k) if isinstance(k, list) else k for k in config["keys"]))
+        if config["limiter"] is not None:
+            self._limiter = RateLimiter(**config["limiter"])
+        if layout is not None:
+            self._storage.publish(layout)
+        self.layout = self._storage.layout
+
+    # -- sending ------------------------------------------------------------------------------
+
+    def send(self, tree: Any) -> None:
+        """Appends one item; of a tape, one row that goes on with this thread's trajectory."""
+        if self._queue is None:
+            self._insert(1).add(tree)
+            return
+        native = self._open_queue().native
+        if type(tree) is Built and tree.layout == self.layout:
+            self._accept(tree.record)
+            return
+        if native.submit(self._queue.layout.plan, tree) != 1:
+            self._accept(self._queue.layout.pack_one(plain_tree(tree)[0]))
+
+    def send_many(self, tree: Any) -> None:
+        """Appends n items, ``[n, ...]`` each leaf; of a tape, n rows as `extend` takes them."""
+        if self._queue is None:
+            self.extend(tree)
+            return
+        layout = self._open_queue().layout
+        plain = tree.stored() if isinstance(tree, Batch) else plain_tree(tree)[0]
+        columns, batch = layout.columns(plain, 1)
+        self._accept(layout.join([as_bytes(c) for c in columns], batch[0]))
+
+    def _accept(self, records: np.ndarray[Any, Any]) -> None:
+        queue = self._open_queue()
+        deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        while len(records):
+            seen = queue.native.space_word
+            _, added, _, full = queue.native.accept_records(records, 0, 0)
+            records = records[added * queue.record_size :]
+            if not full:
+                return
+            self.blocked += 1
+            if queue.native.closed:
+                raise ConnectionClosedError("the server was closed")
+            if self._on_full == "raise":
+                raise OverloadError("the server's queue is full: nobody samples")
+            left = _SLICE_S if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"no room in the queue within {self._timeout_s} s")
+            queue.native.wait_space(seen, min(left, _SLICE_S))
+
+    def extend(self, data: Any, *, continues: bool | None = None) -> None:
+        """Appends rows to a tape as `ReplayBuffer.extend` takes them."""
+        rows = _rows(data)
+        self._insert(rows).extend(data, continues)
+
+    def send_trajectory(self, tree: Any, **end: Any) -> None:
+        """Appends one whole trajectory ``[T, ...]``; arguments as in `extend_trajectory`."""
+        self._insert(_rows(tree)).extend_trajectory(tree, **end)
+
+    def writer(self) -> StreamWriter:
+        """A writer of single steps, which are grouped by trajectory; for one thread."""
+        self._insert(0)
+        assert self._storage is not None
+        return StreamWriter(_SharedTape(self, self._storage))
+
+    def _insert(self, rows: int) -> Writer:
+        if self._closed:
+            raise ClosedError("this client is closed")
+        if self._storage is None:
+            raise TypeError("this table is a queue of single items: use send")
+        if self._limiter is not None and rows:
+            self._limiter.await_insert(self._storage, rows)
+        return self._storage.default_writer
+
+    def _open_queue(self) -> BatchQueue:
+        if self._closed:
+            raise ClosedError("this client is closed")
+        assert self._queue is not None
+        if self._queue.native.closed:
+            raise ConnectionClosedError("the server was closed")
+        return self._queue
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Returns at once: what was sent is committed."""
+
+    # -- weights and life ---------------------------------------------------------------------
+
+    def weights(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
+        """The newest published weights if they are newer than a version; None if none came."""
+        deadline = time.monotonic() + timeout_s
+        while self._board is None:
+            try:
+                self._board = WeightsBoard.attach(f"{self._server}.weights")
+            except FileNotFoundError:
+                if time.monotonic() >= deadline:
+                    return None
+                time.sleep(0.005)
+        return self._board.read(newer_than, max(deadline - time.monotonic(), 0.0))
+
+    def close(self, timeout: float | None = None) -> None:
+        self._closed = True
+        for part in (self._queue, self._storage, self._board):
+            if part is not None:
+                part.close()
+
+    def __enter__(self) -> SharedClient:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+
+class _SharedTape:
+    """Where a StreamWriter's steps go: one append each."""
+
+    def __init__(self, client: SharedClient, storage: SharedStorage) -> None:
+        schema = storage.schema
+        if schema is None:
+            raise ValueError("the table has no layout yet: give the client a data_sample")
+        self.schema = schema
+        self._client = client
+        self._native = storage.native_writer(schema)
+        self._ids = secrets.randbelow(2**63 - 1)
+
+    def next_id(self) -> int:
+        self._ids = (self._ids + 1) & (2**63 - 1)
+        return self._ids
+
+    def send_part(
+        self, record: np.ndarray[Any, Any], flags: int, traj_id: int, version: int
+    ) -> None:
+        self._client._insert(1)
+        self._native.append_part(record, flags, traj_id, version)
+
+
+def _layout_of(sample: Any) -> Layout | None:
+    if sample is None or isinstance(sample, Layout):
+        return sample
+    return Layout(dict(sample) if isinstance(sample, Built) else plain_tree(sample)[0])
+
+
+def _rows(tree: Any) -> int:
+    if isinstance(tree, Batch):
+        return len(tree)
+    plain = plain_tree(tree)[0]
+    return min((x.shape[0] for x in Layout(plain).leaves if x.shape), default=0)

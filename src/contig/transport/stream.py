@@ -1,0 +1,114 @@
+"""StreamWriter: a trajectory sent step by step, to a tape near or far."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..convert import plain_tree
+from ..layout import as_bytes
+from ..tape.boundaries import fill_flags
+from ..tape.schema import Schema
+from . import wire
+
+__all__ = ["StepTarget", "StreamWriter"]
+
+Array = np.ndarray[Any, Any]
+
+
+class StepTarget(Protocol):
+    """Where steps go."""
+
+    schema: Schema
+
+    def next_id(self) -> int:
+        """A trajectory id that nobody else has."""
+
+    def send_part(self, record: Array, flags: int, traj_id: int, version: int) -> None:
+        """Packed rows of one trajectory; flags as on the wire."""
+
+
+class StreamWriter:
+    """Sends a trajectory step by step. For one thread.
+
+    The newest step stays here until the next one comes or the episode ends, because the end is a
+    mark of the last step.
+    """
+
+    def __init__(self, tape: StepTarget) -> None:
+        self._tape = tape
+        self._held: tuple[Array, int] | None = None
+        self._traj_id: int | None = None
+        self._began = False
+
+    def append(self, step: Any, *, policy_version: int = -1) -> None:
+        """One step of the current trajectory; the first one begins it.
+
+        Raises:
+            LayoutError: the step does not fit; nothing changes.
+        """
+        record = self._pack(step)
+        self._flush(0)
+        self._held = (record, policy_version)
+        if self._traj_id is None:
+            self._traj_id = self._tape.next_id()
+
+    def end_episode(self, *, terminated: bool = False, truncated: bool = False) -> None:
+        """Ends the trajectory at the step appended last; it is truncated unless terminated."""
+        if self._held is None:
+            raise ValueError("end_episode before any step")
+        if not terminated:
+            truncated = True
+        record, _ = self._held
+        _set_flags(self._tape.schema, record, terminated, truncated)
+        self._flush(wire.TERMINATED * terminated | wire.TRUNCATED * truncated)
+        self._held, self._traj_id, self._began = None, None, False
+
+    def close(self) -> None:
+        """Sends the step that is held; the trajectory stays open."""
+        self._flush(0)
+        self._held = None
+
+    def __enter__(self) -> StreamWriter:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def _pack(self, step: Any) -> Array:
+        schema = self._tape.schema
+        tree = plain_tree(step)[0]
+        columns, _ = schema.layout.columns(tree, 0, schema.flag_paths)
+        filled = [None if c is None else c[None] for c in columns]
+        given = {x.path for x, c in zip(schema.layout.leaves, columns) if c is not None}
+        if schema.flag_paths.isdisjoint(given):  # `end_episode` will say
+            for i, leaf in enumerate(schema.layout.leaves):
+                if filled[i] is None:
+                    filled[i] = np.zeros((1, *leaf.shape), leaf.dtype)
+        fill_flags(schema.layout, schema.boundaries.flags, filled)
+        return schema.layout.join([as_bytes(c) for c in filled], 1)
+
+    def _flush(self, end: int) -> None:
+        if self._held is None or self._traj_id is None:
+            return
+        record, version = self._held
+        flags = end | (0 if self._began else wire.BEGINS)
+        self._tape.send_part(record, flags, self._traj_id, version)
+        self._began = True
+
+
+def _set_flags(schema: Schema, record: Array, terminated: bool, truncated: bool) -> None:
+    """Writes how a trajectory ended into its last row, where the row has such leaves."""
+    parent = schema.boundaries.flags
+    if parent is None:
+        return
+    row = schema.layout.unpack(record.reshape(1, -1))
+    said = {"terminated": terminated, "truncated": truncated, "done": terminated or truncated}
+    for flag, value in said.items():
+        path = (*parent, flag)
+        if path in schema.flag_paths:
+            node = row
+            for key in path:
+                node = node[key]
+            node[...] = node | value if node.dtype == bool else value
