@@ -18,15 +18,14 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
-from benchmarks.ingest.clients import Clients
+from benchmarks.ingest.clients import Clients, Sent
 from benchmarks.ingest.methods import load
 from benchmarks.ingest.raw_side import bare_process
 from benchmarks.ingest.receiver import WARM_UP_S
-from benchmarks.ingest.sizes import MESSAGES
+from benchmarks.ingest.sizes import MESSAGES, TABLE_ITEMS
 
 MESSAGE = "frames"
 CLIENT_METHODS = {"raw": "raw", "contig": "table"}
@@ -55,15 +54,25 @@ def busy_loop(seconds: float) -> tuple[float, float]:
     return iterations / (now - start), 1 - (time.thread_time() - ran) / (now - start)
 
 
+Arrived = Callable[[Sent], None]
+"""Raises `RuntimeError` if what was sent did not arrive."""
+
+
 @contextlib.contextmanager
-def contig_server() -> Iterator[str]:
+def receiving(setting: str) -> Iterator[tuple[str, Arrived]]:
+    """Somebody who receives: the address, and a check for afterwards."""
+    if setting == "raw":
+        with bare_process() as address:
+            yield address, lambda sent: None
+        return
     with load("table").serve(MESSAGES[MESSAGE]) as receiver:
-        yield receiver.address
 
+        def arrived(sent: Sent) -> None:
+            expected, held = min(sent.items, TABLE_ITEMS), receiver.take()
+            if held != expected:
+                raise RuntimeError(f"{expected} trajectories expected in the table, {held} held")
 
-def receiving(setting: str) -> AbstractContextManager[str]:
-    """Somebody who receives; the address."""
-    return bare_process() if setting == "raw" else contig_server()
+        yield receiver.address, arrived
 
 
 def measure(setting: str, seconds: float, mb_per_s: float | None) -> Loop:
@@ -71,16 +80,17 @@ def measure(setting: str, seconds: float, mb_per_s: float | None) -> Loop:
     method = CLIENT_METHODS[setting]
     busy_loop(WARM_UP_S)
     before, _ = busy_loop(seconds)
-    with receiving(setting) as address:
+    with receiving(setting) as (address, arrived):
         with Clients(method, MESSAGE, address, 1, mb_per_s=mb_per_s) as clients:
             clients.go()
             busy_loop(WARM_UP_S)
             speed, waiting = busy_loop(seconds)
             clients.check()
             sent = clients.stop()
-    arrived = sent.items * MESSAGES[MESSAGE].payload_bytes / 1e6
+        arrived(sent)
+    megabytes = sent.items * MESSAGES[MESSAGE].payload_bytes / 1e6
     after, _ = busy_loop(seconds)
-    return Loop((before + after) / 2, speed, waiting, arrived / sent.seconds)
+    return Loop((before + after) / 2, speed, waiting, megabytes / sent.seconds)
 
 
 def main() -> None:

@@ -29,6 +29,8 @@ BLOCK_BYTES = 512 << 10
 
 STEPS = 64
 FRAMES = 16
+TABLE_ITEMS = 125
+"""Trajectories of `FRAMES` rows that the learner's replay buffer holds: 2000 rows."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo.add_argument("--seconds", type=float, default=15.0, help="how long (default: 15)")
     demo.add_argument("--actors", type=int, default=3, help="actor processes (default: 3)")
     demo.add_argument("--capacity", type=int, default=50_000, help="rows kept (default: 50000)")
+    serve = commands.add_parser("serve", help="a server of its own, for actors and learners")
+    from .serve import add_arguments
+
+    add_arguments(serve)
     args = parser.parse_args(argv)
+    if args.command == "serve":
+        from .serve import run as run_server
+
+        return run_server(args)
 
     from .demo import run
 

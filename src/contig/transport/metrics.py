@@ -146,7 +146,7 @@ class MetricsPage:
         def metric(name: str, kind: str, text: str, values: list[tuple[str, float]]) -> None:
             lines.append(f"# HELP contig_{name} {text}")
             lines.append(f"# TYPE contig_{name} {kind}")
-            lines.extend(f"contig_{name}{labels} {value:g}" for labels, value in values)
+            lines.extend(f"contig_{name}{labels} {value!r}" for labels, value in values)
 
         plain = (
             ("connections", "gauge", "open connections"),
