@@ -1,8 +1,10 @@
 #include "gather.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "copy.h"
+#include "crc32c.h"
 
 namespace contig {
 
@@ -49,6 +51,16 @@ uint64_t gather_columns(const Tape& tape, const int64_t* seqs, size_t n, const T
     count = upcoming;
   }
   return tail_after(tape);
+}
+
+void find_damaged(const Tape& tape, const int64_t* seqs, size_t n, std::vector<int64_t>* out) {
+  const size_t size = tape.record_size();
+  for (size_t i = 0; i < n; ++i) {
+    const uint8_t* row = tape.row(static_cast<uint64_t>(seqs[i]));
+    uint32_t stored;
+    std::memcpy(&stored, row + size, sizeof stored);
+    if (crc32c(0, row, size) != stored) out->push_back(static_cast<int64_t>(i));
+  }
 }
 
 uint64_t gather_records(const Tape& tape, const int64_t* seqs, size_t n, uint8_t* out) {

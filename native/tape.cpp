@@ -120,7 +120,7 @@ uint64_t Tape::append(const Append& a) {
   }
 
   // Everything that can fail comes before anything changes.
-  reserve_data(head, new_head);
+  if (!a.stored) reserve_data(head, new_head);
   reserve_chunks(index_tail, index_head + new_runs);
   const uint64_t producer =
       a.producer != 0 ? take_producer(producers_, a.producer, a.producer_before) : 0;
@@ -131,7 +131,7 @@ uint64_t Tape::append(const Append& a) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   map_chunks(index_tail, index_head + new_runs);
 
-  copy_in(a.rows, skip, head);
+  if (!a.stored) copy_in(a.rows, skip, head);
 
   // Does the first run grow the newest entry?
   const Run& lead = a.runs[first_run];

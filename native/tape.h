@@ -59,6 +59,7 @@ struct Append {
   uint64_t writer = 0;
   // Producer 0: none. Else how many of its items are in after this append, and were before it.
   uint64_t producer = 0, producer_seq = 0, producer_before = 0;
+  bool stored = false;  // the rows are in their places already: only the index is written
 };
 
 struct Snapshot {
@@ -83,6 +84,9 @@ class Tape {
   // Makes room for the schema and the data in the file and announces them. With the lock.
   // Returns false if another process published first.
   bool publish(const char* schema, uint64_t schema_bytes, uint64_t record_size);
+  // The same for rows that somebody else stores, in extents of 2^shift rows, each row followed by
+  // its checksum.
+  void publish_stored(uint64_t record_size, uint64_t stride, uint64_t shift);
   bool ready() const { return h_->ready.load(std::memory_order_acquire) != 0; }
   uint64_t file_bytes() const { return h_->data_offset + data_bytes(); }
   uint64_t data_bytes() const { return (h_->n_extents << h_->extent_shift) * h_->row_stride; }
@@ -95,9 +99,11 @@ class Tape {
     uint64_t seq, entry;
   };
   Seen seen(uint64_t producer, uint64_t next);
-  void clear();   // with the lock: evicts everything
-  void repair();  // with the lock; Hold does it
-  // Fills an empty tape from a checkpoint. With the lock.
+  void clear();                // with the lock: evicts everything
+  void retire(uint64_t tail);  // with the lock: evicts rows below a seq, and their runs
+  void repair();               // with the lock; Hold does it
+  // Fills an empty tape from a checkpoint; without records, they are in their places. With the
+  // lock.
   void restore(const uint8_t* records, uint64_t tail, uint64_t head, const uint64_t* entries,
                uint64_t index_tail, uint64_t index_head, uint64_t trajectories);
 
@@ -123,6 +129,8 @@ class Tape {
 
   Header& header() const { return *h_; }
   uint64_t record_size() const { return record_size_; }
+  uint64_t stride() const { return stride_; }
+  bool checked() const { return checked_; }
   bool attached() const { return !extents_.empty(); }
 
  private:
@@ -150,6 +158,7 @@ class Tape {
   int fd_;
   std::vector<uint8_t*> extents_;
   uint64_t record_size_ = 0, stride_ = 0, shift_ = 0, mask_ = 0, n_extents_ = 0;
+  bool checked_ = false;
 };
 
 // Holds the tape's lock and repairs what a killed holder left.

@@ -55,6 +55,7 @@ struct alignas(64) Header {
   alignas(64) Word ready;
   uint64_t schema_offset, schema_bytes, data_offset, record_size, extent_shift, n_extents;
   uint64_t row_stride;  // bytes from one row to the next: record_size, or a little more
+  uint64_t row_crc;     // whether a row's crc32c follows its record, to be checked when it is read
 
   alignas(64) Lock lock;
 

@@ -117,8 +117,19 @@ bool Tape::publish(const char* schema, uint64_t schema_bytes, uint64_t record_si
   return true;
 }
 
+void Tape::publish_stored(uint64_t record_size, uint64_t stride, uint64_t shift) {
+  h_->record_size = record_size;
+  h_->row_stride = stride;
+  h_->row_crc = 1;
+  h_->extent_shift = shift;
+  // Whole extents are kept, so live rows may lie in one more than they fill.
+  h_->n_extents = ((h_->capacity - 1) >> shift) + 2;
+  h_->ready.store(1, release);
+}
+
 void Tape::attach_data(uint8_t* data) {
   record_size_ = h_->record_size;
+  checked_ = h_->row_crc != 0;
   stride_ = h_->row_stride;
   shift_ = h_->extent_shift;
   mask_ = (uint64_t{1} << shift_) - 1;
@@ -168,9 +179,23 @@ void Tape::clear() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
+void Tape::retire(uint64_t tail) {
+  const uint64_t index_head = h_->index_head.load(relaxed);
+  uint64_t index_tail = h_->index_tail.load(relaxed);
+  tail = std::min(std::max(tail, h_->tail.load(relaxed)), h_->head.load(relaxed));
+  while (index_tail < index_head) {
+    const Entry& oldest = entry(index_tail);
+    if (oldest.first.load(relaxed) + (oldest.steps_flags.load(relaxed) >> kFlagBits) > tail) break;
+    ++index_tail;
+  }
+  h_->tail.store(tail, release);
+  h_->index_tail.store(index_tail, release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
 void Tape::restore(const uint8_t* records, uint64_t tail, uint64_t head, const uint64_t* entries,
                    uint64_t index_tail, uint64_t index_head, uint64_t trajectories) {
-  reserve_data(0, head > tail ? h_->capacity : 0);
+  if (records != nullptr) reserve_data(0, head > tail ? h_->capacity : 0);
   reserve_chunks(index_tail, index_head);
   // Seqs become those of the checkpoint, so that priorities and indices still fit: for once they
   // may go back. Readers see it by `restores`, and repair by its being odd.
@@ -186,7 +211,7 @@ void Tape::restore(const uint8_t* records, uint64_t tail, uint64_t head, const u
   Rows rows;
   rows.n = head - tail;
   rows.records = records;
-  copy_in(rows, 0, tail);
+  if (records != nullptr) copy_in(rows, 0, tail);
   for (uint64_t n = index_tail; n < index_head; ++n) {
     const uint64_t* words = entries + (n - index_tail) * 16;
     auto* fields = reinterpret_cast<Word*>(&entry(n));

@@ -198,7 +198,7 @@ bool Writer::resume(Slot* slot, int64_t traj_id, uint64_t last_entry) const {
   return true;
 }
 
-uint64_t Writer::commit(const Sender& sender) {
+uint64_t Writer::commit(const Sender& sender, bool stored) {
   // A checkpoint was loaded since: entry numbers and steps are those of other trajectories.
   const uint64_t restores = tape_.header().restores.load(std::memory_order_relaxed);
   if (restores != restores_) {
@@ -217,6 +217,7 @@ uint64_t Writer::commit(const Sender& sender) {
   a.producer = sender.producer;
   a.producer_seq = sender.seq;
   a.producer_before = sender.before;
+  a.stored = stored;
   return tape_.append(a);
 }
 

@@ -62,7 +62,7 @@ class Writer {
   void add_part(uint64_t from, uint64_t n, const Marks& marks, const Told& told,
                 uint64_t last_entry);
   // With the lock: one append of what was prepared. Returns the first seq.
-  uint64_t commit(const Sender& sender = {});
+  uint64_t commit(const Sender& sender = {}, bool stored = false);
 
   // Lets go of every open trajectory: the writer went to another thread or process.
   void restart(uint64_t id);

@@ -82,7 +82,8 @@ struct MarkSpec {
 
 class WriterHandle {
  public:
-  WriterHandle(TapeHandle& tape, nb::dict marks, bool id_alone);
+  // With `stage`, rows are not appended but encoded for somebody else to store: see `staged`.
+  WriterHandle(TapeHandle& tape, nb::dict marks, bool id_alone, bool stage);
 
   // Each returns the first seq, or -1 if the plan did not understand the tree.
   int64_t add(const Plan& plan, nb::handle tree);
@@ -105,6 +106,9 @@ class WriterHandle {
     bool gap;
   };
   Accepted accept(const Frame& frame, const uint8_t* body, uint64_t producer);
+  // What a call staged: rows with their checksums; then, when they are stored, the append.
+  nb::object staged();
+  int64_t commit_staged();
   nb::list open_trajectories() const;  // (lane, id, by_id) of each
   void orphan(nb::list open);
 
@@ -113,13 +117,16 @@ class WriterHandle {
   std::vector<Column> columns_of(nb::list arrays, nb::list offsets, uint64_t rows) const;
   void claim();
   int64_t commit(const Rows& rows);
+  void stage(const Rows& rows);
   int64_t write(const Rows& rows, uint64_t lanes, int rule);
 
   TapeHandle& tape_;
   Writer writer_;
   std::vector<std::pair<int, MarkSpec>> specs_;
-  bool id_alone_;
+  bool id_alone_, stage_;
   std::vector<uint8_t> scratch_;
+  nb::object staged_;
+  Sender sender_;
   uint64_t thread_, generation_;
   std::atomic<bool> busy_{false};
 };

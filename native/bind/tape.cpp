@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "../gather.h"
+#include "../region.h"
 #include "../wait.h"
 #include "handles.h"
 
@@ -76,7 +77,8 @@ class Gatherer {
       if (!is_stored[c] && static_cast<int>(c) != index_) extra_.push_back(c);
   }
 
-  // (block, lost): lost is 0, or the tail below which rows were lost while they were copied.
+  // (block, lost, damaged): lost is 0, or the tail below which rows were lost while they were
+  // copied; damaged is None, or the places of rows whose checksum is wrong.
   nb::tuple gather(Seqs seqs) {
     const size_t n = seqs.shape(0);
     const int64_t* p = seqs.data();
@@ -97,7 +99,9 @@ class Gatherer {
     if (index_ >= 0 && n > 0)
       std::memcpy(block->data + starts_[static_cast<size_t>(index_)], p, n * sizeof(int64_t));
     const Tape& tape = tape_.tape;
+    std::vector<int64_t> damaged;
     const auto copy = [&] {
+      if (tape.checked()) find_damaged(tape, p, n, &damaged);
       return verdict(p, n, gather_columns(tape, p, n, targets.data(), targets.size()));
     };
     uint64_t lost;
@@ -108,7 +112,8 @@ class Gatherer {
       lost = copy();
     }
     count(p, n);
-    return nb::make_tuple(owner, lost);
+    nb::object places = damaged.empty() ? nb::none() : to_array(damaged);
+    return nb::make_tuple(owner, lost, places);
   }
 
  private:
@@ -135,6 +140,30 @@ uint64_t gather_packed(const TapeHandle& t, Seqs seqs, Bytes out) {
   nb::gil_scoped_release no_gil;
   const uint64_t tail = gather_records(t.tape, seqs.data(), seqs.shape(0), out.data());
   return verdict(seqs.data(), seqs.shape(0), tail);
+}
+
+// A tape whose rows are in files: takes its index over, in place of what it has.
+void restore_stored(TapeHandle& t, uint64_t tail, uint64_t head, State entries, uint64_t index_tail,
+                    uint64_t index_head, uint64_t trajectories) {
+  if (entries.shape(0) != (index_head - index_tail) * 16)
+    throw std::invalid_argument("restore: the index's parts do not fit together");
+  with_lock(t.tape, t.lock_timeout_s, 0, [&] {
+    t.tape.restore(nullptr, tail, head, entries.data(), index_tail, index_head, trajectories);
+    return 0;
+  });
+}
+
+// Entries [from, to) as [n, 16] words; only for the one process that appends.
+nb::object entries(TapeHandle& t, uint64_t from, uint64_t to) {
+  std::vector<int64_t> words;
+  const uint64_t head = t.tape.header().head.load();
+  for (uint64_t n = from; n < to; ++n) {
+    uint64_t w[16] = {};
+    t.tape.read_entry_words(n, head, w);
+    w[15] = n;
+    words.insert(words.end(), w, w + 16);
+  }
+  return to_array(words);
 }
 
 void restore(TapeHandle& t, Bytes records, uint64_t tail, uint64_t head, State entries,
@@ -168,6 +197,10 @@ void bind_tape(nb::module_& m) {
     Tape::format(control.data(), capacity);
   });
 
+  nb::class_<Region>(m, "Region")
+      .def(nb::init<uint64_t>(), nb::arg("bytes"))
+      .def("map", &Region::map, nb::arg("offset"), nb::arg("fd"), nb::arg("bytes"))
+      .def("unmap", &Region::unmap, nb::arg("offset"), nb::arg("bytes"));
   nb::class_<TapeHandle>(m, "Tape")
       .def(nb::init<Bytes, int>(), nb::arg("control"), nb::arg("fd"))
       .def_rw("lock_timeout_s", &TapeHandle::lock_timeout_s)
@@ -189,6 +222,14 @@ void bind_tape(nb::module_& m) {
                    [](const TapeHandle& t) {
                      return nb::make_tuple(t.tape.header().data_offset, t.tape.data_bytes());
                    })
+      .def(
+          "attach_region",
+          [](TapeHandle& t, Region& region) {
+            if (region.size() < t.tape.data_bytes())
+              throw std::invalid_argument("attach_region: the region is too small");
+            t.tape.attach_data(region.data());
+          },
+          nb::keep_alive<1, 2>())
       .def("attach_data",
            [](TapeHandle& t, Bytes data) {
              if (data.shape(0) < t.tape.data_bytes())
@@ -256,6 +297,26 @@ void bind_tape(nb::module_& m) {
              });
            })
       .def("restore", &restore)
+      .def("restore_stored", &restore_stored)
+      .def("entries", &entries)
+      .def("publish_stored",
+           [](TapeHandle& t, uint64_t record_size, uint64_t stride, uint64_t shift) {
+             if (stride < record_size + 4 || shift > 40)
+               throw std::invalid_argument("publish_stored: a stride that has no room for a row");
+             t.tape.publish_stored(record_size, stride, shift);
+           })
+      .def("set_producer",
+           [](TapeHandle& t, uint64_t producer, uint64_t seq) {
+             return with_lock(t.tape, t.lock_timeout_s, 0,
+                              [&] { return t.tape.seen(producer, seq).seq; });
+           })
+      .def("retire",  // evicts rows below a seq: retention by bytes or age
+           [](TapeHandle& t, uint64_t tail) {
+             with_lock(t.tape, t.lock_timeout_s, 0, [&] {
+               t.tape.retire(tail);
+               return 0;
+             });
+           })
       .def("acquire",
            [](TapeHandle& t) {
              nb::gil_scoped_release no_gil;

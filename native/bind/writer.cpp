@@ -1,8 +1,10 @@
 // Writers, as Python sees them: trees or columns in, one append out.
 #include <nanobind/stl/string.h>
 
+#include <cstring>
 #include <random>
 
+#include "../crc32c.h"
 #include "handles.h"
 
 #if defined(__linux__) || defined(__APPLE__)
@@ -74,10 +76,11 @@ Mark* mark_of(Marks& m, int role) {
 }
 }  // namespace
 
-WriterHandle::WriterHandle(TapeHandle& tape, nb::dict marks, bool id_alone)
+WriterHandle::WriterHandle(TapeHandle& tape, nb::dict marks, bool id_alone, bool stage)
     : tape_(tape),
       writer_(tape.tape, random_id()),
       id_alone_(id_alone),
+      stage_(stage),
       thread_(thread_number()),
       generation_(fork_generation.load()) {
   for (int role = 0; role < 7; ++role) {
@@ -125,7 +128,47 @@ void WriterHandle::claim() {
   writer_.restart(random_id());
 }
 
+void WriterHandle::stage(const Rows& rows) {
+  const Tape& tape = tape_.tape;
+  const uint64_t size = tape.record_size(), stride = tape.stride();
+  const uint64_t capacity = tape.header().capacity;
+  const uint64_t skip = rows.n > capacity ? rows.n - capacity : 0;  // as `append` does
+  auto* block = new Block((rows.n - skip) * stride);
+  staged_ = nb::cast(block, nb::rv_policy::take_ownership);
+  std::memset(block->data, 0, block->bytes);
+  uint8_t* out = block->data;
+  for (uint64_t i = skip; i < rows.n; ++i, out += stride) {
+    if (rows.records != nullptr) {
+      std::memcpy(out, rows.records + i * size, size);
+    } else {
+      for (size_t c = 0; c < rows.n_columns; ++c) {
+        const Column& col = rows.columns[c];
+        std::memcpy(out + col.offset, col.data + i * col.stride, col.bytes);
+      }
+    }
+    const uint32_t crc = crc32c(0, out, size);
+    std::memcpy(out + size, &crc, sizeof crc);
+  }
+}
+
+nb::object WriterHandle::staged() {
+  nb::object out = staged_;
+  staged_ = nb::none();
+  return out;
+}
+
+int64_t WriterHandle::commit_staged() {
+  const Turn turn(busy_);
+  return with_lock(tape_.tape, tape_.lock_timeout_s, 0,
+                   [&] { return static_cast<int64_t>(writer_.commit(sender_, true)); });
+}
+
 int64_t WriterHandle::commit(const Rows& rows) {
+  if (stage_) {
+    sender_ = Sender{};
+    stage(rows);
+    return static_cast<int64_t>(tape_.tape.header().head.load());
+  }
   const uint64_t bytes = rows.n * tape_.tape.record_size();
   return with_lock(tape_.tape, tape_.lock_timeout_s, bytes,
                    [&] { return static_cast<int64_t>(writer_.commit()); });
@@ -225,8 +268,13 @@ void WriterHandle::append_part(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_con
   with_lock(tape_.tape, tape_.lock_timeout_s, records.shape(0), [&] {
     writer_.start(rows);
     writer_.add_part(0, rows.n, m, Told{flags, traj_id, version}, kNone);
-    return writer_.commit();
+    if (!stage_) writer_.commit();
+    return 0;
   });
+  if (stage_) {
+    sender_ = Sender{};
+    stage(rows);
+  }
 }
 
 WriterHandle::Accepted WriterHandle::accept(const Frame& frame, const uint8_t* body,
@@ -236,7 +284,8 @@ WriterHandle::Accepted WriterHandle::accept(const Frame& frame, const uint8_t* b
   Tape& tape = tape_.tape;
   const uint64_t size = tape.record_size();
   const uint8_t* records = body + uint64_t{frame.runs} * kRunBytes;
-  return with_lock(tape, tape_.lock_timeout_s, frame.length, [&]() -> Accepted {
+  Rows staging;
+  const Accepted accepted = with_lock(tape, tape_.lock_timeout_s, frame.length, [&]() -> Accepted {
     const Tape::Seen seen = tape.seen(producer, frame.number);
     if (frame.number > seen.seq) return {seen.seq, 0, 0, true};
     const uint64_t again = std::min<uint64_t>(seen.seq - frame.number, frame.runs);
@@ -262,9 +311,15 @@ WriterHandle::Accepted WriterHandle::accept(const Frame& frame, const uint8_t* b
       at += run.rows;
     }
     const uint64_t items = frame.runs - again;
-    writer_.commit(Sender{producer, seen.seq + items, seen.seq});
+    sender_ = Sender{producer, seen.seq + items, seen.seq};
+    if (stage_)
+      staging = rows;
+    else
+      writer_.commit(sender_);
     return {seen.seq + items, items, rows.n, false};
   });
+  if (staging.n > 0) stage(staging);
+  return accepted;
 }
 
 nb::list WriterHandle::open_trajectories() const {
@@ -287,8 +342,10 @@ void bind_writer(nb::module_& m) {
   pthread_atfork(nullptr, nullptr, [] { fork_generation.fetch_add(1); });
 #endif
   nb::class_<WriterHandle>(m, "Writer")
-      .def(nb::init<TapeHandle&, nb::dict, bool>(), nb::arg("tape"), nb::arg("marks"),
-           nb::arg("id_alone"), nb::keep_alive<1, 2>())
+      .def(nb::init<TapeHandle&, nb::dict, bool, bool>(), nb::arg("tape"), nb::arg("marks"),
+           nb::arg("id_alone"), nb::arg("stage") = false, nb::keep_alive<1, 2>())
+      .def("staged", &WriterHandle::staged)
+      .def("commit_staged", &WriterHandle::commit_staged)
       .def_prop_ro("id", &WriterHandle::id)
       .def_prop_ro("last_rows", &WriterHandle::last_rows)
       .def("open_trajectories", &WriterHandle::open_trajectories)

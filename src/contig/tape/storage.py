@@ -194,7 +194,7 @@ class Storage:
         if schema is None:
             raise EmptyBufferError("nothing has been written to this storage yet")
         wide = schema.wide(self.tape, extras)
-        block, lost = wide.gatherer.gather(seqs)
+        block, lost, _ = wide.gatherer.gather(seqs)
         return Batch(block, wide.layout, (len(seqs),), wide.extras), lost
 
     def episodes(self) -> np.ndarray[Any, Any]:

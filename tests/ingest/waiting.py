@@ -1,0 +1,46 @@
+"""Waiting for things to happen, with a deadline; threads whose errors are not lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+
+def until(ready: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+    """Returns once `ready()` is true."""
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        time.sleep(0.003)
+
+
+class Threads:
+    """Runs calls in threads, daemons all; `join` raises what one of them raised."""
+
+    def __init__(self, *calls: Callable[[], object]) -> None:
+        self.errors: list[BaseException] = []
+        self._failed = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(c,), daemon=True) for c in calls]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            self.errors.append(error)
+            self._failed.set()
+
+    def join(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            while thread.is_alive() and not self._failed.is_set():
+                assert time.monotonic() < deadline, f"blocked for {timeout_s} s"
+                thread.join(0.05)
+        if self.errors:
+            raise self.errors[0]
+
+    @property
+    def alive(self) -> bool:
+        return any(t.is_alive() for t in self._threads)
