@@ -89,4 +89,20 @@ void join_columns(const Rows& rows, size_t record_size, uint8_t* out) {
     }
 }
 
+void encode_rows(const Rows& rows, uint64_t skip, size_t size, size_t stride, uint8_t* out) {
+  for (uint64_t i = skip; i < rows.n; ++i, out += stride) {
+    std::memset(out, 0, stride);
+    if (rows.records != nullptr) {
+      std::memcpy(out, rows.records + i * size, size);
+    } else {
+      for (size_t c = 0; c < rows.n_columns; ++c) {
+        const Column& col = rows.columns[c];
+        std::memcpy(out + col.offset, col.data + i * col.stride, col.bytes);
+      }
+    }
+    const uint32_t crc = crc32c(0, out, size);
+    std::memcpy(out + size, &crc, sizeof crc);
+  }
+}
+
 }  // namespace contig

@@ -27,5 +27,8 @@ uint64_t gather_records(const Tape& tape, const int64_t* seqs, size_t n, uint8_t
 void split_records(const uint8_t* records, size_t n, size_t record_size, const Target* targets,
                    size_t n_targets);
 void join_columns(const Rows& rows, size_t record_size, uint8_t* out);
+// Rows from `skip` on as they are stored in files: `stride` bytes each, the record, its checksum,
+// zeros.
+void encode_rows(const Rows& rows, uint64_t skip, size_t record_size, size_t stride, uint8_t* out);
 
 }  // namespace contig

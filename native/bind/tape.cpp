@@ -299,6 +299,33 @@ void bind_tape(nb::module_& m) {
       .def("restore", &restore)
       .def("restore_stored", &restore_stored)
       .def("entries", &entries)
+      .def_prop_ro("record_size", [](const TapeHandle& t) { return t.tape.record_size(); })
+      .def("encode",  // records as they are stored in files: each with its checksum
+           [](const TapeHandle& t, nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records) {
+             const uint64_t size = t.tape.record_size(), stride = t.tape.stride();
+             if (!t.tape.checked() || size == 0 || records.shape(0) % size != 0)
+               throw std::invalid_argument("encode: expected whole records of a stored tape");
+             const uint64_t n = records.shape(0) / size;
+             auto* block = new Block(n * stride);
+             nb::object out = nb::cast(block, nb::rv_policy::take_ownership);
+             nb::gil_scoped_release no_gil;
+             Rows rows;
+             rows.n = n;
+             rows.records = records.data();
+             encode_rows(rows, 0, size, stride, block->data);
+             return out;
+           })
+      .def("damaged",
+           [](const TapeHandle& t, int64_t low, int64_t high) {
+             std::vector<int64_t> seqs, places;
+             for (int64_t seq = low; seq < high; ++seq) seqs.push_back(seq);
+             {
+               nb::gil_scoped_release no_gil;
+               find_damaged(t.tape, seqs.data(), seqs.size(), &places);
+             }
+             for (int64_t& p : places) p += low;
+             return to_array(places);
+           })
       .def("publish_stored",
            [](TapeHandle& t, uint64_t record_size, uint64_t stride, uint64_t shift) {
              if (stride < record_size + 4 || shift > 40)

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <random>
 
-#include "../crc32c.h"
+#include "../gather.h"
 #include "handles.h"
 
 #if defined(__linux__) || defined(__APPLE__)
@@ -135,20 +135,7 @@ void WriterHandle::stage(const Rows& rows) {
   const uint64_t skip = rows.n > capacity ? rows.n - capacity : 0;  // as `append` does
   auto* block = new Block((rows.n - skip) * stride);
   staged_ = nb::cast(block, nb::rv_policy::take_ownership);
-  std::memset(block->data, 0, block->bytes);
-  uint8_t* out = block->data;
-  for (uint64_t i = skip; i < rows.n; ++i, out += stride) {
-    if (rows.records != nullptr) {
-      std::memcpy(out, rows.records + i * size, size);
-    } else {
-      for (size_t c = 0; c < rows.n_columns; ++c) {
-        const Column& col = rows.columns[c];
-        std::memcpy(out + col.offset, col.data + i * col.stride, col.bytes);
-      }
-    }
-    const uint32_t crc = crc32c(0, out, size);
-    std::memcpy(out + size, &crc, sizeof crc);
-  }
+  encode_rows(rows, skip, size, stride, block->data);
 }
 
 nb::object WriterHandle::staged() {

@@ -113,8 +113,9 @@ def check_tape(storage: Any, sent: dict[int, int], longest: int = 40) -> int:
     for who, count in sent.items():
         wanted = [(e, s) for e in range(count) for s in range(length(who, e, longest))]
         got = per_client[who]
-        assert len(set(got)) == len(got), f"client {who}: duplicated rows"
-        missing = [x for x in wanted if x not in set(got)]
+        known = set(got)
+        assert len(known) == len(got), f"client {who}: duplicated rows"
+        missing = [x for x in wanted if x not in known]
         assert not missing, f"client {who}: {len(missing)} rows missing, the first {missing[:5]}"
         assert got == wanted, f"client {who}: rows out of order"
     return check_episodes(storage, longest)

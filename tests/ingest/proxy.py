@@ -14,6 +14,7 @@ from collections import Counter
 from typing import Any
 
 _CHUNK = 16384
+_FAULTS = ("cut", "cut", "reset", "half", "delay")
 _RECORD = 1 << 18  # bytes of a connection that are kept to be sent again
 
 
@@ -126,13 +127,13 @@ class Proxy:
     async def _pipe(self, source: Any, sink: Any, back: Any, recorded: bytearray | None) -> None:
         """One direction; what goes wrong, and after how many bytes, is drawn at its start."""
         rng = self._rng
-        fault = rng.choice(["cut", "cut", "reset", "half", "delay", "none"])
-        at = int(10 ** rng.uniform(0.5, 5.5 if recorded is not None else 3.5))
+        most = 5.3 if recorded is not None else 3.3
+        fault, at = rng.choice(_FAULTS), int(10 ** rng.uniform(1.5, most))
         done = 0
         while data := await source.read(_CHUNK):
             if recorded is not None and len(recorded) < _RECORD:
                 recorded += data
-            if self.faults and fault != "none" and done + len(data) > at:
+            if self.faults and done + len(data) > at:
                 self.counts[fault] += 1
                 sink.write(data[: max(at - done, 0)])
                 if fault in ("cut", "reset"):
@@ -148,7 +149,8 @@ class Proxy:
                     return
                 await asyncio.sleep(rng.uniform(0, 0.05))
                 data = data[max(at - done, 0) :]
-                fault = "none"
+                done = max(at, done)
+                fault, at = rng.choice(_FAULTS), at + int(10 ** rng.uniform(1.5, most))
             sink.write(data)
             done += len(data)
             await sink.drain()

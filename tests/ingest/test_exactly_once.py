@@ -23,7 +23,8 @@ from tests.ingest.waiting import Threads, until
 
 CLIENTS = 4
 ROLLOUTS = 10_000
-WIDTH = 400  # about 1.6 kB an item
+WIDTH = 200  # 816 bytes an item
+SMALL = TcpTransport(max_frame=96 << 10)  # so that clients make frames of 32 kB
 BLOCKED_S = 60
 
 
@@ -42,7 +43,7 @@ def _through_queue(ack: str, count: int, seed: int) -> None:
     batch = 25
     assert count * CLIENTS % batch == 0
 
-    with Server(example, batch, TcpTransport()) as server, Proxy(server.port, seed) as proxy:
+    with Server(example, batch, SMALL) as server, Proxy(server.port, seed) as proxy:
 
         def consume() -> None:
             while len(seen) < count * CLIENTS:
@@ -68,6 +69,7 @@ def _through_queue(ack: str, count: int, seed: int) -> None:
 
 def _was_bad(proxy: Proxy, server: Server) -> None:
     """The proxy did all it can do, and resends were recognised."""
+    print(proxy.counts, server.stats())
     for fault in ("cut", "reset", "half", "delay", "replay"):
         assert proxy.counts[fault] > 0, proxy.counts
     assert proxy.counts["connections"] > 5 * CLIENTS
@@ -79,7 +81,7 @@ def _into_tape(count: int, seed: int) -> None:
     buffer = ReplayBuffer(storage, batch_size=32)
     longest = 12
     with (
-        Server(buffer=buffer, transport=TcpTransport()) as server,
+        Server(buffer=buffer, transport=SMALL) as server,
         Proxy(server.port, seed) as proxy,
     ):
 

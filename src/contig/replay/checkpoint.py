@@ -25,7 +25,7 @@ import numpy as np
 
 from ..errors import EmptyBufferError, LayoutError
 from ..layout import Layout
-from ..tape import Storage
+from ..tape import Contents, Storage
 from ..tape.episodes import FIRST, NUMBER, ORDINAL, STEPS_FLAGS, read_index
 
 if TYPE_CHECKING:
@@ -162,16 +162,10 @@ def load(buffer: ReplayBuffer, path: Path) -> None:
     except (KeyError, TypeError, ValueError, IndexError) as error:
         buffer.load_state(before)
         raise LayoutError(f"{path}: cannot be loaded: {error!r}") from error
-    storage.tape.restore(
-        saved.rows,
-        saved.tail,
-        saved.head,
-        np.ascontiguousarray(saved.entries).reshape(-1).view(np.uint64),
-        saved.index_tail,
-        saved.index_tail + len(saved.entries),
-        saved.trajectories,
+    storage.restore(
+        Contents(saved.rows, saved.tail, saved.head, saved.entries, saved.trajectories),
+        saved.counters,
     )
-    storage.tape.inserted, storage.tape.sampled = saved.counters
 
 
 class _Saved(NamedTuple):

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,24 @@ from .schema import ExtraLeaf, Schema
 from .segment import Segment
 from .writer import Writer, batch_ndim_of
 
-__all__ = ["Storage", "LazyTensorStorage", "SharedStorage", "storage_of_fd"]
+__all__ = ["Contents", "Storage", "LazyTensorStorage", "SharedStorage", "storage_of_fd"]
+
+
+class Contents(NamedTuple):
+    """All that a checkpoint knows of a tape.
+
+    Attributes:
+        records: rows [tail, head), packed one after another.
+        tail, head: their seqs.
+        entries: the index, ``[n, 16]`` words (native/tape_format.h); the last is the number.
+        trajectories: how many numbers for trajectories were given.
+    """
+
+    records: np.ndarray[Any, Any]
+    tail: int
+    head: int
+    entries: np.ndarray[Any, Any]
+    trajectories: int
 
 
 class Storage:
@@ -167,6 +184,25 @@ class Storage:
         if writer is None:
             writer = self._local.writer = self.writer()
         return writer
+
+    def restore(self, contents: Contents, limiter: tuple[int, int]) -> None:
+        """Takes a checkpoint in, in place of what is there."""
+        self._open()
+        entries = np.ascontiguousarray(contents.entries, np.int64)
+        first = int(entries[0, 15]) if len(entries) else 0
+        self._restore(contents, entries.reshape(-1).view(np.uint64), first, first + len(entries))
+        self.tape.inserted, self.tape.sampled = limiter
+
+    def _restore(self, contents: Contents, words: Any, index_tail: int, index_head: int) -> None:
+        self.tape.restore(
+            contents.records,
+            contents.tail,
+            contents.head,
+            words,
+            index_tail,
+            index_head,
+            contents.trajectories,
+        )
 
     def empty(self) -> None:
         """Evicts every row. Seqs go on: they never repeat."""

@@ -1,0 +1,155 @@
+"""The committer: a thread that makes appends survive, many in one transaction.
+
+    append -> rows in files, visible in this process -> queue -> [fsync] -> SQLite commit -> retention
+
+What fails is kept, tried again, and raised at the next call until it works.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import StorageFull
+from .index import Changes, DiskIndex
+
+__all__ = ["Committer"]
+
+log = logging.getLogger("contig.disk")
+
+_RETRY_S = 0.2
+_CHECKPOINT_S = 2.0
+_SLICE_S = 0.1
+
+
+class Committer:
+    """Writes changes to an index, in the order in which they come. Thread-safe.
+
+    Args:
+        index: to write to; belongs to this thread from now on.
+        durable: whether rows and index are synced to the disk before a change counts.
+        sync: makes rows durable.
+        committed: called after each commit with what was written.
+    """
+
+    def __init__(
+        self,
+        index: DiskIndex,
+        durable: bool,
+        sync: Callable[[], None],
+        committed: Callable[[Changes], None],
+    ) -> None:
+        self._index, self._durable = index, durable
+        self._sync, self._committed = sync, committed
+        self._turn = threading.Condition()
+        self._waiting: Changes | None = None
+        self._number = self._done = 0
+        self._failure: BaseException | None = None
+        self._closing = self._writing = False
+        self._checkpointed = time.monotonic()
+        index.set_durable(durable)
+        self._thread = threading.Thread(target=self._run, name="contig-committer", daemon=True)
+        self._thread.start()
+
+    def add(self, changes: Changes) -> int:
+        """Hands changes over; a ticket for `wait`."""
+        with self._turn:
+            self._waiting = changes if self._waiting is None else self._waiting.and_then(changes)
+            self._number += 1
+            self._turn.notify_all()
+            return self._number
+
+    def check(self) -> None:
+        """Raises what the thread failed with, if it has not recovered since."""
+        failure = self._failure
+        if failure is None:
+            return
+        text = (
+            f"the storage's index cannot be written: {failure}; appends so far are kept in memory "
+            "and tried again"
+        )
+        full = isinstance(failure, sqlite3.OperationalError) and "full" in str(failure)
+        if full or (isinstance(failure, OSError) and failure.errno == 28):
+            raise StorageFull(text) from failure
+        raise OSError(getattr(failure, "errno", None) or 5, text) from failure
+
+    def wait(self, ticket: int | None = None, timeout_s: float | None = None) -> None:
+        """Returns when a change, or every one so far, is as durable as it will be."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._turn:
+            upto = self._number if ticket is None else ticket
+            while self._done < upto:
+                self.check()
+                left = _SLICE_S if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"not committed within {timeout_s} s")
+                self._turn.wait(min(left, _SLICE_S))
+
+    @property
+    def done(self) -> int:
+        """The newest ticket that is committed."""
+        return self._done
+
+    def _run(self) -> None:
+        while True:
+            with self._turn:
+                while self._waiting is None and not self._closing:
+                    self._turn.wait(_CHECKPOINT_S)
+                    self._checkpoint()
+                if self._waiting is None:
+                    return
+                changes, upto = self._waiting, self._number
+                self._waiting = None
+            try:
+                if self._durable:
+                    self._sync()
+                self._index.write(changes)
+            except (OSError, sqlite3.Error) as error:
+                self._failed(error, changes)
+                if self._closing:
+                    return
+                time.sleep(_RETRY_S)
+                continue
+            self._committed(changes)
+            with self._turn:
+                self._failure = None
+                self._done = upto
+                self._turn.notify_all()
+            self._checkpoint()
+
+    def _failed(self, error: BaseException, changes: Changes) -> None:
+        if self._failure is None:
+            log.error("the storage's index cannot be written: %s", error)
+        with self._turn:
+            self._failure = error
+            later = self._waiting
+            self._waiting = changes if later is None else changes.and_then(later)
+            self._turn.notify_all()
+
+    def _checkpoint(self) -> None:
+        now = time.monotonic()
+        if now - self._checkpointed < _CHECKPOINT_S:
+            return
+        self._checkpointed = now
+        try:
+            self._index.checkpoint()
+        except sqlite3.Error as error:
+            log.warning("the index's log could not be folded in: %s", error)
+
+    def run_between(self, call: Callable[[DiskIndex], Any]) -> Any:
+        """Runs something with the index while no commit is under way; everything is committed."""
+        self.wait()
+        with self._turn:
+            return call(self._index)
+
+    def close(self) -> None:
+        """Commits what is left. Raises if that fails."""
+        with self._turn:
+            self._closing = True
+            self._turn.notify_all()
+        self._thread.join()
+        self.check()

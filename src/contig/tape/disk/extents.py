@@ -1,0 +1,175 @@
+"""The extent files of a storage: ``extents/NNNNNNNN.rec``, each a fixed number of rows.
+
+Rows are written with `pwrite` and read through mappings, so a full disk is an error and not a
+signal. A file has its full size from the start, without blocks.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ... import _native
+from . import files
+
+__all__ = ["Extents", "extent_rows", "row_stride"]
+
+_EXTENT_BYTES = 64 << 20
+_OPEN = 8  # files kept open for writing
+
+
+def row_stride(record_size: int) -> int:
+    """Bytes from one row to the next: the record, its checksum, and padding.
+
+    Rows of 1.2 to 2 kB get 2 kB, so that none lies across two pages: reading one is one fault.
+    """
+    need = record_size + 4
+    if 1228 < need <= 2048:
+        return 2048
+    lines = -(-need // 64) * 64
+    return lines if (lines - need) * 8 <= need else -(-need // 8) * 8
+
+
+def extent_rows(stride: int, wanted: int | None) -> int:
+    """Rows of an extent: a power of two, whole pages, at most 64 MB unless one row is more."""
+    least = 1
+    while least * stride % 4096:
+        least *= 2
+    rows = least
+    while (rows < wanted) if wanted is not None else (rows * 2 * stride <= _EXTENT_BYTES):
+        rows *= 2
+    return rows
+
+
+class Extents:
+    """Files mapped one behind another. Not thread-safe: the storage holds its lock.
+
+    Args:
+        folder: where they are.
+        region_extents: how many may be mapped at a time; extent e is at place e modulo that.
+        rows: of an extent.
+        stride: bytes of a row.
+        writable: else nothing is created.
+    """
+
+    def __init__(
+        self, folder: Path, region_extents: int, rows: int, stride: int, writable: bool
+    ) -> None:
+        self.folder = folder
+        self.rows, self.stride = rows, stride
+        self.nbytes = rows * stride
+        self._places = region_extents
+        assert self.nbytes % 4096 == 0, "extents begin at pages"
+        self.region = _native.Region(region_extents * self.nbytes)
+        self._writable = writable
+        self._fds: dict[int, int] = {}
+        self._mapped: dict[int, int] = {}  # place -> extent
+        self.unsynced: set[int] = set()
+        self.created = False  # a file was made since the directory was last synced
+
+    def path(self, extent: int) -> Path:
+        return self.folder / f"{extent:08d}.rec"
+
+    def present(self) -> list[int]:
+        """Numbers of the files that are there."""
+        names = files.listing(self.folder)
+        return [int(n[:-4]) for n in names if n.endswith(".rec") and n[:-4].isdigit()]
+
+    def map(self, extent: int) -> bool:
+        """Makes an extent's rows readable; False if its file is missing."""
+        place = extent % self._places
+        if self._mapped.get(place) == extent:
+            return True
+        try:
+            fd = files.open_to_read(self.path(extent))
+        except FileNotFoundError:
+            return False
+        try:
+            # Of a file that was cut, only what is there: the rest reads as zeros, which no
+            # checksum fits.
+            there = min(files.size(fd), self.nbytes)
+            if there < self.nbytes:
+                self.region.unmap(place * self.nbytes, self.nbytes)
+            if there:
+                self.region.map(place * self.nbytes, fd, there)
+        finally:
+            os.close(fd)
+        self._mapped[place] = extent
+        return True
+
+    def write(self, first: int, rows: Any) -> None:
+        """Stores encoded rows from a seq on, in one or more files.
+
+        Raises:
+            OSError: it could not; what was written lies beyond the head and does not count.
+        """
+        data = memoryview(rows).cast("B")
+        seq = first
+        while data:
+            extent, at = divmod(seq, self.rows)
+            count = min(len(data) // self.stride, self.rows - at)
+            part = data[: count * self.stride]
+            fd = self._open(extent)
+            offset = at * self.stride
+            while part:
+                done = files.pwrite(fd, part, offset)
+                part, offset = part[done:], offset + done
+            self.unsynced.add(extent)
+            seq += count
+            data = data[count * self.stride :]
+
+    def _open(self, extent: int) -> int:
+        fd = self._fds.get(extent)
+        if fd is not None:
+            return fd
+        path = self.path(extent)
+        if files.exists(path):
+            fd = files.open_to_write(path)
+            if files.size(fd) < self.nbytes:
+                os.ftruncate(fd, self.nbytes)
+        else:
+            fd = files.create(path, self.nbytes)
+            self.created = True
+        self._fds[extent] = fd
+        while len(self._fds) > _OPEN:
+            oldest = min(self._fds)
+            if oldest in self.unsynced:
+                break
+            os.close(self._fds.pop(oldest))
+        self._mapped.pop(extent % self._places, None)
+        self.map(extent)
+        return fd
+
+    def sync(self) -> None:
+        """Returns when everything written is on the disk."""
+        for extent in sorted(self.unsynced):
+            fd = self._fds.get(extent)
+            if fd is None:
+                fd = files.open_to_write(self.path(extent))
+                self._fds[extent] = fd
+            files.fsync(fd)
+            self.unsynced.discard(extent)
+        if self.created:
+            files.fsync_dir(self.folder)
+            self.created = False
+
+    def delete_below(self, seq: int) -> list[int]:
+        """Removes files all of whose rows lie below a seq; their numbers."""
+        gone = [e for e in self.present() if (e + 1) * self.rows <= seq]
+        for extent in gone:
+            fd = self._fds.pop(extent, None)
+            if fd is not None:
+                os.close(fd)
+            self.unsynced.discard(extent)
+            files.unlink(self.path(extent))
+            place = extent % self._places
+            if self._mapped.get(place) == extent:
+                self.region.unmap(place * self.nbytes, self.nbytes)
+                del self._mapped[place]
+        return gone
+
+    def close(self) -> None:
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()

@@ -1,0 +1,112 @@
+"""Every call that touches a storage's files, apart from SQLite's own. Fault tests replace these."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "create",
+    "exists",
+    "fsync",
+    "fsync_dir",
+    "link",
+    "listing",
+    "make_dir",
+    "open_to_read",
+    "open_to_write",
+    "pwrite",
+    "read",
+    "rename",
+    "size",
+    "unlink",
+    "write_new",
+]
+
+
+def make_dir(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def exists(path: Path) -> bool:
+    return path.exists()
+
+
+def listing(path: Path) -> list[str]:
+    return sorted(os.listdir(path))
+
+
+def create(path: Path, nbytes: int) -> int:
+    """A new file of that size, without blocks yet; its descriptor."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        os.ftruncate(fd, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_to_write(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+
+def open_to_read(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def size(fd: int) -> int:
+    return os.fstat(fd).st_size
+
+
+def pwrite(fd: int, data: Any, offset: int) -> int:
+    """Some of the bytes; how many."""
+    return os.pwrite(fd, data, offset)
+
+
+def fsync(fd: int) -> None:
+    os.fsync(fd)
+
+
+def fsync_dir(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """A whole small file: visible only when it is complete and on its way to the disk."""
+    temporary = path.with_name(path.name + ".tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[pwrite_all(fd, view) :]
+        fsync(fd)
+    finally:
+        os.close(fd)
+    rename(temporary, path)
+    fsync_dir(path.parent)
+
+
+def pwrite_all(fd: int, data: Any) -> int:
+    return os.write(fd, data)
+
+
+def rename(old: Path, new: Path) -> None:
+    os.replace(old, new)
+
+
+def unlink(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def link(old: Path, new: Path) -> None:
+    os.link(old, new)

@@ -1,0 +1,488 @@
+"""DiskStorage: a tape whose rows are in files and whose index is in SQLite.
+
+    layout.json            what a record is
+    extents/NNNNNNNN.rec   rows, each with its checksum
+    index.sqlite           runs, producers, bounds
+    lock                   held by the one process that writes
+
+The index is mirrored in memory, as that of any tape, so samplers and buffers work unchanged; rows
+are read through mappings, so a storage may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ... import _native
+from ...batch import Batch
+from ...convert import plain_tree
+from ...errors import EmptyBufferError, LayoutError, StorageFull
+from ...layout import Layout
+from ..boundaries import complete_flags
+from ..schema import ExtraLeaf, Schema
+from ..segment import Segment
+from ..storage import Contents, Storage
+from . import files
+from .committer import Committer
+from .extents import Extents, extent_rows, row_stride
+from .index import FORMAT, Changes, DiskIndex, IndexState
+from .writing import StagedWriter
+
+__all__ = ["DiskStorage"]
+
+log = logging.getLogger("contig.disk")
+
+_MOST_ROWS = 1 << 30  # of a storage without a capacity
+_MOST_BYTES = 1 << 44  # of addresses
+_AGE_S = 1.0
+
+
+class DiskStorage(Storage):
+    """Rows in a directory. An existing one is opened with what it holds.
+
+    Args:
+        path: the directory.
+        capacity: rows to keep; None: as many as other bounds allow.
+        max_bytes: bytes of rows to keep.
+        durability: "committed" (survives any crash of the process) or "durable" (also power loss).
+        rows_per_extent: rows of a file; rounded up to a power of two of whole pages.
+        max_episodes, max_age_s: trajectories to keep; seconds to keep them.
+        read_only: another process writes; this one follows it.
+        ndim, example: as in LazyTensorStorage.
+
+    `extend` and the like return when the rows can be sampled; they are committed within
+    milliseconds, and `flush` waits for that. A failure to commit is raised at the next call.
+    Thread-safe. One process writes at a time; any number read.
+
+    Raises:
+        BlockingIOError: another process writes here; it names its pid.
+        LayoutError: the directory holds another layout, with the difference.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        capacity: int | None = None,
+        *,
+        max_bytes: int | None = None,
+        durability: str = "committed",
+        rows_per_extent: int | None = None,
+        max_episodes: int | None = None,
+        max_age_s: float | None = None,
+        read_only: bool = False,
+        ndim: int = 1,
+        example: Any = None,
+    ) -> None:
+        if durability not in ("committed", "durable"):
+            raise ValueError(f'durability {durability!r}: "committed" or "durable"')
+        bounds = (("capacity", capacity), ("max_bytes", max_bytes), ("max_episodes", max_episodes))
+        for name, bound in bounds:
+            if bound is not None and bound < 1:
+                raise ValueError(f"{name} must be at least 1, got {bound}")
+        self.path = Path(path)
+        self.durability = durability
+        self.read_only = read_only
+        self.quarantined: dict[int, str] = {}
+        self._max_bytes, self._max_episodes, self._max_age_s = max_bytes, max_episodes, max_age_s
+        self._wanted_rows = rows_per_extent
+        self._wanted_capacity = capacity
+        self._appending = threading.RLock()
+        self._committer: Committer | None = None
+        self._index: DiskIndex | None = None
+        self._extents: Extents | None = None
+        self._bad_rows: np.ndarray[Any, Any] = np.zeros((0, 2), np.int64)
+        self._polled = 0.0
+        self._lock_fd = -1
+        if not read_only:
+            files.make_dir(self.path / "extents")
+            self._lock_fd = _lock(self.path / "lock")
+        elif not files.exists(self.path / "layout.json"):
+            raise FileNotFoundError(f"{self.path}: no storage is there (layout.json is missing)")
+        try:
+            described = self._describe()
+            rows = _capacity(capacity, max_bytes, described)
+            nbytes = _native.control_bytes(rows)
+            segment = Segment.anonymous(nbytes, lambda m: _native.format_control(m, rows))
+            super().__init__(segment, ndim)
+            if described is not None:
+                self._attach(described)
+            if example is not None:
+                self.publish(Layout(plain_tree(example)[0]))
+        except BaseException:
+            self._let_go()
+            raise
+
+    # -- opening ------------------------------------------------------------------------------
+
+    def _describe(self) -> dict[str, Any] | None:
+        """What layout.json says, or None in a new directory."""
+        path = self.path / "layout.json"
+        if not files.exists(path):
+            return None
+        try:
+            described = dict(json.loads(files.read(path)))
+            if described["format"] > FORMAT:
+                raise ValueError(
+                    f"{path}: format {described['format']}, this contig reads up to {FORMAT}; "
+                    "use a newer one"
+                )
+            if described["crc"] != _crc(described):
+                raise ValueError("its checksum is wrong")
+        except (ValueError, KeyError, TypeError) as error:
+            if "use a newer one" in str(error):
+                raise
+            raise ValueError(
+                f"{path} is damaged ({error}): without it the rows cannot be read. Restore it from "
+                "a checkpoint of this storage; it does not change after the first row"
+            ) from error
+        return described
+
+    def publish(self, layout: Layout) -> Schema:
+        if self._schema is None:
+            if self.read_only:
+                raise LayoutError("a storage opened to read cannot get a layout")
+            mine = Schema(complete_flags(layout), *self._keys)
+            with self._lock:
+                if self._schema is None:
+                    self._create(mine)
+        return super().publish(layout)
+
+    def _create(self, schema: Schema) -> None:
+        stride = row_stride(schema.layout.record_size)
+        described = {
+            "format": FORMAT,
+            "schema": json.loads(schema.to_bytes()),
+            "stride": stride,
+            "rows_per_extent": extent_rows(stride, self._wanted_rows),
+        }
+        described["crc"] = _crc(described)
+        text = json.dumps(described, indent=1).encode()
+        files.write_new(self.path / "layout.json", text)
+        self._attach(described)
+
+    def _attach(self, described: dict[str, Any]) -> None:
+        schema = Schema.from_bytes(json.dumps(described["schema"]).encode())
+        stride, rows = int(described["stride"]), int(described["rows_per_extent"])
+        tape = self.tape
+        tape.publish_stored(schema.layout.record_size, stride, rows.bit_length() - 1)
+        places = (self.capacity - 1 >> rows.bit_length() - 1) + 2
+        self._extents = Extents(self.path / "extents", places, rows, stride, not self.read_only)
+        tape.attach_region(self._extents.region)
+        path = self.path / "index.sqlite"
+        self._index = _open_index(path, not self.read_only)
+        self._take_in(_load(self._index, path))
+        self._schema = schema
+        if not self.read_only:
+            durable = self.durability == "durable"
+            self._committer = Committer(self._index, durable, self._sync, self._retain)
+
+    def _take_in(self, state: IndexState) -> None:
+        """The index as it was found, into the tape; rows that cannot be trusted, aside."""
+        assert self._extents is not None
+        tape = self.tape
+        head = state.head
+        if len(state.entries):
+            ends = state.entries[:, 0] + (state.entries[:, 1] >> 8)
+            head = int(ends.max())
+        tail, index_tail = max(state.tail, head - self.capacity), state.index_tail
+        keep = state.entries[:, 0] + (state.entries[:, 1] >> 8) > tail
+        first_kept = int(np.argmax(keep)) if keep.any() else len(state.entries)
+        index_tail += first_kept
+        entries = state.entries[first_kept:]
+        if not len(entries):
+            tail = head
+        flat = np.ascontiguousarray(entries).astype(np.uint64).reshape(-1)
+        index_head = index_tail + len(entries)
+        tape.restore_stored(tail, head, flat, index_tail, index_head, state.trajectories)
+        tape.inserted, tape.sampled = state.limiter
+        for producer, seq in state.producers.items():
+            tape.set_producer(producer, seq)
+        rows = self._extents.rows
+        missing = [e for e in range(tail // rows, -(-head // rows)) if not self._extents.map(e)]
+        self.quarantined = dict(state.quarantine)
+        found: dict[int, str] = {}
+        for number in state.bad:
+            ordinal = -(number + 2)
+            found[ordinal] = f"entry {number} of the index is damaged"
+        for extent in missing:
+            low, high = extent * rows, (extent + 1) * rows
+            for ordinal in self._ordinals(entries, low, high):
+                found.setdefault(ordinal, f"{self._extents.path(extent).name} is missing")
+        # Rows of the file that was being written: the others were complete before it.
+        low = max(head // rows * rows - (rows if head % rows == 0 else 0), tail)
+        for ordinal in self._damaged(entries, low, head):
+            found.setdefault(ordinal, "a row's checksum is wrong")
+        self.quarantine(found)
+
+    def _ordinals(self, entries: Any, low: int, high: int) -> list[int]:
+        ends = entries[:, 0] + (entries[:, 1] >> 8)
+        return [int(o) for o in np.unique(entries[(entries[:, 0] < high) & (ends > low), 5])]
+
+    def _damaged(self, entries: Any, low: int, high: int) -> list[int]:
+        """Trajectories with damaged rows among some."""
+        if low >= high:
+            return []
+        bad = np.array(self.tape.damaged(low, high), np.int64)
+        out: set[int] = set()
+        for seq in bad:
+            out.update(self._ordinals(entries, int(seq), int(seq) + 1))
+        return sorted(out)
+
+    # -- damage -------------------------------------------------------------------------------
+
+    def quarantine(self, found: dict[int, str]) -> None:
+        """Sets trajectories aside: their rows are never served. By ordinal (`id`), with reasons."""
+        new = {o: r for o, r in found.items() if o not in self.quarantined}
+        for ordinal, reason in new.items():
+            log.error("%s: trajectory %d is set aside: %s", self.path, ordinal, reason)
+        self.quarantined.update(new)
+        if self.quarantined:
+            entries = np.array(self.tape.read_index()[0], np.int64).reshape(-1, 16)
+            mine = np.isin(entries[:, 5], list(self.quarantined))
+            spans = np.stack([entries[mine, 0], entries[mine, 0] + (entries[mine, 1] >> 8)], 1)
+            self._bad_rows = spans[np.argsort(spans[:, 0])]
+        if new and self._index is not None and not self.read_only:
+            known = {o: r for o, r in new.items() if o >= 0}
+            try:
+                if self._committer is None:
+                    self._index.quarantine(known)
+                else:
+                    self._committer.run_between(lambda index: index.quarantine(known))
+            except (OSError, sqlite3.Error) as error:
+                log.warning("%s: the quarantine could not be written: %s", self.path, error)
+
+    def gather(self, seqs: np.ndarray[Any, Any], extras: tuple[ExtraLeaf, ...] = ()) -> Any:
+        """As `Storage.gather`; rows that are damaged or set aside count as lost: then `lost` is a
+        mask over `seqs`."""
+        self._open()
+        schema = self.schema
+        if schema is None:
+            raise EmptyBufferError("nothing has been written to this storage yet")
+        wide = schema.wide(self.tape, extras)
+        block, lost, damaged = wide.gatherer.gather(seqs)
+        batch = Batch(block, wide.layout, (len(seqs),), wide.extras)
+        if damaged is None and not len(self._bad_rows):
+            return batch, lost
+        gone = seqs < lost
+        if damaged is not None:
+            bad = seqs[damaged]
+            tail = self.tape.snapshot()[1]
+            gone[damaged] = True
+            entries = np.array(self.tape.read_index()[0], np.int64).reshape(-1, 16)
+            found = {o for s in bad[bad >= tail] for o in self._ordinals(entries, int(s), int(s) + 1)}
+            self.quarantine({o: "a row's checksum is wrong" for o in found})
+        if len(self._bad_rows):
+            at = np.searchsorted(self._bad_rows[:, 0], seqs, side="right") - 1
+            gone |= (at >= 0) & (seqs < self._bad_rows[np.maximum(at, 0), 1])
+        return batch, (gone if gone.any() else 0)
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def native_writer(self, schema: Schema) -> Any:
+        if self.read_only:
+            raise PermissionError(f"{self.path} was opened to read")
+        return StagedWriter(self, schema)
+
+    @contextmanager
+    def appending(self) -> Iterator[None]:
+        """One append at a time."""
+        with self._appending:
+            self._open()
+            if self._committer is not None:
+                self._committer.check()
+            yield
+
+    def commit(self, native: Any, producers: dict[int, int]) -> int:
+        """Stores what a writer staged, appends it, and hands it to the committer."""
+        assert self._extents is not None and self._committer is not None
+        tape = self.tape
+        head, _, index_head, _ = tape.snapshot()
+        try:
+            self._extents.write(head, native.staged())
+        except OSError as error:
+            text = f"{self.path}: rows cannot be written: {error.strerror}; nothing was appended"
+            if error.errno in (28, 122):  # no space, over quota
+                raise StorageFull(error.errno, text) from error
+            raise OSError(error.errno, text) from error
+        first = native.commit_staged()
+        self._committer.add(self._changes(index_head, producers))
+        return int(first)
+
+    def _changes(self, index_from: int, producers: dict[int, int]) -> Changes:
+        tape = self.tape
+        head, tail, index_head, index_tail = tape.snapshot()
+        low = max(index_from - 1, index_tail)  # the newest entry may have grown
+        words = np.array(tape.entries(low, index_head), np.int64).reshape(-1, 16)
+        entries = {int(w[15]): w for w in words}
+        limiter = (int(tape.inserted), int(tape.sampled))
+        return Changes(
+            entries, producers, tail, index_tail, head, int(tape.trajectories), limiter
+        )
+
+    def _sync(self) -> None:
+        assert self._extents is not None
+        with self._appending:
+            self._extents.sync()
+
+    def _retain(self, changes: Changes) -> None:
+        """After a commit: deletes files that hold nothing any more."""
+        assert self._extents is not None
+        if changes.tail // self._extents.rows == 0:
+            return
+        with self._appending:
+            gone = self._extents.delete_below(changes.tail)
+        if gone:
+            log.info("%s: %d extents were let go, rows below %d", self.path, len(gone), changes.tail)
+
+    def retain(self) -> None:
+        """Applies `max_bytes`, `max_episodes` and `max_age_s`; appends do it too, now and then."""
+        with self._appending:
+            tail = self._retained_tail()
+            if tail is None or self._committer is None:
+                return
+            self.tape.retire(tail)
+            self._committer.add(self._changes(self.tape.snapshot()[2], {}))
+
+    def _retained_tail(self) -> int | None:
+        if self._max_episodes is None and self._max_age_s is None:
+            return None
+        entries = np.array(self.tape.read_index()[0], np.int64).reshape(-1, 16)
+        if not len(entries):
+            return None
+        keep = np.ones(len(entries), bool)
+        if self._max_age_s is not None:
+            keep &= entries[:, 10] >= time.time_ns() - int(self._max_age_s * 1e9)
+        if self._max_episodes is not None:
+            newest = np.unique(entries[:, 5])[-self._max_episodes :]
+            keep &= entries[:, 5] >= newest[0]
+        first = int(np.argmax(keep)) if keep.any() else len(entries) - 1
+        return int(entries[first, 0]) if keep.any() else int(entries[-1, 0] + (entries[-1, 1] >> 8))
+
+    def _restore(self, contents: Contents, words: Any, index_tail: int, index_head: int) -> None:
+        with self.appending():
+            assert self._extents is not None and self._committer is not None
+            self._committer.wait()
+            tape = self.tape
+            # The files of what was here go first: the checkpoint's seqs may be theirs.
+            tape.clear()
+            self._committer.add(self._changes(tape.snapshot()[2], {}))
+            self._committer.wait()
+            self._extents.delete_below(1 << 62)
+            rows, size = contents.head - contents.tail, tape.record_size
+            step = max((16 << 20) // size, 1)
+            for at in range(0, rows, step):
+                part = contents.records[at * size : (at + step) * size]
+                self._extents.write(contents.tail + at, tape.encode(part))
+            bounds = (contents.tail, contents.head, words, index_tail, index_head)
+            tape.restore_stored(*bounds, contents.trajectories)
+            self._committer.add(self._changes(index_tail, {}))
+            self.quarantined, self._bad_rows = {}, np.zeros((0, 2), np.int64)
+
+    def empty(self) -> None:
+        with self.appending():
+            super().empty()
+            if self._committer is not None:
+                self._committer.add(self._changes(self.tape.snapshot()[2], {}))
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Returns when every append is committed (or durable)."""
+        self._open()
+        if self._committer is not None:
+            self._committer.wait(timeout_s=timeout_s)
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def __reduce__(self) -> Any:
+        return _reader, (str(self.path), self.capacity, self.ndim)
+
+    def close(self) -> None:
+        """Commits what is left and lets the directory go.
+
+        Raises:
+            OSError: some appends could not be committed.
+        """
+        if self._segment is None:
+            return
+        try:
+            if self._committer is not None:
+                self._committer.close()
+        finally:
+            super().close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._index is not None:
+            self._index.close()
+        if self._extents is not None:
+            self._extents.close()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+def _reader(path: str, capacity: int, ndim: int) -> DiskStorage:
+    return DiskStorage(path, capacity, read_only=True, ndim=ndim)
+
+
+def _capacity(capacity: int | None, max_bytes: int | None, described: Any) -> int:
+    most = _MOST_ROWS if capacity is None else capacity
+    if described is not None:
+        most = min(most, max(_MOST_BYTES // int(described["stride"]), 1))
+        if max_bytes is not None:
+            most = min(most, max(max_bytes // int(described["stride"]), 1))
+    return most
+
+
+def _crc(described: dict[str, Any]) -> int:
+    content = {k: v for k, v in described.items() if k != "crc"}
+    return _native.crc32c(json.dumps(content, sort_keys=True).encode())
+
+
+def _lock(path: Path) -> int:
+    """Makes this process the one that writes."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 64, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise BlockingIOError(
+            f"{path.parent} is being written by process {holder}: one process writes at a time; "
+            "open it with read_only=True to follow it"
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _open_index(path: Path, writable: bool) -> DiskIndex:
+    try:
+        return DiskIndex(path, writable)
+    except sqlite3.DatabaseError as error:
+        raise _damaged_index(path, error) from error
+
+
+def _load(index: DiskIndex, path: Path) -> IndexState:
+    try:
+        return index.load()
+    except sqlite3.DatabaseError as error:
+        raise _damaged_index(path, error) from error
+
+
+def _damaged_index(path: Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"{path} is damaged ({error}). `contig inspect --repair {path.parent}` sets it aside and "
+        "rebuilds what can be read"
+    )

@@ -1,0 +1,50 @@
+"""Storages on disk pass the conformance suites, as those in memory do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contig
+from contig.sample import Sampler
+from contig.tape.disk import DiskStorage
+from contig.testing import SamplerSuite, StorageSuite
+
+
+class OnDisk:
+    passes_to_processes = False  # one process writes; others open it to read
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+        self.made = 0
+
+    def make_storage(self, capacity: int, *, ndim: int = 1, example: Any = None) -> contig.Storage:
+        self.made += 1
+        return DiskStorage(self.folder / str(self.made), capacity, ndim=ndim, example=example)
+
+
+class TestDiskStorage(OnDisk, StorageSuite):
+    pass
+
+
+class TestRandomSamplerOnDisk(OnDisk, SamplerSuite):
+    def make_sampler(self) -> Sampler:
+        return contig.RandomSampler()
+
+
+class TestSliceSamplerOnDisk(OnDisk, SamplerSuite):
+    batch_size = 12
+    refused = (13, 3)
+
+    def make_sampler(self) -> Sampler:
+        return contig.SliceSampler(slice_len=4)
+
+
+class TestPrioritizedSamplerOnDisk(OnDisk, SamplerSuite):
+    has_priorities = True
+
+    def make_sampler(self) -> Sampler:
+        return contig.PrioritizedSampler()
