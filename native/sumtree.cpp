@@ -101,7 +101,6 @@ TreeShape::TreeShape(size_t n) : n_leaves(n), total(0) {
 }
 
 void tree_clear(const Tree& tree) {
-  std::fill(tree.nodes, tree.nodes + tree.shape.mins[0], 0.0);
   std::fill(tree.nodes + tree.shape.mins[0], tree.nodes + tree.shape.total, kInf);
 }
 

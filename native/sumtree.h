@@ -32,7 +32,7 @@ struct Tree {
   const double* leaves() const { return nodes; }
 };
 
-// All leaves 0.
+// All leaves 0, given that all nodes are.
 void tree_clear(const Tree& tree);
 // Sets leaves and repairs every node above them, level by level for the whole batch.
 void tree_update(const Tree& tree, const int64_t* leaves, const double* values, size_t n);

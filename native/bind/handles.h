@@ -131,7 +131,7 @@ class WriterHandle {
   std::atomic<bool> busy_{false};
 };
 
-// A sum tree over an array that Python owns; its first `n` values are the leaves.
+// A sum tree over an array of zeros that Python owns; its first `n` values are the leaves.
 class SumTree {
  public:
   SumTree(size_t n, Doubles nodes) : shape_(n), nodes_(nodes) {

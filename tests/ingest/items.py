@@ -122,8 +122,9 @@ def check_tape(storage: Any, sent: dict[int, int], longest: int = 40) -> int:
 
 
 def check_episodes(storage: Any, longest: int = 40) -> int:
-    complete = 0
-    for entry in storage.episodes():
+    """Reads trajectories, of many only some; returns how many of all are complete."""
+    table = storage.episodes()
+    for entry in table[:: max(len(table) // 1000, 1)]:
         batch = storage.read_episode(int(entry["id"]))
         fields = _fields(batch)
         assert len(fields) == entry["steps"]
@@ -138,5 +139,4 @@ def check_episodes(storage: Any, longest: int = 40) -> int:
             assert last == length(who, episode, longest) - 1, f"ended at {last}: {entry}"
         if entry["complete"]:
             assert first == 0 and ended, f"complete, but not whole: {fields[0]}, {entry}"
-            complete += 1
-    return complete
+    return int(table["complete"].sum())

@@ -127,8 +127,10 @@ class Proxy:
     async def _pipe(self, source: Any, sink: Any, back: Any, recorded: bytearray | None) -> None:
         """One direction; what goes wrong, and after how many bytes, is drawn at its start."""
         rng = self._rng
-        most = 5.3 if recorded is not None else 3.3
-        fault, at = rng.choice(_FAULTS), int(10 ** rng.uniform(1.5, most))
+        # Some in the handshake; most after it, so that things go on.
+        least, most = (3.5, 5.8) if recorded is not None else (2.8, 4.0)
+        at = rng.randrange(800) if rng.random() < 0.1 else int(10 ** rng.uniform(least, most))
+        fault = rng.choice(_FAULTS)
         done = 0
         while data := await source.read(_CHUNK):
             if recorded is not None and len(recorded) < _RECORD:
@@ -150,7 +152,7 @@ class Proxy:
                 await asyncio.sleep(rng.uniform(0, 0.05))
                 data = data[max(at - done, 0) :]
                 done = max(at, done)
-                fault, at = rng.choice(_FAULTS), at + int(10 ** rng.uniform(1.5, most))
+                fault, at = rng.choice(_FAULTS), at + int(10 ** rng.uniform(1, most))
             sink.write(data)
             done += len(data)
             await sink.drain()

@@ -69,7 +69,6 @@ def _through_queue(ack: str, count: int, seed: int) -> None:
 
 def _was_bad(proxy: Proxy, server: Server) -> None:
     """The proxy did all it can do, and resends were recognised."""
-    print(proxy.counts, server.stats())
     for fault in ("cut", "reset", "half", "delay", "replay"):
         assert proxy.counts[fault] > 0, proxy.counts
     assert proxy.counts["connections"] > 5 * CLIENTS

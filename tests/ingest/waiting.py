@@ -21,9 +21,13 @@ class Threads:
     def __init__(self, *calls: Callable[[], object]) -> None:
         self.errors: list[BaseException] = []
         self._failed = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(c,), daemon=True) for c in calls]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        for call in calls:
+            self.start(call)
+
+    def start(self, call: Callable[[], object]) -> None:
+        self._threads.append(threading.Thread(target=self._run, args=(call,), daemon=True))
+        self._threads[-1].start()
 
     def _run(self, call: Callable[[], object]) -> None:
         try:

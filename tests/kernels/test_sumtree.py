@@ -21,7 +21,7 @@ EXACT = st.integers(0, 4000).map(lambda k: k / 8)
 
 
 def tree(n: int) -> Any:
-    return _native.SumTree(n, np.empty(_native.SumTree.size(n)))
+    return _native.SumTree(n, np.zeros(_native.SumTree.size(n)))
 
 
 def spread(n: int) -> Any:
@@ -197,7 +197,7 @@ def test_the_last_of_several_values_for_one_leaf_counts() -> None:
 
 
 def test_the_array_is_the_callers_and_stays_alive() -> None:
-    nodes = np.empty(_native.SumTree.size(9))
+    nodes = np.zeros(_native.SumTree.size(9))
     t = _native.SumTree(9, nodes)
     t.fill(2, 4, 1.5)
     assert nodes[:9].tolist() == [0, 0, 1.5, 1.5, 0, 0, 0, 0, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -36,9 +37,7 @@ def client(server: Server, sample: Any = None, **options: Any) -> TcpClient:
     return TcpClient(HOST, server.port, sample, **options)
 
 
-def eventually(
-    condition: Callable[[], Any], what: str = "", deadline_s: float = DEADLINE_S
-) -> Any:
+def eventually(condition: Callable[[], Any], what: str = "", deadline_s: float = DEADLINE_S) -> Any:
     """Waits until a condition holds; its value."""
     end = time.monotonic() + deadline_s
     while not (value := condition()):
@@ -50,6 +49,15 @@ def eventually(
 def free_port() -> int:
     with socket.create_server((HOST, 0)) as probe:
         return int(probe.getsockname()[1])
+
+
+def sockets() -> int:
+    """Open sockets of this process."""
+    count = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            count += os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+    return count
 
 
 class Task(threading.Thread):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
+import select
 import signal
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +36,10 @@ from contig import (
     SliceSampler,
 )
 from contig.testing import steps
-from tests.remote.serving import HOST, ROW, Task, client, eventually, serving, shared
+from contig.transport.ingest import REQUEST
+from contig.transport.service import SampleService
+from contig.transport.wire import Type
+from tests.remote.serving import HOST, ROW, Task, client, eventually, serving, shared, sockets
 
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "uniform": RandomSampler,
@@ -67,9 +69,10 @@ def filled(sampler: Any = None, batch_size: int | None = 16, **options: Any) -> 
 
 
 def same(a: Batch, b: Batch) -> None:
-    assert a.shape == b.shape and list(a.keys()) == list(b.keys())
+    leaves = list(a.keys())
+    assert a.shape == b.shape and leaves == list(b.keys())
     assert a.extras == b.extras
-    for key in a.keys():
+    for key in leaves:
         assert a[key].dtype == b[key].dtype and a[key].shape == b[key].shape, key
         assert a[key].tobytes() == b[key].tobytes(), key
 
@@ -170,10 +173,6 @@ def test_outputs() -> None:
             assert isinstance(sample, tensordict.TensorDict) and sample.batch_size == (16,)
             assert sample["next", "reward"].shape == (16, 1)
             assert steps.identity({k: sample[k] for k in ("observation", "action")})
-        with pytest.raises(ValueError, match="output"):
-            remote(server, output="pandas")
-        with pytest.raises(ValueError, match="device"):
-            remote(server, device="cpu")
         with pytest.raises(ValueError, match="prefetch"):
             remote(server, prefetch=-1)
 
@@ -240,7 +239,10 @@ def test_errors_come_as_what_they_are() -> None:
     with serving(tables) as server:
         with remote(server, "empty") as buffer, pytest.raises(EmptyBufferError, match="empty"):
             buffer.sample()
-        with remote(server, "short") as buffer, pytest.raises(NothingEligibleError, match="50"):
+        with (
+            remote(server, "short") as buffer,
+            pytest.raises(NothingEligibleError, match="12 steps"),
+        ):
             buffer.sample()
         with remote(server, "limited") as buffer, pytest.raises(RateLimitError, match="writers"):
             buffer.sample()
@@ -330,24 +332,23 @@ def test_samples_that_wait_do_not_hold_up_other_requests() -> None:
                     task.result()
 
 
-def fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 @pytest.mark.xfail(strict=True, reason="client.py: a refused construction leaves its sockets open")
-def test_without_a_layout_a_buffer_is_refused_and_leaves_nothing() -> None:
+def test_without_a_layout_a_buffer_is_refused_and_leaves_nothing(swept: None) -> None:
     with serving(shared(example=None)) as server:
-        eventually(lambda: server.stats().connections == 0)
-        before = fds()
-        try:
-            for _ in range(3):
-                with pytest.raises(ValueError, match="no layout yet"):
-                    remote(server)
-            eventually(lambda: fds() == before, deadline_s=0.3)
-        finally:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ResourceWarning)
-                gc.collect()
+        before = sockets()
+        for _ in range(3):
+            with pytest.raises(ValueError, match="no layout yet"):
+                remote(server)
+        eventually(lambda: sockets() == before, deadline_s=0.3)
+
+
+@pytest.mark.xfail(strict=True, reason="remote.py: it connects before it looks at its arguments")
+def test_a_refused_output_leaves_no_connection(swept: None) -> None:
+    with serving(filled()) as server:
+        for wrong in ({"output": "pandas"}, {"device": "cpu"}):
+            with pytest.raises(ValueError, match="output|device"):
+                remote(server, **wrong)
+        eventually(lambda: server.stats().connections == 0, deadline_s=0.3)
 
 
 # -- waiting --------------------------------------------------------------------------------------
@@ -427,6 +428,8 @@ def test_threads_and_buffers_get_their_own_answers() -> None:
             task.result()
 
 
+# A killed process resets its line to the service, whose thread does not expect it: see below.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_requests_and_rows_outlive_the_ingest_process() -> None:
     far = shared(10_000, batch_size=8)
     far.extend(steps.episode(999, 10))
@@ -471,6 +474,24 @@ def test_requests_and_rows_outlive_the_ingest_process() -> None:
         assert set(episodes["steps"][1:]) == {4} and episodes["complete"].all()
 
 
+@pytest.mark.xfail(strict=True, reason="service.py: ConnectionResetError is not expected")
+def test_the_service_bears_an_ingest_process_that_dies_with_answers_unread() -> None:
+    service = SampleService({"default": filled()})
+    failures: list[Any] = []
+    hook, threading.excepthook = threading.excepthook, failures.append
+    try:
+        line = service.attach()
+        line.sendall(REQUEST.pack(1, len("default"), Type.STATS, 1, 0) + b"default")
+        select.select([line], [], [], 20.0)
+        line.close()
+        eventually(lambda: "contig-service" not in {t.name for t in threading.enumerate()})
+    finally:
+        threading.excepthook = hook
+        service.close()
+    assert not failures
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_server_that_is_gone_is_told_to_everyone_who_waits() -> None:
     with serving(shared(batch_size=4), process=True) as server:
         buffer = remote(server, reconnect_s=0.2)
@@ -485,9 +506,7 @@ def test_a_server_that_is_gone_is_told_to_everyone_who_waits() -> None:
             buffer.close(0.5)
 
 
-def test_a_server_that_closes_is_told() -> None:
-    server = Server(buffer=filled(), transport=None)
-    server.close()
+def test_a_server_that_closes_is_told(swept: None) -> None:
     with serving(filled()) as server:
         buffer = remote(server)
         buffer.sample()
@@ -495,6 +514,20 @@ def test_a_server_that_closes_is_told() -> None:
         buffer.sample()
     with contextlib.suppress(ConnectionClosedError):
         buffer.close(0.5)
+
+
+@pytest.mark.xfail(strict=True, reason="link.py: the socket of a link that failed is not closed")
+def test_a_server_that_closes_leaves_no_socket_in_its_clients(swept: None) -> None:
+    def three() -> None:
+        with serving(filled()) as server:
+            buffers = [remote(server) for _ in range(3)]
+        for buffer in buffers:
+            with contextlib.suppress(ConnectionClosedError):
+                buffer.close(0.5)
+
+    before = sockets()
+    three()
+    assert sockets() <= before
 
 
 def test_close() -> None:

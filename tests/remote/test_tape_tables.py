@@ -268,10 +268,10 @@ def contents(storage: Any, streamed: set[int]) -> dict[int, Any]:
     out = {}
     for episode in storage.episodes():
         batch = storage.read_episode(int(episode["id"]))
-        uids = batch["uid"].tolist()
+        uids, leaves = batch["uid"].tolist(), batch.keys()
         np.testing.assert_array_equal(batch["obs"][:, 0], batch["uid"].astype(np.float32))
         said = {} if uids[0] in streamed else {k: episode[k].item() for k in SAID}
-        values = {k: batch[k].tobytes() for k in batch.keys()}
+        values = {k: batch[k].tobytes() for k in leaves}
         out[uids[0]] = ({k: episode[k].item() for k in COMPARED}, said, uids, values)
     assert sum(len(e[2]) for e in out.values()) == len(storage)
     return out
@@ -382,11 +382,11 @@ def test_rows_without_any_of_the_flags_are_refused_every_time(kind: str) -> None
     lacking = {"obs": 0.0, "next": {"reward": 0.0}}
     buffer = shared(example=row)
     with serving(buffer) as server:
-        far = SharedClient(server.name) if kind == "shared" else client(server)
-        for _ in range(3):
-            with pytest.raises(LayoutError, match="done"):
-                (buffer.add if kind == "local" else far.send)(lacking)
-        far.close()
+        far: Any = SharedClient(server.name) if kind == "shared" else client(server)
+        with far:
+            for _ in range(3):
+                with pytest.raises(LayoutError, match="done"):
+                    (buffer.add if kind == "local" else far.send)(lacking)
     assert len(buffer) == 0
 
 
@@ -584,5 +584,5 @@ def test_send_many_rows_goes_on_like_extend(kind: str) -> None:
         with far:
             far.send_many(steps.episode(0, 3, end=None))
             far.send_many(steps.episode(0, 2, start=3))
-        episodes = eventually(lambda: buffer.storage.episodes())
+        episodes = eventually(lambda: len(buffer) == 5) and buffer.storage.episodes()
     assert episodes["steps"].tolist() == [5] and episodes["terminated"].tolist() == [True]

@@ -24,8 +24,11 @@ class RowTree:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         size = _native.SumTree.size(capacity)
-        # At multiples of 64 bytes, so that a node is one cache line and not two.
-        self._nodes: Array = np.frombuffer(_native.Block(8 * size), float)  # type: ignore[call-overload]
+        # Zeros that have no memory until they are touched, at multiples of 64 bytes, so that a node
+        # is one cache line and not two.
+        memory = np.zeros(size + 8)
+        first = -(memory.ctypes.data // 8) % 8
+        self._nodes: Array = memory[first : first + size]
         self._tree = _native.SumTree(capacity, self._nodes)
         self.head = self.tail = 0
 

@@ -1,6 +1,6 @@
 """The committer: a thread that makes appends survive, many in one transaction.
 
-    append -> rows in files, visible in this process -> queue -> [fsync] -> SQLite commit -> retention
+    append -> rows in files, visible here -> queue -> [fsync] -> SQLite commit -> retention
 
 What fails is kept, tried again, and raised at the next call until it works.
 """

@@ -46,7 +46,8 @@ log = logging.getLogger("contig.disk")
 
 _MOST_ROWS = 1 << 30  # of a storage without a capacity
 _MOST_BYTES = 1 << 44  # of addresses
-_AGE_S = 1.0
+_RETIRE_S = 1.0
+_FIRST, _STEPS_FLAGS, _ORDINAL, _TIME_NS = 0, 1, 5, 10  # words of an entry
 
 
 class DiskStorage(Storage):
@@ -103,7 +104,8 @@ class DiskStorage(Storage):
         self._index: DiskIndex | None = None
         self._extents: Extents | None = None
         self._bad_rows: np.ndarray[Any, Any] = np.zeros((0, 2), np.int64)
-        self._polled = 0.0
+        self._bounded = any(b is not None for b in (max_bytes, max_episodes, max_age_s))
+        self._retired = 0.0
         self._lock_fd = -1
         if not read_only:
             files.make_dir(self.path / "extents")
@@ -112,7 +114,7 @@ class DiskStorage(Storage):
             raise FileNotFoundError(f"{self.path}: no storage is there (layout.json is missing)")
         try:
             described = self._describe()
-            rows = _capacity(capacity, max_bytes, described)
+            rows = _rows(capacity, described)
             nbytes = _native.control_bytes(rows)
             segment = Segment.anonymous(nbytes, lambda m: _native.format_control(m, rows))
             super().__init__(segment, ndim)
@@ -249,7 +251,7 @@ class DiskStorage(Storage):
             log.error("%s: trajectory %d is set aside: %s", self.path, ordinal, reason)
         self.quarantined.update(new)
         if self.quarantined:
-            entries = np.array(self.tape.read_index()[0], np.int64).reshape(-1, 16)
+            entries = self._entries()
             mine = np.isin(entries[:, 5], list(self.quarantined))
             spans = np.stack([entries[mine, 0], entries[mine, 0] + (entries[mine, 1] >> 8)], 1)
             self._bad_rows = spans[np.argsort(spans[:, 0])]
@@ -280,8 +282,10 @@ class DiskStorage(Storage):
             bad = seqs[damaged]
             tail = self.tape.snapshot()[1]
             gone[damaged] = True
-            entries = np.array(self.tape.read_index()[0], np.int64).reshape(-1, 16)
-            found = {o for s in bad[bad >= tail] for o in self._ordinals(entries, int(s), int(s) + 1)}
+            entries = self._entries()
+            found = {
+                o for s in bad[bad >= tail] for o in self._ordinals(entries, int(s), int(s) + 1)
+            }
             self.quarantine({o: "a row's checksum is wrong" for o in found})
         if len(self._bad_rows):
             at = np.searchsorted(self._bad_rows[:, 0], seqs, side="right") - 1
@@ -317,8 +321,25 @@ class DiskStorage(Storage):
                 raise StorageFull(error.errno, text) from error
             raise OSError(error.errno, text) from error
         first = native.commit_staged()
+        if self._bounded:
+            self._retire()
         self._committer.add(self._changes(index_head, producers))
         return int(first)
+
+    def _retire(self) -> None:
+        """Applies the bounds other than `capacity`."""
+        assert self._extents is not None
+        head, tail, _, _ = self.tape.snapshot()
+        keep_from = tail
+        if self._max_bytes is not None:
+            keep_from = max(keep_from, head - max(self._max_bytes // self._extents.stride, 1))
+        now = time.monotonic()
+        slow = self._max_episodes is not None or self._max_age_s is not None
+        if slow and now - self._retired >= _RETIRE_S:
+            self._retired = now
+            keep_from = max(keep_from, self._first_kept())
+        if keep_from > tail:
+            self.tape.retire(keep_from)
 
     def _changes(self, index_from: int, producers: dict[int, int]) -> Changes:
         tape = self.tape
@@ -327,9 +348,7 @@ class DiskStorage(Storage):
         words = np.array(tape.entries(low, index_head), np.int64).reshape(-1, 16)
         entries = {int(w[15]): w for w in words}
         limiter = (int(tape.inserted), int(tape.sampled))
-        return Changes(
-            entries, producers, tail, index_tail, head, int(tape.trajectories), limiter
-        )
+        return Changes(entries, producers, tail, index_tail, head, int(tape.trajectories), limiter)
 
     def _sync(self) -> None:
         assert self._extents is not None
@@ -344,31 +363,34 @@ class DiskStorage(Storage):
         with self._appending:
             gone = self._extents.delete_below(changes.tail)
         if gone:
-            log.info("%s: %d extents were let go, rows below %d", self.path, len(gone), changes.tail)
+            log.info(
+                "%s: %d extents were let go, rows below %d", self.path, len(gone), changes.tail
+            )
 
     def retain(self) -> None:
-        """Applies `max_bytes`, `max_episodes` and `max_age_s`; appends do it too, now and then."""
-        with self._appending:
-            tail = self._retained_tail()
-            if tail is None or self._committer is None:
-                return
-            self.tape.retire(tail)
-            self._committer.add(self._changes(self.tape.snapshot()[2], {}))
+        """Applies `max_bytes`, `max_episodes` and `max_age_s` now; appends do it now and then."""
+        with self.appending():
+            if self._committer is not None:
+                self._retired = 0.0
+                self._retire()
+                self._committer.add(self._changes(self.tape.snapshot()[2], {}))
 
-    def _retained_tail(self) -> int | None:
-        if self._max_episodes is None and self._max_age_s is None:
-            return None
-        entries = np.array(self.tape.read_index()[0], np.int64).reshape(-1, 16)
-        if not len(entries):
-            return None
+    def _first_kept(self) -> int:
+        """The first row that `max_episodes` and `max_age_s` keep."""
+        entries = self._entries()
         keep = np.ones(len(entries), bool)
         if self._max_age_s is not None:
-            keep &= entries[:, 10] >= time.time_ns() - int(self._max_age_s * 1e9)
+            keep &= entries[:, _TIME_NS] >= time.time_ns() - int(self._max_age_s * 1e9)
         if self._max_episodes is not None:
-            newest = np.unique(entries[:, 5])[-self._max_episodes :]
-            keep &= entries[:, 5] >= newest[0]
-        first = int(np.argmax(keep)) if keep.any() else len(entries) - 1
-        return int(entries[first, 0]) if keep.any() else int(entries[-1, 0] + (entries[-1, 1] >> 8))
+            newest = np.unique(entries[:, _ORDINAL])[-self._max_episodes :]
+            keep &= entries[:, _ORDINAL] >= newest.min(initial=0)
+        if keep.any():
+            return int(entries[np.argmax(keep), _FIRST])
+        return int(self.tape.snapshot()[0])
+
+    def _entries(self) -> np.ndarray[Any, Any]:
+        """The index, ``[n, 16]`` words."""
+        return np.array(self.tape.read_index()[0], np.int64).reshape(-1, 16)
 
     def _restore(self, contents: Contents, words: Any, index_tail: int, index_head: int) -> None:
         with self.appending():
@@ -436,12 +458,11 @@ def _reader(path: str, capacity: int, ndim: int) -> DiskStorage:
     return DiskStorage(path, capacity, read_only=True, ndim=ndim)
 
 
-def _capacity(capacity: int | None, max_bytes: int | None, described: Any) -> int:
+def _rows(capacity: int | None, described: Any) -> int:
+    """Rows there are to be addresses for."""
     most = _MOST_ROWS if capacity is None else capacity
     if described is not None:
         most = min(most, max(_MOST_BYTES // int(described["stride"]), 1))
-        if max_bytes is not None:
-            most = min(most, max(max_bytes // int(described["stride"]), 1))
     return most
 
 

@@ -1,0 +1,278 @@
+"""Processes of these tests: each task runs in an interpreter of its own, and talks in JSON lines.
+
+    parent: Actor("serve", batch=4)          child: serve(say, hear, batch=4)
+            actor.hear()  <------------------------ say(port=...)
+            actor.say("go") ---------------------->  hear()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Actor:
+    """A child process with its task."""
+
+    def __init__(self, task: str, **arguments: Any) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.ingest.actors", task, json.dumps(arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+        )
+        self._buffer = b""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def hear(self, timeout_s: float = 30.0) -> Any:
+        """The next thing it says."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._buffer:
+            left = max(deadline - time.monotonic(), 0)
+            ready, _, _ = select.select([self.process.stdout], [], [], left)
+            assert ready, f"the process said nothing for {timeout_s} s"
+            part = os.read(self.process.stdout.fileno(), 65536)
+            assert part, f"the process ended:\n{self.errors()}"
+            self._buffer += part
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        said = json.loads(line)
+        assert "error" not in said, said["error"]
+        return said
+
+    def say(self, **content: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(content).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def signal(self, number: int) -> None:
+        """Only to the child itself, which cannot have been replaced: it is not reaped yet."""
+        if self.process.poll() is None:
+            os.kill(self.process.pid, number)
+
+    def wait(self, timeout_s: float = 20.0) -> int:
+        return self.process.wait(timeout_s)
+
+    def errors(self) -> str:
+        """What it wrote to stderr; ends it."""
+        self.close()
+        return self._errors
+
+    _errors = ""
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        if self.process.stdin is not None and not self.process.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+            assert self.process.stdout is not None and self.process.stderr is not None
+            self.process.stdout.close()
+            self._errors = self.process.stderr.read().decode(errors="replace")
+            self.process.stderr.close()
+        self.process.wait()
+
+    def __enter__(self) -> Actor:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.signal(signal.SIGCONT)
+        self.close()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def rss(pid: int) -> int:
+    """Resident bytes of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+# -- tasks -----------------------------------------------------------------------------------------
+
+Say = Callable[..., None]
+Hear = Callable[[], Any]
+
+
+def serve(
+    say: Say, hear: Hear, batch: int = 4, num_buffers: int = 2, name: str | None = None
+) -> None:
+    """A queue server that nobody samples from, until told to; then it says what it got."""
+    from contig import Server, TcpTransport
+    from tests.ingest import items
+
+    with Server(
+        items.example(), batch, TcpTransport(max_restarts=0), num_buffers, name=name
+    ) as server:
+        say(port=server.port, pid=server.pid, name=server.name)
+        while (asked := hear()) is not None:
+            got: list[tuple[int, int]] = []
+            while len(got) < asked["items"]:
+                sample = server.sample(timeout=30)
+                assert sample is not None
+                got += items.read(sample.batch)
+            say(got=got)
+
+
+def serve_tape(say: Say, hear: Hear, name: str) -> None:
+    """A server that feeds a shared storage."""
+    from contig import ReplayBuffer, Server, SharedStorage, TcpTransport
+    from tests.ingest import items
+
+    storage = SharedStorage(10_000, name=name, example=items.row_example())
+    buffer = ReplayBuffer(storage, batch_size=4)
+    with Server(buffer=buffer, transport=TcpTransport()) as server:
+        say(port=server.port, pid=server.pid, name=server.name)
+        hear()
+
+
+def blocked_sample(say: Say, hear: Hear) -> None:
+    """Is interrupted while it waits for a batch."""
+    from contig import Server, TcpTransport
+    from tests.ingest import items
+
+    server = Server(items.example(), 4, TcpTransport()).start()
+    say(pid=server.pid)
+    try:
+        server.sample()
+    except KeyboardInterrupt:
+        say(interrupted=True)
+
+
+def blocked_client(say: Say, hear: Hear, port: int, call: str) -> None:
+    """Is interrupted while a client waits: in `send` or in `wait`."""
+    from contig import TcpClient
+    from tests.ingest import items
+
+    client = TcpClient("127.0.0.1", port, items.example(2000), max_inflight_msgs=4)
+    try:
+        for n in range(50_000 if call == "send" else 40):
+            if n % 100 == 0:
+                say(sent=n)
+            client.send(items.item(0, n, 2000))
+        say(waits=True)
+        client.wait()
+    except KeyboardInterrupt:
+        say(interrupted=True)
+
+
+def send_items(say: Say, hear: Hear, port: int, who: int, count: int, every: int = 1) -> None:
+    """Sends items and says how many are acked, from time to time."""
+    from contig import TcpClient
+    from tests.ingest import items
+
+    with TcpClient("127.0.0.1", port, items.example(), reconnect_s=30) as client:
+        say(ready=True)
+        for n in range(count):
+            client.send(items.item(who, n))
+            if n % every == every - 1:
+                client.wait(30)
+                say(acked=n + 1)
+    say(closed=True)
+
+
+def stream_rows(say: Say, hear: Hear, port: int, who: int) -> None:
+    """Sends trajectories, whole ones and step by step, until it is killed."""
+    from contig import TcpClient
+    from tests.ingest import items
+
+    with TcpClient("127.0.0.1", port, items.row_example(), reconnect_s=30) as client:
+        say(ready=True)
+        writer = client.writer()
+        for episode in range(1 << 30):
+            steps = items.length(who, episode)
+            if episode % 2:
+                client.send_trajectory(items.rows(who, episode, steps), truncated=True)
+            else:
+                for step in range(steps):
+                    writer.append(items.row(who, episode, step))
+                writer.end_episode(terminated=True)
+            if episode % 5 == 4:
+                client.wait(30)
+                say(acked=episode + 1)
+
+
+def exit_while_waiting(say: Say, hear: Hear, how: str) -> None:
+    """Ends while threads of its own, and of contig, wait in native code."""
+    import threading
+
+    from contig import Server, TcpClient, TcpTransport
+    from tests.ingest import items
+
+    server = Server(
+        items.example(), 4, TcpTransport(in_process=how == "in_process"), num_buffers=2
+    ).start()
+    if how == "sample":
+        for _ in range(4):
+            threading.Thread(target=server.sample, daemon=True).start()
+    else:
+        client = TcpClient("127.0.0.1", server.port, items.example())
+        for n in range(30):
+            client.send(items.item(0, n))
+        while server.info().queue_depth_sum == 0:
+            time.sleep(0.01)
+        if how == "wait":
+            threading.Thread(target=client.wait, daemon=True).start()
+    time.sleep(0.1)
+    say(ends=True)
+
+
+def learner_with_child(say: Say, hear: Hear) -> None:
+    """A learner that has forked a process, as data loaders and collectors do."""
+    from contig import Server, TcpTransport
+    from tests.ingest import items
+
+    server = Server(items.example(), 4, TcpTransport()).start()
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    say(pid=server.pid, child=child)
+    hear()
+
+
+def next_process(say: Say, hear: Hear) -> None:
+    """What the next contig process does when it makes a storage: it reaps."""
+    from contig import SharedStorage
+
+    SharedStorage(4).close()
+
+
+def main() -> None:
+    task, arguments = sys.argv[1], json.loads(sys.argv[2])
+
+    def say(**content: Any) -> None:
+        os.write(1, json.dumps(content).encode() + b"\n")
+
+    def lines() -> Iterator[Any]:
+        for line in sys.stdin:
+            yield json.loads(line)
+
+    heard = lines()
+    globals()[task](say, lambda: next(heard, None), **arguments)
+
+
+if __name__ == "__main__":
+    main()
