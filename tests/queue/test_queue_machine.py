@@ -9,9 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    Bundle,
     RuleBasedStateMachine,
-    consumes,
     initialize,
     invariant,
     precondition,
@@ -47,8 +45,6 @@ class Held:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    holds = Bundle("holds")
-
     @initialize(
         example=st.sampled_from(sorted(EXAMPLES)),
         size=st.integers(1, 7),
@@ -82,6 +78,7 @@ class QueueMachine(RuleBasedStateMachine):
             }
         before = self.native.data_word
         expected = self.model.accept(0, self.sent, 1)
+        from hypothesis import event; event(f"full {expected.full}")
         if expected.full:
             with pytest.raises(TimeoutError, match="room"):
                 self.queue.submit(given, timeout=0)
@@ -98,7 +95,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(
         producer=st.integers(0, 3),
         shift=st.sampled_from([0, 0, 0, -1, -2, -5, -30, 1, 3]),
-        n=st.integers(1, 12),
+        n=st.one_of(st.integers(1, 12), st.integers(8, 40)),
     )
     def accept(self, producer: int, shift: int, n: int) -> None:
         following = self.model.seen.get(producer, 0) if producer else self.sent
@@ -128,47 +125,46 @@ class QueueMachine(RuleBasedStateMachine):
     # -- taking -------------------------------------------------------------------------------
 
     @rule(
-        target=holds,
         copy=st.booleans(),
         how=st.sampled_from(["batch", "one array", "rows of one"]),
+        times=st.integers(1, 5),
     )
-    def take(self, copy: bool, how: str) -> Held | None:
-        return self.taken(copy, False, how)
+    def take(self, copy: bool, how: str, times: int) -> None:
+        for _ in range(times):
+            self.take_one(copy, False, how)
 
-    @rule(target=holds, copy=st.booleans())
-    def take_what_there_is(self, copy: bool) -> Held | None:
-        return self.taken(copy, True, "batch")
+    @precondition(lambda self: self.model.pending)
+    @rule(copy=st.booleans())
+    def take_what_there_is(self, copy: bool) -> None:
+        self.take_one(copy, True, "batch")
 
-    def taken(self, copy: bool, partial: bool, how: str) -> Held | None:
+    def take_one(self, copy: bool, partial: bool, how: str) -> None:
         batch = self.queue.take(copy, partial)
         expected = self.model.take(copy, partial)
         assert (batch is None) == (expected is None)
         if batch is None or expected is None:
-            return None
+            return
         items, pins = expected
         self.short |= len(items) < self.model.size
         assert batch.shape == (len(items),)
         values = columns(self.layout, items)
         Held(batch, values, "batch", False).check()
-        for array in (batch[leaf.path] for leaf in self.layout.leaves):
-            assert array.flags.writeable != pins, "only a batch of its own may be written to"
-        held = Held(batch, values, how, pins)
-        self.held.append(held)
-        return held
+        for leaf in self.layout.leaves:
+            assert batch[leaf.path].flags.writeable != pins, "only a copy may be written to"
+        from hypothesis import event; event(f"fresh {self.model.fresh>0} copy {copy} short {len(items)<self.model.size} pinned {self.model.pinned} of {self.model.slots}")
+        self.held.append(Held(batch, values, how, pins))
 
-    @rule(held=consumes(holds))
-    def let_go(self, held: Held | None) -> None:
-        if held is None:
-            return
+    @precondition(lambda self: self.held)
+    @rule(which=st.integers(0, 1 << 16))
+    def let_go(self, which: int) -> None:
         before = self.native.space_word
-        self.held.remove(held)
+        held = self.held.pop(which % len(self.held))
         self.model.pinned -= held.pins
-        held.batch = None
-        held.arrays.clear()
-        held.expected.clear()
-        assert (self.native.space_word != before) == held.pins
+        pinned = held.pins
+        del held
+        assert (self.native.space_word != before) == pinned
 
-    @precondition(lambda self: not self.closed)
+    @precondition(lambda self: not self.closed and self.model.taken > 3)
     @rule()
     def close(self) -> None:
         """Tells everybody who waits; what is in the queue can still be taken."""
@@ -199,5 +195,5 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.native.histogram("queue_dwell")[0] == model.taken
 
 
-QueueMachine.TestCase.settings = settings(stateful_step_count=40)
+QueueMachine.TestCase.settings = settings(stateful_step_count=60)
 TestQueueMachine = QueueMachine.TestCase

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import socket
 import struct
 import threading
@@ -17,12 +19,22 @@ import numpy as np
 import pytest
 
 from contig import Layout, LazyTensorStorage, ReplayBuffer
+from contig.errors import ConnectionClosedError
 from contig.transport import RemoteReplayBuffer, Server, TcpClient, TcpTransport
 from tests.wire import mutate
-from tests.wire.independent_client import ACCEPT, GET, SAMPLE, STATS, Client, make_frame
+from tests.wire.independent_client import (
+    ACCEPT,
+    BATCH,
+    GET,
+    REPLY,
+    SAMPLE,
+    STATS,
+    Client,
+    make_frame,
+)
 from tests.wire.naive import Fields, frame, seal
 
-WAIT_S = 60
+WAIT_S = 30
 ITEM = {"x": np.zeros(4, np.float32), "number": np.int64(0)}
 LAYOUT = Layout(ITEM).to_json()
 RECORD = Layout(ITEM).record_size
@@ -204,8 +216,9 @@ def test_two_thousand_hostile_connections(monkeypatch: pytest.MonkeyPatch) -> No
 # -- memory and patience --------------------------------------------------------------------------
 
 
-def test_frames_that_never_end_hold_up_nobody() -> None:
+def test_frames_that_never_end_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that stops in the middle of a large frame keeps no room from the others."""
+    monkeypatch.setattr("contig.transport.server.HANDSHAKE_S", 1.0)
     big = {"x": np.zeros(100_000, np.uint8)}
     layout = Layout(big).to_json()
     transport = TcpTransport(max_frame=1 << 20, max_bytes=4 << 20)
@@ -221,7 +234,7 @@ def test_frames_that_never_end_hold_up_nobody() -> None:
             for n in range(6):
                 client.send({"x": np.full(100_000, n, np.uint8)})
             try:
-                client.wait(20)
+                client.wait(WAIT_S)
             finally:
                 for sock in stalled:
                     sock.close()
@@ -276,6 +289,47 @@ def test_batches_larger_than_a_frame_are_refused() -> None:
             with pytest.raises(ValueError, match="max_frame"):
                 remote.sample(400)
             assert len(remote.sample(8)) == 8
+
+
+def test_waiting_for_one_table_holds_up_no_other() -> None:
+    empty, full = (ReplayBuffer(LazyTensorStorage(100, example=ITEM), batch_size=4) for _ in "ab")
+    full.extend({"x": np.zeros((50, 4), np.float32), "number": np.arange(50)})
+    with Server(tables={"empty": empty, "full": full}, transport=TcpTransport()) as server:
+        waiting = Client("127.0.0.1", server.port, table="empty")
+        asking = Client("127.0.0.1", server.port, table="full")
+        try:
+            for request in range(20):
+                waiting.send(SAMPLE, request, bytes(8))
+            assert asking.ask(STATS, 1)["rows"] == 50
+            assert len(asking.sample(2)["index",]) == 4
+            waiting.send(STATS, 99)
+            assert json.loads(waiting.until(REPLY)[2])["rows"] == 0
+            empty.extend({"x": np.zeros((5, 4), np.float32), "number": np.arange(5)})
+            assert {waiting.until(BATCH)[1] for _ in range(20)} == set(range(20))
+            waiting.bye()
+            asking.bye()
+        finally:
+            waiting.sock.close()
+            asking.sock.close()
+
+
+def test_a_server_that_comes_back_different() -> None:
+    """Items are never sent to a table of another layout, even if the client was given none."""
+    first = Server(ITEM, 2, TcpTransport()).start()
+    port = first.port
+    client = TcpClient("127.0.0.1", port, reconnect_s=WAIT_S)
+    assert first.pid is not None and first._listening is not None
+    os.kill(first.pid, signal.SIGKILL)
+    first._listening.close()
+    with Server({"other": np.zeros(RECORD, np.uint8)}, 2, TcpTransport(port=port)) as second:
+        with pytest.raises(ConnectionClosedError, match="other"):
+            for n in range(4):
+                client.send({**ITEM, "number": n})
+            client.wait(WAIT_S)
+        with pytest.raises(ConnectionClosedError):
+            client.close(1.0)
+        assert second.stats().items_in == 0
+    first.close()
 
 
 def test_weights_larger_than_a_frame() -> None:

@@ -283,9 +283,9 @@ class DiskStorage(Storage):
             tail = self.tape.snapshot()[1]
             gone[damaged] = True
             entries = self._entries()
-            found = {
-                o for s in bad[bad >= tail] for o in self._ordinals(entries, int(s), int(s) + 1)
-            }
+            found: set[int] = set()
+            for seq in bad[bad >= tail]:
+                found.update(self._ordinals(entries, int(seq), int(seq) + 1))
             self.quarantine({o: "a row's checksum is wrong" for o in found})
         if len(self._bad_rows):
             at = np.searchsorted(self._bad_rows[:, 0], seqs, side="right") - 1
@@ -363,9 +363,7 @@ class DiskStorage(Storage):
         with self._appending:
             gone = self._extents.delete_below(changes.tail)
         if gone:
-            log.info(
-                "%s: %d extents were let go, rows below %d", self.path, len(gone), changes.tail
-            )
+            log.info("%s: %d extents let go, rows below %d", self.path, len(gone), changes.tail)
 
     def retain(self) -> None:
         """Applies `max_bytes`, `max_episodes` and `max_age_s` now; appends do it now and then."""
