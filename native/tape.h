@@ -102,6 +102,9 @@ class Tape {
   void clear();                // with the lock: evicts everything
   void retire(uint64_t tail);  // with the lock: evicts rows below a seq, and their runs
   void repair();               // with the lock; Hold does it
+  // What another process appended to the same files: entries (16 words each, the last the number)
+  // that are new, or the newest one grown; and the bounds then. With the lock.
+  void follow(const uint64_t* entries, size_t n, const Snapshot& then, uint64_t trajectories);
   // Fills an empty tape from a checkpoint; without records, they are in their places. With the
   // lock.
   void restore(const uint8_t* records, uint64_t tail, uint64_t head, const uint64_t* entries,

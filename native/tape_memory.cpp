@@ -193,6 +193,29 @@ void Tape::retire(uint64_t tail) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
+void Tape::follow(const uint64_t* entries, size_t n, const Snapshot& then, uint64_t trajectories) {
+  reserve_chunks(then.index_tail, then.index_head);
+  h_->tail.store(then.tail, release);
+  h_->index_tail.store(then.index_tail, release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  map_chunks(then.index_tail, then.index_head);
+  const uint64_t known = h_->index_head.load(relaxed);
+  for (size_t i = 0; i < n; ++i, entries += 16) {
+    Entry& e = entry(entries[15]);
+    if (entries[15] < known) {
+      e.steps_flags.store(entries[1], release);
+      e.ret.store(entries[7], release);
+      continue;
+    }
+    auto* fields = reinterpret_cast<Word*>(&e);
+    for (int k = 0; k < 16; ++k) fields[k].store(entries[k], relaxed);
+  }
+  h_->trajectories.store(trajectories, release);
+  h_->index_head.store(then.index_head, release);
+  h_->head.store(then.head, release);
+  wake(h_->wake_word, h_->waiters);
+}
+
 void Tape::restore(const uint8_t* records, uint64_t tail, uint64_t head, const uint64_t* entries,
                    uint64_t index_tail, uint64_t index_head, uint64_t trajectories) {
   if (records != nullptr) reserve_data(0, head > tail ? h_->capacity : 0);

@@ -153,6 +153,24 @@ void restore_stored(TapeHandle& t, uint64_t tail, uint64_t head, State entries, 
   });
 }
 
+void follow(TapeHandle& t, State entries, uint64_t tail, uint64_t head, uint64_t index_tail,
+            uint64_t index_head, uint64_t trajectories) {
+  const size_t n = entries.shape(0) / 16;
+  with_lock(t.tape, t.lock_timeout_s, 0, [&] {
+    const Snapshot now = t.tape.snapshot();
+    if (index_tail > now.index_head || index_head < now.index_head || tail < now.tail ||
+        head < now.head || index_tail < now.index_tail || index_tail > index_head || tail > head)
+      throw std::invalid_argument("follow: bounds that do not go on from those before");
+    for (size_t i = 0; i < n; ++i) {
+      const uint64_t number = entries.data()[16 * i + 15];
+      if (number < index_tail || number >= index_head)
+        throw std::invalid_argument("follow: an entry outside the index");
+    }
+    t.tape.follow(entries.data(), n, Snapshot{head, tail, index_head, index_tail}, trajectories);
+    return 0;
+  });
+}
+
 // Entries [from, to) as [n, 16] words; only for the one process that appends.
 nb::object entries(TapeHandle& t, uint64_t from, uint64_t to) {
   std::vector<int64_t> words;
@@ -299,6 +317,7 @@ void bind_tape(nb::module_& m) {
       .def("restore", &restore)
       .def("restore_stored", &restore_stored)
       .def("entries", &entries)
+      .def("follow", &follow)
       .def_prop_ro("record_size", [](const TapeHandle& t) { return t.tape.record_size(); })
       .def("encode",  // records as they are stored in files: each with its checksum
            [](const TapeHandle& t, nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records) {

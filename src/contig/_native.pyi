@@ -103,6 +103,16 @@ class Tape:
         trajectories: int,
         /,
     ) -> None: ...
+    def follow(
+        self,
+        entries: Array,
+        tail: int,
+        head: int,
+        index_tail: int,
+        index_head: int,
+        trajectories: int,
+        /,
+    ) -> None: ...
     def publish_stored(self, record_size: int, stride: int, shift: int, /) -> None: ...
     def set_producer(self, producer: int, seq: int, /) -> int: ...
     def damaged(self, low: int, high: int, /) -> Array: ...

@@ -18,6 +18,13 @@ def item(who: int, n: int, width: int = WIDTH) -> dict[str, Any]:
     return {"who": who, "n": n, "data": payload(np.array([who]), np.array([n]), width)[0]}
 
 
+def many(who: int, numbers: range, width: int = WIDTH) -> dict[str, Any]:
+    """Items ``[n, ...]`` for `send_many`."""
+    n = np.array(numbers)
+    senders = np.full(len(n), who)
+    return {"who": senders, "n": n, "data": payload(senders, n, width)}
+
+
 def payload(who: Any, n: Any, width: int) -> np.ndarray[Any, Any]:
     """What the data of these items must be, ``[items, width]``; exact in float32."""
     first = (np.asarray(who) * 7919 + np.asarray(n) * 31) % 65521

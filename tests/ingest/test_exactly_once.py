@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import pytest
 
 from contig import (
@@ -204,14 +202,8 @@ def test_seen_by_a_connection_is_not_committed() -> None:
                 with pytest.raises(TimeoutError):
                     client.wait(0.3)
                 assert 35 - client.pending <= server.info().samples_inserted_total == 20
-            client.send_many(items_many(35, 40))
+            client.send_many(items.many(0, range(35, 40)))
             items.check_all(_drain(server, 40), {0: 40})
-
-
-def items_many(first: int, end: int) -> dict[str, Any]:
-    n = np.arange(first, end)
-    who = np.zeros(len(n), np.int64)
-    return {"who": who, "n": n, "data": items.payload(who, n, items.WIDTH)}
 
 
 def test_first_connection_is_tried_again() -> None:

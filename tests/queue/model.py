@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ EXAMPLES: dict[str, Any] = {
 }
 
 
+@functools.lru_cache(4096)
 def leaves(layout: Layout, item: Item) -> list[np.ndarray[Any, Any]]:
     """An item's arrays, in the layout's order."""
     out = []

@@ -78,7 +78,6 @@ class QueueMachine(RuleBasedStateMachine):
             }
         before = self.native.data_word
         expected = self.model.accept(0, self.sent, 1)
-        from hypothesis import event; event(f"full {expected.full}")
         if expected.full:
             with pytest.raises(TimeoutError, match="room"):
                 self.queue.submit(given, timeout=0)
@@ -151,7 +150,6 @@ class QueueMachine(RuleBasedStateMachine):
         Held(batch, values, "batch", False).check()
         for leaf in self.layout.leaves:
             assert batch[leaf.path].flags.writeable != pins, "only a copy may be written to"
-        from hypothesis import event; event(f"fresh {self.model.fresh>0} copy {copy} short {len(items)<self.model.size} pinned {self.model.pinned} of {self.model.slots}")
         self.held.append(Held(batch, values, how, pins))
 
     @precondition(lambda self: self.held)

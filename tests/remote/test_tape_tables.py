@@ -301,13 +301,13 @@ def check(script: tuple[str, list[tuple[Any, ...]]], capacity: int, process: boo
 
 
 @given(scripts())
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_any_script_gives_what_a_local_buffer_gives(script: Any) -> None:
     check(script, 1000)
 
 
 @given(scripts(streams=False))
-@settings(max_examples=40)
+@settings(max_examples=30)
 def test_rows_that_are_evicted_are_the_same_ones(script: Any) -> None:
     check(script, 16)
 

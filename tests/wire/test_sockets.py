@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import socket
 import struct
 import threading
@@ -33,6 +31,7 @@ from tests.wire.independent_client import (
     make_frame,
 )
 from tests.wire.naive import Fields, frame, seal
+from tests.wire.sniffer import Sniffer
 
 WAIT_S = 30
 ITEM = {"x": np.zeros(4, np.float32), "number": np.int64(0)}
@@ -315,13 +314,15 @@ def test_waiting_for_one_table_holds_up_no_other() -> None:
 
 def test_a_server_that_comes_back_different() -> None:
     """Items are never sent to a table of another layout, even if the client was given none."""
-    first = Server(ITEM, 2, TcpTransport()).start()
-    port = first.port
-    client = TcpClient("127.0.0.1", port, reconnect_s=WAIT_S)
-    assert first.pid is not None and first._listening is not None
-    os.kill(first.pid, signal.SIGKILL)
-    first._listening.close()
-    with Server({"other": np.zeros(RECORD, np.uint8)}, 2, TcpTransport(port=port)) as second:
+    other = {"other": np.zeros(RECORD, np.uint8)}
+    with (
+        Server(ITEM, 2, TcpTransport()) as first,
+        Server(other, 2, TcpTransport()) as second,
+        Sniffer(first.port) as proxy,
+    ):
+        client = TcpClient("127.0.0.1", proxy.port, reconnect_s=WAIT_S)
+        proxy.target = second.port
+        proxy.cut()
         with pytest.raises(ConnectionClosedError, match="other"):
             for n in range(4):
                 client.send({**ITEM, "number": n})
@@ -329,7 +330,6 @@ def test_a_server_that_comes_back_different() -> None:
         with pytest.raises(ConnectionClosedError):
             client.close(1.0)
         assert second.stats().items_in == 0
-    first.close()
 
 
 def test_weights_larger_than_a_frame() -> None:

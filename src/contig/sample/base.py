@@ -105,6 +105,7 @@ class Index:
         self.view = _native.View(storage.tape) if view is None else view
 
     def refresh(self) -> None:
+        self.storage.poll()
         self.view.refresh()
 
     @property

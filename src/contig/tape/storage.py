@@ -215,6 +215,9 @@ class Storage:
 
     # -- reading ------------------------------------------------------------------------------
 
+    def poll(self) -> None:
+        """Takes in what other processes wrote: nothing to do where memory is shared."""
+
     def __len__(self) -> int:
         head, tail, _, _ = self.tape.snapshot()
         return int(max(head - tail, 0))

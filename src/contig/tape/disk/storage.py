@@ -47,6 +47,7 @@ log = logging.getLogger("contig.disk")
 _MOST_ROWS = 1 << 30  # of a storage without a capacity
 _MOST_BYTES = 1 << 44  # of addresses
 _RETIRE_S = 1.0
+_POLL_S = 0.02
 _FIRST, _STEPS_FLAGS, _ORDINAL, _TIME_NS = 0, 1, 5, 10  # words of an entry
 
 
@@ -105,7 +106,8 @@ class DiskStorage(Storage):
         self._extents: Extents | None = None
         self._bad_rows: np.ndarray[Any, Any] = np.zeros((0, 2), np.int64)
         self._bounded = any(b is not None for b in (max_bytes, max_episodes, max_age_s))
-        self._retired = 0.0
+        self._retired = self._polled = 0.0
+        self._data_version = -1
         self._lock_fd = -1
         if not read_only:
             files.make_dir(self.path / "extents")
@@ -241,6 +243,48 @@ class DiskStorage(Storage):
         for seq in bad:
             out.update(self._ordinals(entries, int(seq), int(seq) + 1))
         return sorted(out)
+
+    def poll(self) -> None:
+        """Follows the process that writes; what it committed up to a moment ago."""
+        if not self.read_only or self._index is None:
+            return
+        now = time.monotonic()
+        if now - self._polled < _POLL_S:
+            return
+        with self._appending:
+            self._polled = now
+            version = self._index.data_version
+            if version != self._data_version:
+                self._data_version = version
+                self._follow(self._index.load(self._index.revision))
+
+    def _follow(self, state: IndexState) -> None:
+        assert self._extents is not None and self._index is not None
+        head, tail, index_head, _ = self.tape.snapshot()
+        fresh = state.entries
+        known = len(fresh) and int(fresh[0, 15]) <= index_head
+        if state.index_tail > index_head or (len(fresh) and not known):
+            self._take_in(self._index.load())  # everything we knew is gone
+            return
+        then_head = int((fresh[-1, 0] + (fresh[-1, 1] >> 8)) if len(fresh) else head)
+        then_tail = min(max(state.tail, then_head - self.capacity, tail), then_head)
+        rows = self._extents.rows
+        for extent in range(head // rows, -(-then_head // rows)):
+            self._extents.map(extent)
+        words = np.ascontiguousarray(fresh).reshape(-1).view(np.uint64)
+        then_index = max(state.index_head, index_head) if len(fresh) else index_head
+        self.tape.follow(
+            words, then_tail, then_head, state.index_tail, then_index, state.trajectories
+        )
+        self.quarantine(state.quarantine)
+
+    def __len__(self) -> int:
+        self.poll()
+        return super().__len__()
+
+    def episodes(self) -> np.ndarray[Any, Any]:
+        self.poll()
+        return super().episodes()
 
     # -- damage -------------------------------------------------------------------------------
 

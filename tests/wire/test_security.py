@@ -1,0 +1,394 @@
+"""Who may bind, who is let in, what travels, and what is said to those who are not let in."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contig import LazyTensorStorage, ReplayBuffer
+from contig.transport import RemoteReplayBuffer, Server, TcpClient, TcpTransport
+from tests.wire.independent_client import ACCEPT, Client, make_frame
+from tests.wire.naive import Fields, frame, seal
+from tests.wire.sniffer import Listener, Sniffer
+
+trustme = pytest.importorskip("trustme")
+
+TOKEN = "my voice is my passport"
+ITEM = {"x": np.zeros(3, np.float32)}
+WAIT_S = 30
+
+
+def send_some(client: TcpClient, server: Server) -> None:
+    """Two items go in and come out."""
+    for n in range(2):
+        client.send({"x": np.full(3, n, np.float32)})
+    client.wait(WAIT_S)
+    sample = server.sample(timeout=WAIT_S)
+    assert sample is not None and sample.batch["x"][:, 0].tolist() == [0, 1]
+
+
+# -- binding --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "", "10.1.2.3", "example.org", socket.gethostname(), "::ffff:0.0.0.0"]
+)
+def test_other_machines_need_a_token(host: str) -> None:
+    with pytest.raises(ValueError, match="token"):
+        Server(ITEM, 2, TcpTransport(host=host))
+    Server(ITEM, 2, TcpTransport(host=host, token=TOKEN)).close()
+
+
+def test_an_empty_token_is_none() -> None:
+    with pytest.raises(ValueError, match="token"):
+        Server(ITEM, 2, TcpTransport(token=""))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.9"])
+def test_loopback_needs_none(host: str) -> None:
+    with Server(ITEM, 2, TcpTransport(host=host)) as server:
+        address = server._listening.getsockname()[0]  # type: ignore[union-attr]
+        assert address.startswith("127.")
+        with TcpClient(address, server.port, ITEM) as client:
+            send_some(client, server)
+
+
+def test_any_address_with_a_token() -> None:
+    with Server(ITEM, 2, TcpTransport(host="0.0.0.0", token=TOKEN)) as server:
+        with TcpClient("127.0.0.1", server.port, ITEM, token=TOKEN) as client:
+            send_some(client, server)
+
+
+# -- the token ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[Server]:
+    with Server(ITEM, 2, TcpTransport(token=TOKEN)) as server:
+        yield server
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong", TOKEN + " ", TOKEN.upper(), "ü"])
+def test_wrong_tokens(locked: Server, token: str | None) -> None:
+    before = locked.stats().rejected.get("token", 0)
+    with pytest.raises(ValueError, match="token"):
+        TcpClient("127.0.0.1", locked.port, ITEM, token=token)
+    # Without one the client does not even ask.
+    assert locked.stats().rejected.get("token", 0) == before + (token is not None)
+
+
+def test_the_right_token(locked: Server) -> None:
+    with TcpClient("127.0.0.1", locked.port, ITEM, token=TOKEN) as client:
+        send_some(client, locked)
+
+
+def test_a_token_that_nobody_asks_for() -> None:
+    """A server that does not want the token cannot show that it knows it: it may be anybody."""
+    with Server(ITEM, 2, TcpTransport()) as server:
+        with pytest.raises(ValueError, match="token"):
+            TcpClient("127.0.0.1", server.port, ITEM, token=TOKEN)
+
+
+def test_the_token_does_not_travel(locked: Server) -> None:
+    with Sniffer(locked.port) as proxy:
+        with TcpClient("127.0.0.1", proxy.port, ITEM, token=TOKEN) as client:
+            send_some(client, locked)
+        seen = bytes(b"".join(proxy.sent + proxy.answered))
+    assert b"contig/1" in seen and b'"proof"' in seen
+    for spelled in (TOKEN.encode(), TOKEN.encode().hex().encode(), TOKEN.encode("utf-16-le")):
+        assert spelled not in seen
+
+
+def test_replayed_handshakes_are_refused(locked: Server) -> None:
+    with Sniffer(locked.port) as proxy:
+        with TcpClient("127.0.0.1", proxy.port, ITEM, token=TOKEN) as client:
+            send_some(client, locked)
+        recorded = bytes(proxy.sent[0])
+    before = locked.stats()
+    with socket.create_connection(("127.0.0.1", locked.port), timeout=WAIT_S) as sock:
+        # As a client would, and not all at once, so that nothing overtakes the answer.
+        sock.sendall(recorded[: recorded.index(b"cFrm", 60)])
+        got = b""
+        while more := sock.recv(1 << 16):
+            got += more
+    assert b"cFrm\x03" in got and b'"token"' in got and b"cFrm\x02" not in got
+    after = locked.stats()
+    assert after.rejected["token"] == before.rejected.get("token", 0) + 1
+    assert after.items_in == before.items_in
+
+
+def test_proofs_of_other_connections_are_refused(locked: Server) -> None:
+    """Each handshake has nonces of its own, and each side words its proof differently."""
+    clients = [Client("127.0.0.1", locked.port, token=TOKEN) for _ in range(3)]
+    proofs = {client.accept["proof"] for client in clients}
+    assert len(proofs) == 3
+    for client in clients:
+        client.bye()
+    for proof in (*proofs, "", "0" * 64, None, 7, ["x"], "\ud800"):
+        with pytest.raises(PermissionError, match="token"):
+            Client("127.0.0.1", locked.port, token=TOKEN, proof=proof)
+
+
+# -- servers that are none ------------------------------------------------------------------------
+
+
+def exactly(sock: socket.socket, size: int) -> bytes:
+    got = b""
+    while len(got) < size:
+        more = sock.recv(size - len(got))
+        if not more:
+            raise ConnectionError
+        got += more
+    return got
+
+
+def impostor(
+    flags: int, proof: Callable[[dict[str, Any]], Any], max_frame: int = 1 << 20
+) -> Listener:
+    """A server that knows the protocol, but no token."""
+    import json
+
+    def handle(sock: socket.socket) -> None:
+        exactly(sock, 48)
+        sock.sendall(struct.pack("<8sII32sQQ", b"contig/1", 1, flags, bytes(32), max_frame, 0))
+        header = exactly(sock, 40)
+        asked = json.loads(exactly(sock, struct.unpack_from("<Q", header, 24)[0]))
+        layout = {"layout": asked["layout"], "keys": None}
+        answer = {"kind": "queue", "schema": layout, "seen": 0, "max_inflight": 1 << 20}
+        answer["proof"] = proof(asked)
+        sock.sendall(make_frame(ACCEPT, 0, json.dumps(answer).encode()))
+        sock.recv(1)
+
+    return Listener(handle)
+
+
+@pytest.mark.parametrize(
+    "flags, proof",
+    [
+        (1, lambda asked: asked["proof"]),
+        (1, lambda asked: "0" * 64),
+        (1, lambda asked: ""),
+        (1, lambda asked: None),
+        (0, lambda asked: ""),
+        (0, lambda asked: asked["proof"]),
+        (2, lambda asked: ""),
+    ],
+)
+def test_servers_that_do_not_know_the_token(flags: int, proof: Any) -> None:
+    with impostor(flags, proof) as fake:
+        with pytest.raises(ValueError, match="token"):
+            TcpClient("127.0.0.1", fake.port, ITEM, token=TOKEN)
+
+
+@pytest.mark.parametrize("max_frame", [0, 41, 2**63, 2**64 - 1])
+def test_servers_with_strange_bounds(max_frame: int) -> None:
+    """Whatever a greeting says, a client has an error to show for it, or goes on."""
+    with impostor(0, lambda asked: "", max_frame) as fake:
+        try:
+            TcpClient("127.0.0.1", fake.port, ITEM, reconnect_s=0.1).close(5.0)
+        except (ValueError, ConnectionError):
+            pass
+
+
+def echo(sock: socket.socket) -> None:
+    while data := sock.recv(4096):
+        sock.sendall(data)
+
+
+def http(sock: socket.socket) -> None:
+    sock.recv(4096)
+    sock.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+
+def banner(sock: socket.socket) -> None:
+    sock.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+    sock.recv(4096)
+    time.sleep(0.1)
+
+
+def short(sock: socket.socket) -> None:
+    sock.recv(4096)
+    sock.sendall(b"no")
+
+
+@pytest.mark.parametrize("peer", [http, banner, short])
+def test_other_servers(peer: Callable[[socket.socket], None]) -> None:
+    with Listener(peer) as other:
+        with pytest.raises(ValueError, match="magic"):
+            TcpClient("127.0.0.1", other.port, ITEM)
+
+
+def test_an_echo(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It says the magic, because we do; then nothing fits.
+    monkeypatch.setattr("contig.transport.handshake._ATTEMPT_S", 0.5)
+    with Listener(echo) as other:
+        with pytest.raises((ValueError, TimeoutError)):
+            TcpClient("127.0.0.1", other.port, ITEM)
+
+
+def test_a_server_that_closes() -> None:
+    with Listener(lambda sock: None) as other:
+        with pytest.raises(ConnectionError, match="closed|reset|no contig server"):
+            TcpClient("127.0.0.1", other.port, ITEM, reconnect_s=0.2)
+
+
+def test_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("contig.transport.handshake._ATTEMPT_S", 0.5)
+    done = threading.Event()
+    with Listener(lambda sock: done.wait(WAIT_S) and None) as other:
+        with pytest.raises((TimeoutError, ConnectionError), match="in time|timed out"):
+            TcpClient("127.0.0.1", other.port, ITEM)
+        done.set()
+
+
+def test_no_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    with pytest.raises(ConnectionError, match=f"127.0.0.1:{port}"):
+        TcpClient("127.0.0.1", port, ITEM, reconnect_s=0.1)
+
+
+# -- frames ---------------------------------------------------------------------------------------
+
+
+def test_large_frames_are_refused_before_memory_is_taken() -> None:
+    limit = 1 << 20
+    with Server(ITEM, 2, TcpTransport(max_frame=limit, max_bytes=4 * limit)) as server:
+        for length in (limit - 39, limit, 2 * limit, 2**31, 2**40, 2**63, 2**64 - 1):
+            client = Client("127.0.0.1", server.port)
+            assert client.max_frame == limit
+            client.sock.sendall(seal(Fields(4, rows=1, length=length), b""))
+            with pytest.raises(PermissionError, match="size"):
+                client.until(ACCEPT)
+            assert server.stats().bytes_held < 64 << 10
+        # The largest that is allowed is waited for.
+        client = Client("127.0.0.1", server.port)
+        client.sock.sendall(frame(6, 0, bytes(limit - 40)))
+        client.sock.close()
+        assert server.stats().rejected == {"size": 7}
+
+
+# -- TLS ------------------------------------------------------------------------------------------
+
+
+class Certificates:
+    """An authority, and (chain, key) of this machine and of another one."""
+
+    def __init__(self, folder: Path) -> None:
+        made = trustme.CA()
+        self.authority = str(folder / "ca.pem")
+        made.cert_pem.write_to_path(self.authority)
+        self.own, self.other = (
+            self._issue(made, folder / name, *names)
+            for name, names in (("own", ("localhost", "127.0.0.1")), ("other", ("example.org",)))
+        )
+
+    @staticmethod
+    def _issue(made: Any, folder: Path, *names: str) -> tuple[str, str]:
+        folder.mkdir()
+        issued = made.issue_cert(*names)
+        chain, key = str(folder / "chain.pem"), str(folder / "key.pem")
+        for n, blob in enumerate(issued.cert_chain_pems):
+            blob.write_to_path(chain, append=n > 0)
+        issued.private_key_pem.write_to_path(key)
+        return chain, key
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def secret(certificates: Certificates) -> Iterator[Server]:
+    with Server(ITEM, 2, TcpTransport(token=TOKEN, tls=certificates.own)) as server:
+        yield server
+
+
+def test_tls(secret: Server, certificates: Certificates) -> None:
+    with Sniffer(secret.port) as proxy:
+        for tls in (
+            certificates.authority,
+            ssl.create_default_context(cafile=certificates.authority),
+        ):
+            with TcpClient("127.0.0.1", proxy.port, ITEM, token=TOKEN, tls=tls) as client:
+                send_some(client, secret)
+        seen = bytes(b"".join(proxy.sent + proxy.answered))
+    assert b"contig/1" not in seen and b"cFrm" not in seen
+
+
+def test_tls_moves_much(secret: Server, certificates: Certificates) -> None:
+    """More than fits one TLS record, in both directions."""
+    weights = {"w": np.random.default_rng(0).random(300_000)}
+    secret.publish(1, weights)
+    tls = certificates.authority
+    with TcpClient("127.0.0.1", secret.port, ITEM, token=TOKEN, tls=tls) as client:
+        got = client.weights(timeout_s=WAIT_S)
+        assert got is not None
+        np.testing.assert_array_equal(got.tree["w"], weights["w"])
+        reader = threading.Thread(target=lambda: [secret.sample(WAIT_S) for _ in range(5000)])
+        reader.start()
+        for n in range(10):
+            client.send_many({"x": np.full((1000, 3), n, np.float32)})
+        client.wait(WAIT_S)
+        reader.join(WAIT_S)
+
+
+def test_tls_of_a_buffer(certificates: Certificates) -> None:
+    row = {"x": np.zeros(3, np.float32), "done": False}
+    buffer = ReplayBuffer(LazyTensorStorage(100, example=row), batch_size=16)
+    transport = TcpTransport(tls=certificates.own, in_process=True)
+    with Server(buffer=buffer, transport=transport) as server:
+        with RemoteReplayBuffer("127.0.0.1", server.port, tls=certificates.authority) as remote:
+            remote.extend({"x": np.ones((9, 3), np.float32), "done": np.zeros(9, bool)})
+            remote.flush(WAIT_S)
+            assert remote.sample()["x"].shape == (16, 3)
+
+
+def test_certificates_are_checked(secret: Server, certificates: Certificates) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError):
+        TcpClient("127.0.0.1", secret.port, ITEM, token=TOKEN, tls=True)
+    # The right authority, but the certificate has another name.
+    transport = TcpTransport(tls=certificates.other, in_process=True)
+    with Server(ITEM, 2, transport) as server:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            TcpClient("127.0.0.1", server.port, ITEM, tls=certificates.authority)
+
+
+def test_plain_client_of_a_tls_server(secret: Server) -> None:
+    with pytest.raises((ValueError, ConnectionError), match="TLS|tls"):
+        TcpClient("127.0.0.1", secret.port, ITEM, token=TOKEN)
+
+
+def test_tls_client_of_a_plain_server(locked: Server, certificates: Certificates) -> None:
+    before = locked.stats().rejected.get("magic", 0)
+    with pytest.raises((ValueError, ConnectionError), match="TLS|tls"):
+        TcpClient("127.0.0.1", locked.port, ITEM, token=TOKEN, tls=certificates.authority)
+    assert locked.stats().rejected["magic"] == before + 1
+
+
+def test_tls_server_survives_garbage(secret: Server, certificates: Certificates) -> None:
+    pid = secret.pid
+    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", bytes(500), b""):
+        with socket.create_connection(("127.0.0.1", secret.port), timeout=WAIT_S) as sock:
+            sock.sendall(data)
+    tls = certificates.authority
+    with TcpClient("127.0.0.1", secret.port, ITEM, token=TOKEN, tls=tls) as client:
+        send_some(client, secret)
+    assert secret.pid == pid
+
+
+def test_wrong_certificate_files() -> None:
+    server = Server(ITEM, 2, TcpTransport(tls=("/no/such.pem", "/no/key.pem")))
+    with pytest.raises((OSError, ValueError, RuntimeError), match="no/such|No such file"):
+        server.start()
+    server.close()
