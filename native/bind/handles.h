@@ -14,6 +14,7 @@
 #include "../tape.h"
 #include "../view.h"
 #include "../writer.h"
+#include "no_gil.h"
 #include "plan.h"
 
 namespace contig {
@@ -56,7 +57,7 @@ auto with_lock(Tape& tape, double timeout_s, uint64_t bytes, F f) {
     return f();
   };
   if (bytes < kKeepGil && lock_try(lock)) return locked();
-  nb::gil_scoped_release no_gil;
+  NoGil no_gil;
   if (!lock_until(lock, timeout_s)) throw Busy(lock_holder(lock), timeout_s);
   return locked();
 }

@@ -305,4 +305,6 @@ NB_MODULE(_native, m) {
   contig::bind_writer(m);
   contig::bind_view(m);
   contig::bind_transport(m);
+  nanobind::module_::import_("atexit").attr("register")(
+      nanobind::cpp_function(&contig::NoGil::end));
 }

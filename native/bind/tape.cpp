@@ -108,7 +108,7 @@ class Gatherer {
     if (n * tape.record_size() < kKeepGil) {
       lost = copy();
     } else {
-      nb::gil_scoped_release no_gil;
+      NoGil no_gil;
       lost = copy();
     }
     count(p, n);
@@ -137,7 +137,7 @@ uint64_t gather_packed(const TapeHandle& t, Seqs seqs, Bytes out) {
   if (!t.tape.attached()) throw std::invalid_argument("gather_records: the tape has no rows yet");
   check_room(seqs.shape(0), t.tape.record_size(), out.shape(0),
              "gather_records: the output is too small");
-  nb::gil_scoped_release no_gil;
+  NoGil no_gil;
   const uint64_t tail = gather_records(t.tape, seqs.data(), seqs.shape(0), out.data());
   return verdict(seqs.data(), seqs.shape(0), tail);
 }
@@ -197,7 +197,7 @@ void restore(TapeHandle& t, Bytes records, uint64_t tail, uint64_t head, State e
 }
 
 bool wait(TapeHandle& t, uint32_t seen, double timeout_s) {
-  nb::gil_scoped_release no_gil;
+  NoGil no_gil;
   return wait_change(t.tape.header().wake_word, t.tape.header().waiters, seen, timeout_s);
 }
 
@@ -327,7 +327,7 @@ void bind_tape(nb::module_& m) {
              const uint64_t n = records.shape(0) / size;
              auto* block = new Block(n * stride);
              nb::object out = nb::cast(block, nb::rv_policy::take_ownership);
-             nb::gil_scoped_release no_gil;
+             NoGil no_gil;
              Rows rows;
              rows.n = n;
              rows.records = records.data();
@@ -339,7 +339,7 @@ void bind_tape(nb::module_& m) {
              std::vector<int64_t> seqs, places;
              for (int64_t seq = low; seq < high; ++seq) seqs.push_back(seq);
              {
-               nb::gil_scoped_release no_gil;
+               NoGil no_gil;
                find_damaged(t.tape, seqs.data(), seqs.size(), &places);
              }
              for (int64_t& p : places) p += low;
@@ -365,7 +365,7 @@ void bind_tape(nb::module_& m) {
            })
       .def("acquire",
            [](TapeHandle& t) {
-             nb::gil_scoped_release no_gil;
+             NoGil no_gil;
              Lock& lock = t.tape.header().lock;
              if (!lock_until(lock, t.lock_timeout_s))
                throw Busy(lock_holder(lock), t.lock_timeout_s);

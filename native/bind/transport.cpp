@@ -114,7 +114,7 @@ struct QueueHandle {
       return f();
     };
     if (bytes < kKeepGil && lock_try(lock)) return run();
-    nb::gil_scoped_release no_gil;
+    NoGil no_gil;
     if (!lock_until(lock, lock_timeout_s)) throw Busy(lock_holder(lock), lock_timeout_s);
     return run();
   }
@@ -203,7 +203,7 @@ nb::object take(nb::handle self, bool copy, bool partial) {
     auto* own = new Block(bytes);
     nb::object out = nb::cast(own, nb::rv_policy::take_ownership);
     {
-      nb::gil_scoped_release no_gil;
+      NoGil no_gil;
       std::memcpy(own->data, q.queue.block(t.slot), bytes);
     }
     if (fresh) q.queue.header().fresh.fetch_add(1);
@@ -273,13 +273,13 @@ void bind_queue(nb::module_& m) {
                    [](const QueueHandle& q) { return q.queue.header().space_word.load(); })
       .def("wait_data",
            [](QueueHandle& q, uint32_t seen, double timeout_s) {
-             nb::gil_scoped_release no_gil;
+             NoGil no_gil;
              QueueHeader& h = q.queue.header();
              return wait_change(h.data_word, h.data_waiters, seen, timeout_s);
            })
       .def("wait_space",
            [](QueueHandle& q, uint32_t seen, double timeout_s) {
-             nb::gil_scoped_release no_gil;
+             NoGil no_gil;
              QueueHeader& h = q.queue.header();
              return wait_change(h.space_word, h.space_waiters, seen, timeout_s);
            })
@@ -423,7 +423,7 @@ void bind_board(nb::module_& m) {
            [](BoardHandle& b, int64_t version, Record record) {
              if (record.shape(0) != b.board.header().record_size)
                throw std::invalid_argument("publish: a record of another size");
-             nb::gil_scoped_release no_gil;
+             NoGil no_gil;
              b.board.publish(version, record.data());
            })
       .def("read",
@@ -433,7 +433,7 @@ void bind_board(nb::module_& m) {
              int64_t version;
              bool there;
              {
-               nb::gil_scoped_release no_gil;
+               NoGil no_gil;
                there = b.board.read(block->data, &version);
              }
              if (!there) return nb::none();
@@ -451,7 +451,7 @@ void bind_board(nb::module_& m) {
                    })
       .def_prop_ro("word", [](const BoardHandle& b) { return b.board.header().wake_word.load(); })
       .def("wait", [](BoardHandle& b, uint32_t seen, double timeout_s) {
-        nb::gil_scoped_release no_gil;
+        NoGil no_gil;
         BoardHeader& h = b.board.header();
         return wait_change(h.wake_word, h.waiters, seen, timeout_s);
       });

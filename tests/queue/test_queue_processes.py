@@ -172,12 +172,12 @@ class HolderWord:
 
 
 def test_stopped_and_killed_inside_the_lock(zygote: Zygote, name: str) -> None:
-    """Items of a quarter of a megabyte, so that producers are mostly inside it."""
-    queue = BatchQueue.create(Layout(example(1 << 15)), 2, BUFFERS, name)
+    """Items of half a megabyte, so that producers are mostly inside it."""
+    queue = BatchQueue.create(Layout(example(1 << 16)), 2, BUFFERS, name)
     consumer = Consumer(queue, 4)
     busy = 0
     holder = None
-    for turn in range(9):
+    for turn in range(7):
         child = zygote.start("produce", name=name, producer=1, seed=turn, until=1 << 40, at_once=4)
         holder = holder or HolderWord(name, child)
         give_up = time.monotonic() + BLOCKED_S
@@ -205,7 +205,7 @@ def test_stopped_and_killed_inside_the_lock(zygote: Zygote, name: str) -> None:
         while consumer.take():
             pass
     consumer.finish({1: queue.native.seen(1, 0)})
-    assert busy == 27
+    assert busy == 21
     expect_all_free(queue, 77)
     queue.close()
 
@@ -248,9 +248,7 @@ def test_a_killed_consumer_that_nobody_waited_for(name: str, tmp_path: Path) -> 
         while queue.take(copy=True) is not None:
             pass
         child.kill()
-        stat = Path(f"/proc/{child.pid}/stat")
-        while stat.read_text().rpartition(")")[2].split()[0] != "Z":
-            assert time.monotonic() < give_up
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # all of it is dead now
         assert fill(queue, 1) == BATCH * BUFFERS
     finally:
         child.kill()

@@ -83,14 +83,14 @@ def produce(name: str, producer: int, seed: int, until: int, at_once: int = 12) 
     native, layout, size = queue.native, queue.layout, queue.record_size
     draw = random.Random(seed)
     following = started = native.seen(producer, 0)
-    ahead = max(at_once + 20, (1 << 18) // size)
+    ahead = max(at_once + 12, (1 << 18) // size)
     base, packed = 0, np.zeros(0, np.uint8)
     waits = 0
     while following < until:
         first = max(following - draw.choice((0, 0, 1, 2, 5)), 0)
         n = min(following - first + draw.randint(1, at_once), until - first)
         if first < base or (first + n - base) * size > len(packed):
-            base = max(first - 10, 0)
+            base = max(first - 5, 0)
             packed = item_records(layout, producer, base, ahead)
         part = packed[(first - base) * size : (first - base + n) * size]
         word = native.space_word

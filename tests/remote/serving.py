@@ -56,6 +56,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def asking(far: Any) -> int:
+    """How many requests of a client or a remote buffer are under way."""
+    return len(far._link._requests)
+
+
 def sockets() -> int:
     """Open sockets of this process."""
     count = 0

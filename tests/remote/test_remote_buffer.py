@@ -39,7 +39,17 @@ from contig.testing import steps
 from contig.transport.ingest import REQUEST
 from contig.transport.service import SampleService
 from contig.transport.wire import Type
-from tests.remote.serving import HOST, ROW, Task, client, eventually, serving, shared, sockets
+from tests.remote.serving import (
+    HOST,
+    ROW,
+    Task,
+    asking,
+    client,
+    eventually,
+    serving,
+    shared,
+    sockets,
+)
 
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "uniform": RandomSampler,
@@ -320,7 +330,7 @@ def test_samples_that_wait_do_not_hold_up_other_requests() -> None:
     with serving({"empty": empty, "full": filled()}) as server:
         with remote(server, "empty", prefetch=5) as waiting, remote(server, "full") as buffer:
             task = Task(waiting.sample)
-            eventually(lambda: server.stats().clients and len(waiting._link._requests) == 6)
+            eventually(lambda: asking(waiting) == 6)
             buffer.sample_timeout_s = 0.4
             try:
                 assert len(buffer) > 0
@@ -356,7 +366,7 @@ def test_a_sample_waits_for_the_first_rows() -> None:
     far = shared(batch_size=4)
     with serving(far) as server, remote(server, prefetch=2) as buffer, client(server) as actor:
         task = Task(buffer.sample)
-        eventually(lambda: buffer._link._requests)
+        eventually(lambda: asking(buffer))
         actor.send_trajectory(steps.episode(3, 5))
         assert {number for number, _ in steps.identity(task.result())} == {3}
 
@@ -370,7 +380,7 @@ def test_a_sample_that_takes_too_long_ends_and_the_buffer_goes_on() -> None:
         buffer.flush(20)
         buffer.sample_timeout_s = 20.0
         assert len(buffer.sample()) == 4
-        assert not buffer._link._requests
+        assert not asking(buffer)
 
 
 @pytest.mark.xfail(strict=True, reason="connection.py: blocked items hold up what comes after them")
@@ -494,7 +504,7 @@ def test_a_server_that_is_gone_is_told_to_everyone_who_waits() -> None:
     with serving(shared(batch_size=4), process=True) as server:
         buffer = remote(server, reconnect_s=0.2)
         task = Task(buffer.sample)
-        eventually(lambda: buffer._link._requests)
+        eventually(lambda: asking(buffer))
         os.kill(server.pid, signal.SIGKILL)
         with pytest.raises(ConnectionClosedError):
             task.result()

@@ -55,7 +55,7 @@ def test_an_empty_token_is_none() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.9"])
 def test_loopback_needs_none(host: str) -> None:
-    with Server(ITEM, 2, TcpTransport(host=host)) as server:
+    with Server(ITEM, 2, TcpTransport(host=host, in_process=True)) as server:
         address = server._listening.getsockname()[0]  # type: ignore[union-attr]
         assert address.startswith("127.")
         with TcpClient(address, server.port, ITEM) as client:
@@ -63,7 +63,7 @@ def test_loopback_needs_none(host: str) -> None:
 
 
 def test_any_address_with_a_token() -> None:
-    with Server(ITEM, 2, TcpTransport(host="0.0.0.0", token=TOKEN)) as server:
+    with Server(ITEM, 2, TcpTransport(host="0.0.0.0", token=TOKEN, in_process=True)) as server:
         with TcpClient("127.0.0.1", server.port, ITEM, token=TOKEN) as client:
             send_some(client, server)
 
@@ -93,7 +93,7 @@ def test_the_right_token(locked: Server) -> None:
 
 def test_a_token_that_nobody_asks_for() -> None:
     """A server that does not want the token cannot show that it knows it: it may be anybody."""
-    with Server(ITEM, 2, TcpTransport()) as server:
+    with Server(ITEM, 2, TcpTransport(in_process=True)) as server:
         with pytest.raises(ValueError, match="token"):
             TcpClient("127.0.0.1", server.port, ITEM, token=TOKEN)
 
@@ -189,7 +189,7 @@ def test_servers_that_do_not_know_the_token(flags: int, proof: Any) -> None:
             TcpClient("127.0.0.1", fake.port, ITEM, token=TOKEN)
 
 
-@pytest.mark.parametrize("max_frame", [0, 41, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("max_frame", [0, 2**64 - 1])
 def test_servers_with_strange_bounds(max_frame: int) -> None:
     """Whatever a greeting says, a client has an error to show for it, or goes on."""
     with impostor(0, lambda asked: "", max_frame) as fake:
@@ -332,15 +332,19 @@ def test_tls_moves_much(secret: Server, certificates: Certificates) -> None:
     secret.publish(1, weights)
     tls = certificates.authority
     with TcpClient("127.0.0.1", secret.port, ITEM, token=TOKEN, tls=tls) as client:
-        got = client.weights(timeout_s=WAIT_S)
-        assert got is not None
-        np.testing.assert_array_equal(got.tree["w"], weights["w"])
-        reader = threading.Thread(target=lambda: [secret.sample(WAIT_S) for _ in range(5000)])
+        published = client.weights(timeout_s=WAIT_S)
+        assert published is not None
+        np.testing.assert_array_equal(published.tree["w"], weights["w"])
+        got: list[Any] = []
+        reader = threading.Thread(
+            target=lambda: [got.append(secret.sample(WAIT_S)) for _ in range(1000)]
+        )
         reader.start()
-        for n in range(10):
+        for n in range(2):
             client.send_many({"x": np.full((1000, 3), n, np.float32)})
         client.wait(WAIT_S)
         reader.join(WAIT_S)
+        assert [s.batch["x"][1, 2] for s in got] == [0.0] * 500 + [1.0] * 500
 
 
 def test_tls_of_a_buffer(certificates: Certificates) -> None:

@@ -332,6 +332,28 @@ def test_a_server_that_comes_back_different() -> None:
         assert second.stats().items_in == 0
 
 
+def test_items_that_fit_no_frame_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="max_frame"):
+        Server({"x": np.zeros(4000, np.uint8)}, 2, TcpTransport(max_frame=2000))
+
+
+def test_small_frames() -> None:
+    """A server that takes small frames only gets them, whatever a client sends at once."""
+    item = {"x": np.zeros(100, np.uint8)}
+    transport = TcpTransport(max_frame=1500, max_bytes=1 << 20, in_process=True)
+    with Server(item, 100, transport, num_buffers=4) as server:
+        with TcpClient("127.0.0.1", server.port, item) as client:
+            client.send_many(
+                {"x": np.repeat(np.arange(200, dtype=np.uint8), 100).reshape(200, 100)}
+            )
+            client.wait(WAIT_S)
+        for first in (0, 100):
+            sample = server.sample(timeout=WAIT_S)
+            assert sample is not None
+            assert sample.batch["x"][:, 7].tolist() == list(range(first, first + 100))
+        assert not server.stats().rejected
+
+
 def test_weights_larger_than_a_frame() -> None:
     """What the server publishes has nothing to do with the frames it takes."""
     weights = np.arange(1 << 20, dtype=np.float64)
@@ -347,7 +369,7 @@ def test_weights_larger_than_a_frame() -> None:
 
 def test_accepted_is_the_first_answer() -> None:
     """Frames that come with the OPEN are not read before it is accepted."""
-    with Server(ITEM, 2, TcpTransport()) as server:
+    with Server(ITEM, 2, TcpTransport(in_process=True)) as server:
         with connected(server.port) as sock:
             items = frame(4, 0, struct.pack("<q4f", 7, 1, 1, 1, 1) * 2, rows=2)
             sock.sendall(HELLO + frame(1, 0, opening()) + items + make_frame(6))
@@ -359,7 +381,7 @@ def test_accepted_is_the_first_answer() -> None:
 
 
 def test_sampling_a_queue_is_refused() -> None:
-    with Server(ITEM, 2, TcpTransport()) as server:
+    with Server(ITEM, 2, TcpTransport(in_process=True)) as server:
         client = Client("127.0.0.1", server.port)
         with pytest.raises(PermissionError, match="sampled"):
             client.send(SAMPLE, 1, bytes(8))
