@@ -26,7 +26,10 @@ Outbox::Outbox(uint64_t record_size, bool padded, uint64_t first, uint64_t frame
 
 uint8_t* Outbox::room(uint64_t rows) {
   const uint64_t bytes = rows * record_size_;
-  if (open_ && open_->used + bytes > open_->capacity) {
+  // Together with a run that may come with them.
+  const uint64_t whole = open_ ? open_->used + open_->runs.size() + kRunBytes + bytes : 0;
+  if (open_ &&
+      (open_->used + bytes > open_->capacity || (open_->items > 0 && whole > frame_bytes_))) {
     if (open_->items > 0) full_.push_back(open_);
     open_.reset();
   }

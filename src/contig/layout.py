@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -160,10 +161,29 @@ class Layout:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Layout:
-        specs = [
-            (tuple(x["path"]), tuple(x["shape"]), numpy_dtype(x["dtype"])) for x in data["leaves"]
-        ]
-        return Layout.of(Structure.from_json(data["structure"]), specs)
+        """The layout that `to_json` described.
+
+        Raises:
+            LayoutError: it is none. Whatever comes over a network is safe to give here.
+        """
+        try:
+            specs = [_leaf_of(x) for x in data["leaves"]]
+            structure = Structure.from_json(data["structure"])
+            paths = [path for path, _, _ in specs]
+            tree = list(structure.paths())
+            # Leaves that a sampler added to a tree that is no mapping are not part of it.
+            if len(set(paths)) != len(paths) or not set(tree) <= set(paths):
+                raise ValueError("its leaves are not those of its structure")
+            if structure.kind == "dict" and tree != paths:
+                raise ValueError("its leaves are not those of its structure, in its order")
+            layout = Layout.of(structure, specs)
+            if data.get("record_size", layout.record_size) != layout.record_size:
+                raise ValueError(f"its record has {layout.record_size} bytes, not what it says")
+            return layout
+        except LayoutError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise LayoutError(f"not a layout: {error}") from None
 
     def __reduce__(self) -> Any:
         return _layout_from_text, (json.dumps(self.to_json()),)
@@ -392,6 +412,23 @@ def _specs_as_leaves(tree: Any) -> Any:
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(_specs_as_leaves(v) for v in tree))
     return tree
+
+
+def _leaf_of(data: dict[str, Any]) -> tuple[Path, tuple[int, ...], np.dtype[Any]]:
+    path, shape, name = data["path"], data["shape"], data["dtype"]
+    if not isinstance(path, list) or not all(type(k) in (str, int) for k in path):
+        raise ValueError(f"path {path!r}: expected a list of keys")
+    sizes = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    if not sizes or len(shape) > 32:
+        raise ValueError(f"shape {shape!r}: expected a list of sizes")
+    if not isinstance(name, str):
+        raise ValueError(f"dtype {name!r}: expected its name")
+    dtype = numpy_dtype(name)
+    if dtype.hasobject or dtype.itemsize == 0:
+        raise ValueError(f"dtype {name!r}: not one of fixed size")
+    if math.prod(shape) * dtype.itemsize >= 1 << 47:
+        raise ValueError(f"shape {shape!r} of {name}: too large")
+    return tuple(path), tuple(shape), dtype
 
 
 class _Spec:

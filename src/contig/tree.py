@@ -7,6 +7,7 @@ built in. This is the only module that imports optree.
 
 from __future__ import annotations
 
+import keyword
 import sys
 from collections import namedtuple
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -90,11 +91,37 @@ class Structure:
 
     @staticmethod
     def from_json(node: Any) -> Structure:
+        """The structure that `to_json` described.
+
+        Raises:
+            ValueError, TypeError, KeyError: it is none.
+        """
         if isinstance(node, str):
+            if node not in ("leaf", "none"):
+                raise ValueError(f"a node of kind {node!r}")
             return Structure(node)
+        kind, keys = node["kind"], tuple(node["keys"])
         children = tuple(Structure.from_json(c) for c in node["children"])
         module, name = node.get("type", ("", ""))
-        return Structure(node["kind"], tuple(node["keys"]), children, (module, name))
+        if not (isinstance(module, str) and isinstance(name, str)):
+            raise TypeError("a type's module and name must be text")
+        if len(keys) != len(children) or len(set(keys)) != len(keys):
+            raise ValueError("as many different keys as children")
+        if kind == "dict":
+            fits = all(type(k) in (str, int) for k in keys)
+            fits = fits and keys == tuple(sorted(keys, key=_sort_key))
+        elif kind == "namedtuple":
+            last = name.rpartition(".")[2]
+            fits = all(isinstance(k, str) and _is_field(k) for k in keys) and _is_field(last)
+        else:
+            fits = kind in ("list", "tuple") and keys == tuple(range(len(keys)))
+        if not fits:
+            raise ValueError(f"keys {list(keys)!r} of a {kind!r}")
+        return Structure(kind, keys, children, (module, name))
+
+
+def _is_field(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
 
 
 def _sort_key(key: Any) -> tuple[str, Any]:

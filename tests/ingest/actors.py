@@ -1,8 +1,8 @@
 """Processes of these tests: each task runs in an interpreter of its own, and talks in JSON lines.
 
-    parent: Actor("serve", batch=4)          child: serve(say, hear, batch=4)
-            actor.hear()  <------------------------ say(port=...)
-            actor.say("go") ---------------------->  hear()
+parent: Actor("serve", batch=4)          child: serve(say, hear, batch=4)
+        actor.hear()  <------------------------ say(port=...)
+        actor.say("go") ---------------------->  hear()
 """
 
 from __future__ import annotations

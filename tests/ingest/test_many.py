@@ -139,9 +139,7 @@ def test_memory_is_bounded_while_nobody_samples() -> None:
     with Server(items.example(width), 8, transport, num_buffers=2) as server:
         assert server.pid is not None
         address = ("127.0.0.1", server.port)
-        clients = [
-            TcpClient(*address, items.example(width), 32, reconnect_s=20) for _ in range(12)
-        ]
+        clients = [TcpClient(*address, items.example(width), 32, reconnect_s=20) for _ in range(12)]
         before = rss(server.pid)
         stop, worst = threading.Event(), [0]
         each = 200  # 12 x 200 x 20 kB = 48 MB

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from contig import ReplayBuffer, Server, SharedStorage, TcpClient, TcpTransport
+from contig import ReplayBuffer, Server, SharedStorage, TcpClient, TcpTransport, _native
+from contig.layout import Layout
 from contig.testing import steps
+from contig.transport.handshake import Address, connect
 
 HOST = "127.0.0.1"
 ROW = steps.row(0, 0)
@@ -58,7 +60,9 @@ def free_port() -> int:
 
 def asking(far: Any) -> int:
     """How many requests of a client or a remote buffer are under way."""
-    return len(far._link._requests)
+    client = getattr(far, "_client", far)
+    links = (client._link, getattr(client, "_asking", None))
+    return sum(len(link._requests) for link in links if link is not None)
 
 
 def sockets() -> int:
@@ -92,3 +96,36 @@ class Task(threading.Thread):
         if self._error is not None:
             raise self._error
         return self._value
+
+
+class Raw:
+    """A connection that sends what it is told, by hand."""
+
+    def __init__(self, server: Server, producer: int, row: Any, token: str | None = None) -> None:
+        self.layout = Layout(row)
+        opening = {
+            "producer": producer,
+            "layout": self.layout.to_json(),
+            "ack": "committed",
+            "next": 0,
+        }
+        address = Address(HOST, server.port, "default", token, None)
+        self.sock = connect(address, opening, 5.0).sock
+        self.row = row
+
+    def items(self, first: int, n: int, tape: bool) -> None:
+        outbox = _native.Outbox(self.layout.record_size, False, first, 1 << 16)
+        record = self.layout.pack_one(self.row)
+        for _ in range(n):
+            if tape:
+                outbox.add_run(record, 1 | 2, 5, -1, 0, False)
+            else:
+                outbox.add_records(record)
+        sealed = outbox.take(True)
+        self.sock.sendall(sealed.head + bytes(memoryview(sealed)))
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.sock.close()

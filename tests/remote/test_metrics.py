@@ -23,15 +23,14 @@ from contig import (
     ServerError,
     TcpClient,
     TcpTransport,
-    _native,
 )
 from contig.layout import Layout
 from contig.testing import steps
-from contig.transport.handshake import Address, connect
 from contig.transport.wire import HEADER_BYTES, HELLO_BYTES, Hello, Type, frame
 from tests.remote.serving import (
     HOST,
     ROW,
+    Raw,
     client,
     eventually,
     free_port,
@@ -257,39 +256,6 @@ def test_reading_an_episode_is_no_sampling() -> None:
 
 
 # -- duplicates, refusals, blocking ---------------------------------------------------------------
-
-
-class Raw:
-    """A connection that sends what it is told, by hand."""
-
-    def __init__(self, server: Server, producer: int, row: Any, token: str | None = None) -> None:
-        self.layout = Layout(row)
-        opening = {
-            "producer": producer,
-            "layout": self.layout.to_json(),
-            "ack": "committed",
-            "next": 0,
-        }
-        address = Address(HOST, server.port, "default", token, None)
-        self.sock = connect(address, opening, 5.0).sock
-        self.row = row
-
-    def items(self, first: int, n: int, tape: bool) -> None:
-        outbox = _native.Outbox(self.layout.record_size, False, first, 1 << 16)
-        record = self.layout.pack_one(self.row)
-        for _ in range(n):
-            if tape:
-                outbox.add_run(record, 1 | 2, 5, -1, 0, False)
-            else:
-                outbox.add_records(record)
-        sealed = outbox.take(True)
-        self.sock.sendall(sealed.head + bytes(memoryview(sealed)))
-
-    def __enter__(self) -> Raw:
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self.sock.close()
 
 
 @pytest.mark.parametrize("kind", ["queue", "tape"])

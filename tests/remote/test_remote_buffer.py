@@ -311,17 +311,14 @@ def test_a_batch_that_no_memory_is_large_enough_for_is_refused() -> None:
             buffer.sample(1 << 50)
 
 
-@pytest.mark.xfail(strict=True, reason="handshake.py: clients refuse answers above max_frame")
-def test_a_batch_larger_than_the_largest_frame_of_a_client() -> None:
+def test_a_batch_larger_than_a_frame_is_refused_with_a_hint() -> None:
     row = {"obs": np.zeros(1024, np.float32), "next": {"done": False}}
     far = shared(example=row, batch_size=4)
     far.extend({"obs": np.ones((4, 1024)), "next": {"done": np.zeros(4, bool)}})
-    with serving(far, max_frame=64 << 10) as server:
-        buffer = remote(server, sample_timeout_s=0.5, reconnect_s=0.3)
-        try:
-            assert buffer.sample(600)["obs"].sum() == 600 * 1024
-        finally:
-            buffer.close(0.5)
+    with serving(far, max_frame=64 << 10) as server, remote(server, sample_timeout_s=5) as buffer:
+        with pytest.raises(ValueError, match="max_frame"):
+            buffer.sample(600)
+        assert buffer.sample(12)["obs"].sum() == 12 * 1024
 
 
 @pytest.mark.xfail(strict=True, reason="service.py: samples that wait take up every thread")
@@ -484,7 +481,7 @@ def test_requests_and_rows_outlive_the_ingest_process() -> None:
 
 @pytest.mark.xfail(strict=True, reason="service.py: ConnectionResetError is not expected")
 def test_the_service_bears_an_ingest_process_that_dies_with_answers_unread() -> None:
-    service = SampleService({"default": filled()})
+    service = SampleService({"default": filled()}, 1 << 20)
     failures: list[Any] = []
     hook, threading.excepthook = threading.excepthook, failures.append
     try:
@@ -492,7 +489,7 @@ def test_the_service_bears_an_ingest_process_that_dies_with_answers_unread() -> 
         line.sendall(REQUEST.pack(1, len("default"), Type.STATS, 1, 0) + b"default")
         select.select([line], [], [], 20.0)
         line.close()
-        eventually(lambda: "contig-service" not in {t.name for t in threading.enumerate()})
+        eventually(lambda: not any(t.name == "contig-service" for t in threading.enumerate()))
     finally:
         threading.excepthook = hook
         service.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -35,6 +34,7 @@ from contig.testing import steps
 from tests.remote.serving import (
     HOST,
     ROW,
+    Raw,
     Task,
     client,
     eventually,
@@ -262,18 +262,17 @@ def test_remote_samplers_make_room_too() -> None:
 
 @pytest.mark.xfail(strict=True, reason="tables.py: a coalesced frame is larger than the allowance")
 def test_frames_of_many_rows_do_not_stop_a_limited_table() -> None:
-    buffer = limited(LazyTensorStorage(1000, example=ROW))
+    row = {"x": 1.0}
+    buffer = limited(LazyTensorStorage(1000, example=row))
     buffer.limiter.timeout_s = 0.3
-    with serving(buffer) as server:
-        far = client(server)
-        try:
-            for t in range(200):  # coalesced as the transport likes
-                far.send(steps.row(0, t))
-            for _ in range(45):
-                buffer.sample()
-        finally:
-            with contextlib.suppress(TimeoutError):
-                far.close(0.05)
+    with serving(buffer) as server, Raw(server, 1, row) as far:
+        far.items(0, 40, tape=True)  # as a client coalesces what was sent while it waited
+        for _ in range(10):
+            buffer.sample()
+        eventually(lambda: len(buffer) == 40)
+        far.items(40, 40, tape=True)
+        for _ in range(10):
+            buffer.sample()
 
 
 def test_a_blocked_table_holds_up_no_other() -> None:
@@ -357,7 +356,6 @@ def test_a_shared_client_is_told_that_the_server_closed() -> None:
         far.send(ROW)
 
 
-@pytest.mark.xfail(strict=True, reason="hub.py: the waker waits in native code when Python ends")
 def test_a_process_with_a_blocked_client_ends_as_it_should() -> None:
     code = """
         import time

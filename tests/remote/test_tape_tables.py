@@ -301,19 +301,19 @@ def check(script: tuple[str, list[tuple[Any, ...]]], capacity: int, process: boo
 
 
 @given(scripts())
-@settings(max_examples=50)
+@settings(max_examples=40)
 def test_any_script_gives_what_a_local_buffer_gives(script: Any) -> None:
     check(script, 1000)
 
 
 @given(scripts(streams=False))
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_rows_that_are_evicted_are_the_same_ones(script: Any) -> None:
     check(script, 16)
 
 
 @given(scripts())
-@settings(max_examples=3)
+@settings(max_examples=2)
 def test_the_same_through_an_ingest_process(script: Any) -> None:
     check(script, 1000, process=True)
 

@@ -38,8 +38,7 @@ def check(weights: Any, version: int) -> None:
 # -- versions -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("process", [False, True])
+@pytest.mark.parametrize(("kind", "process"), [("tcp", False), ("tcp", True), ("shared", False)])
 def test_whenever_they_are_published(kind: str, process: bool) -> None:
     server = Server(buffer=shared(), transport=TcpTransport(in_process=not process))
     server.publish(1, tree(1))  # before the start
@@ -58,8 +57,7 @@ def test_whenever_they_are_published(kind: str, process: bool) -> None:
             assert first.weights(newer_than=10**15, timeout_s=0.01) is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("process", [False, True])
+@pytest.mark.parametrize(("kind", "process"), [("tcp", False), ("tcp", True), ("shared", False)])
 def test_a_reader_waits_for_the_first_and_for_the_next(kind: str, process: bool) -> None:
     with serving(shared(), process=process) as server, connect(server, kind) as far:
         assert far.weights() is None

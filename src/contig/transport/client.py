@@ -121,7 +121,7 @@ class TcpClient:
         columns, batch = self.layout.columns(plain, 1)
         records = self.layout.join([as_bytes(c) for c in columns], batch[0])
         size = self.layout.record_size
-        per_frame = max((256 << 10) // size, 1)
+        per_frame = max(min(256 << 10, self._link.frame_bytes) // size, 1)
         for at in range(0, batch[0], per_frame):
             with self._lock:
                 self._link.reserve()

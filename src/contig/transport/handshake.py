@@ -16,6 +16,7 @@ from .wire import Type
 __all__ = ["Accepted", "Address", "connect"]
 
 _ATTEMPT_S = 5.0
+_LARGEST_ANSWER = 1 << 36  # weights and batches; the server's own bound is for what it takes
 
 
 class Address(NamedTuple):
@@ -61,20 +62,25 @@ def connect(address: Address, opening: dict[str, Any], timeout_s: float) -> Acce
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if address.tls is not None:
             sock.settimeout(_left(deadline))
-            sock = address.tls.wrap_socket(sock, server_hostname=address.host)
+            sock = _encrypted(sock, address)
         hello = wire.Hello.new()
         sock.sendall(hello.pack())
         greeting = wire.Greeting.parse(_exactly(sock, wire.GREETING_BYTES, deadline))
         if greeting.needs_token and address.token is None:
             raise ValueError("the server needs a token: give token= to the client")
-        token = address.token if greeting.needs_token else None
+        if address.token is not None and not greeting.needs_token:
+            raise ValueError(
+                "the server does not ask for the token, so it cannot prove that it knows it: is it "
+                "the right one? Leave token= out if it has none"
+            )
+        token = address.token
         asked = {
             **opening,
             "table": address.table,
             "proof": wire.proof(token, "client", greeting.nonce, hello.nonce),
         }
         sock.sendall(wire.json_frame(Type.OPEN, asked))
-        receiver = _native.Receiver(1 << 16, greeting.max_frame + (1 << 20))
+        receiver = _native.Receiver(1 << 16, _LARGEST_ANSWER)
         answer = _first_frame(sock, receiver, deadline)
         expected = wire.proof(token, "server", hello.nonce, greeting.nonce)
         if not wire.same_proof(answer.get("proof"), expected):
@@ -90,6 +96,19 @@ def connect(address: Address, opening: dict[str, Any], timeout_s: float) -> Acce
     except BaseException:
         sock.close()
         raise
+
+
+def _encrypted(sock: socket.socket, address: Address) -> socket.socket:
+    assert address.tls is not None
+    try:
+        return address.tls.wrap_socket(sock, server_hostname=address.host)
+    except ssl.SSLCertVerificationError:
+        raise
+    except ssl.SSLError as error:
+        raise ConnectionClosedError(
+            f"the TLS handshake with {address.host}:{address.port} failed ({error.reason}): does "
+            "the server use TLS?"
+        ) from error
 
 
 def _first_frame(sock: socket.socket, receiver: Any, deadline: float) -> dict[str, Any]:
@@ -138,7 +157,9 @@ def _exactly(sock: socket.socket, n: int, deadline: float) -> bytes:
         if not part:
             if data and not wire.MAGIC.startswith(data[:8]):
                 break  # let the magic's check word it
-            raise ConnectionClosedError("the server closed the connection during the handshake")
+            raise ConnectionClosedError(
+                "the server closed the connection during the handshake; if it uses TLS, give tls="
+            )
         data += part
         if len(data) >= 8 and data[:8] != wire.MAGIC:
             break

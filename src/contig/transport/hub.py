@@ -29,6 +29,7 @@ __all__ = ["Hub", "HubStats", "Limits"]
 log = logging.getLogger("contig.transport")
 
 _WAIT_S = 0.05
+_STALL_CHECK_S = 0.25
 _IDLE_BUFFER = 64 << 10
 
 
@@ -184,7 +185,23 @@ class Hub:
         if connection.number not in self._hungry:
             self._hungry[connection.number] = connection
             connection.transport.pause_reading()
+            if len(self._hungry) == 1:
+                self.loop.call_later(_STALL_CHECK_S, self._drop_stalled)
         return False
+
+    def _drop_stalled(self) -> None:
+        """Memory is short: connections that stopped in the middle of a frame give theirs back."""
+        if not self._hungry or self._closing:
+            return
+        since = time.monotonic() - self.handshake_s
+        for connection in list(self.connections.values()):
+            receiver = connection.receiver
+            partial = receiver.held > 0 and not connection.waiting
+            mine = connection.number in self._hungry
+            if partial and not mine and receiver.size > _IDLE_BUFFER and connection.heard < since:
+                connection.refuse(Refused("stalled", "it stopped in the middle of a frame"))
+        self._feed_hungry()
+        self.loop.call_later(_STALL_CHECK_S, self._drop_stalled)
 
     def _resize(self, connection: Connection, size: int) -> None:
         self._bytes -= connection.receiver.size

@@ -91,19 +91,21 @@ class Link:
         self._closing = self._stopped = False
         self._bye = threading.Event()
         self._idle = False
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
         first = self._first_connection()
         self.kind, self.schema, self.max_frame = first.kind, first.schema, first.max_frame
         self._acked = first.seen
+        if self.schema is not None:  # a server that comes back must be the same
+            self._opening["layout"] = self.schema["layout"]
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
         self._thread = threading.Thread(target=self._run, args=(first,), name="contig-link")
         self._thread.daemon = True
 
     def begin(self, record_size: int, padded: bool) -> None:
         """Makes room for records of this size, and starts the I/O thread."""
-        bytes_per_frame = min(_COALESCE_BYTES, self.max_frame - (64 << 10))
-        self._outbox = _native.Outbox(record_size, padded, self._acked, max(bytes_per_frame, 1))
+        self.frame_bytes = min(_COALESCE_BYTES, self.max_frame - wire.HEADER_BYTES)
+        self._outbox = _native.Outbox(record_size, padded, self._acked, self.frame_bytes)
         self._thread.start()
 
     def _first_connection(self) -> Accepted:

@@ -34,7 +34,7 @@ from .info import HistSnapshot, Sample, SampleInfo, ServerStats
 from .ingest import Ingest
 from .metrics import hub_stats, table_stats
 from .process import IngestProcess
-from .service import SampleService, answer_request
+from .service import SampleService
 from .tables import QueueTable, Table, TapeTable
 from .wire import HANDSHAKE_S
 
@@ -84,6 +84,14 @@ class TcpTransport(NamedTuple):
             )
 
 
+def _check_fits(layout: Layout, max_frame: int) -> None:
+    if layout.record_size + 128 > max_frame:
+        raise ValueError(
+            f"an item has {layout.record_size} bytes, more than a frame may have: raise "
+            f"TcpTransport(max_frame={max_frame})"
+        )
+
+
 def _is_local(host: str) -> bool:
     if host == "localhost":
         return True
@@ -130,6 +138,8 @@ class Server:
             if example is None or batch_size is None:
                 raise ValueError("a queue needs both example and batch_size")
             layout = Layout(plain_tree(example)[0])
+            if transport is not None:
+                _check_fits(layout, transport.max_frame)
             self._queue = BatchQueue.create(layout, batch_size, num_buffers, f"{self.name}.queue")
         self._board: WeightsBoard | None = None
         self._ingest: IngestProcess | _InProcess | None = None
@@ -153,7 +163,7 @@ class Server:
         t = self.transport
         family = socket.AF_INET6 if ":" in t.host else socket.AF_INET
         self._listening = socket.create_server((t.host, t.port), family=family, backlog=1024)
-        self._service = SampleService(self._buffers)
+        self._service = SampleService(self._buffers, t.max_frame)
         try:
             if t.in_process:
                 self._ingest = _InProcess(self, self._config(), self._listening, self._service)
@@ -406,7 +416,6 @@ class _InProcess:
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._service = service
-        self._buffers = server._buffers
         self._ingest = Ingest(config, self._loop, server._tables(), self._forward)
         self._ingest.hub.board = server._board
         self._failure: BaseException | None = None
@@ -433,10 +442,10 @@ class _InProcess:
 
     def _forward(self, number: int, table: str, kind: int, request: int, payload: bytes) -> None:
         def work() -> None:
-            parts = answer_request(self._buffers[table], kind, request, payload)
+            parts = self._service.answer(table, kind, request, payload)
             self._loop.call_soon_threadsafe(self._ingest.hub.answer, number, *parts)
 
-        self._service.submit(work)
+        self._service.submit(table, kind, work)
 
     def check(self) -> None:
         if self._failure is not None:

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ContigError
 from ..replay import ReplayBuffer
 from . import wire
 from .ingest import ANSWER, REQUEST
@@ -26,27 +25,35 @@ from .wire import Type
 
 __all__ = ["SampleService", "answer_request"]
 
-_WORKERS = 4
+_WORKERS = 2  # for each table's samples, which may wait; others go past them
 
 
-def answer_request(buffer: ReplayBuffer, kind: int, number: int, payload: bytes) -> list[Any]:
+def answer_request(
+    buffer: ReplayBuffer, kind: int, number: int, payload: bytes, max_frame: int
+) -> list[Any]:
     """The parts of the frame that answers a request."""
     try:
         if kind == Type.SAMPLE:
-            return _batch(buffer, number, payload)
+            return _batch(buffer, number, payload, max_frame)
         if kind == Type.PRIORITY:
             _priorities(buffer, payload)
             return [wire.json_frame(Type.REPLY, {}, number)]
         return [wire.json_frame(Type.REPLY, buffer.stats()._asdict(), number)]
-    except (ContigError, ValueError, TypeError, TimeoutError) as error:
-        content = {"error": type(error).__name__, "message": str(error)}
+    except Exception as error:  # whatever it is, it is for the one who asked
+        content = {"error": type(error).__name__, "message": str(error) or type(error).__name__}
         return [wire.json_frame(Type.REPLY, content, number)]
 
 
-def _batch(buffer: ReplayBuffer, number: int, payload: bytes) -> list[Any]:
+def _batch(buffer: ReplayBuffer, number: int, payload: bytes, max_frame: int) -> list[Any]:
     if len(payload) != 8:
         raise ValueError("SAMPLE: expected 8 bytes")
     (size,) = struct.unpack("<Q", payload)
+    layout = buffer.storage.layout
+    if layout is not None and size * layout.record_size > max_frame:
+        raise ValueError(
+            f"{size} rows of {layout.record_size} bytes are more than a frame may have: "
+            f"max_frame is {max_frame}"
+        )
     batch = buffer.draw(size or None)
     head = {
         "layout": batch.layout.to_json(),
@@ -71,9 +78,11 @@ class SampleService:
         buffers: by table name.
     """
 
-    def __init__(self, buffers: dict[str, ReplayBuffer]) -> None:
+    def __init__(self, buffers: dict[str, ReplayBuffer], max_frame: int) -> None:
         self._buffers = buffers
-        self._pool = ThreadPoolExecutor(_WORKERS, "contig-service")
+        self._max_frame = max_frame
+        self._samples = {n: ThreadPoolExecutor(_WORKERS, "contig-sample") for n in buffers}
+        self._others = ThreadPoolExecutor(1, "contig-service")
         self._writing = threading.Lock()
         self._socket: socket.socket | None = None
 
@@ -95,14 +104,16 @@ class SampleService:
                 table = source.read(name_bytes).decode()
                 payload = source.read(size)
                 try:
-                    self._pool.submit(self._answer, line, number, table, kind, request, payload)
+                    self.submit(
+                        table, kind, self._answer, line, number, table, kind, request, payload
+                    )
                 except RuntimeError:  # closed
                     return
 
     def _answer(
         self, line: socket.socket, number: int, table: str, kind: int, request: int, payload: bytes
     ) -> None:
-        parts = answer_request(self._buffers[table], kind, request, payload)
+        parts = self.answer(table, kind, request, payload)
         size = sum(memoryview(p).nbytes for p in parts)
         try:
             with self._writing:
@@ -112,9 +123,14 @@ class SampleService:
         except OSError:
             pass  # the ingest process is gone; its client asks again
 
-    def submit(self, call: Callable[..., None], *args: Any) -> None:
-        """Runs something in the service's threads."""
-        self._pool.submit(call, *args)
+    def answer(self, table: str, kind: int, request: int, payload: bytes) -> list[Any]:
+        """The parts of the frame that answers a request."""
+        return answer_request(self._buffers[table], kind, request, payload, self._max_frame)
+
+    def submit(self, table: str, kind: int, call: Callable[..., None], *args: Any) -> None:
+        """Runs something in the threads for such requests."""
+        pool = self._samples[table] if kind == Type.SAMPLE else self._others
+        pool.submit(call, *args)
 
     def close(self) -> None:
         if self._socket is not None:
@@ -122,4 +138,5 @@ class SampleService:
                 self._socket.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (*self._samples.values(), self._others):
+            pool.shutdown(wait=False, cancel_futures=True)

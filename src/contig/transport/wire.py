@@ -25,6 +25,8 @@ HANDSHAKE_BYTES = 1 << 20  # the largest OPEN
 HANDSHAKE_S = 5.0
 HEADER_BYTES = _native.FRAME_HEADER
 
+_TLS_RECORDS = (b"\x15", b"\x16")  # an alert, a handshake
+
 # Flags of a run of items; native/frame.h.
 BEGINS, TERMINATED, TRUNCATED, MARKED, GOES_ON, TOLD = 1, 2, 4, 16, 32, 64
 
@@ -82,14 +84,18 @@ class Greeting(NamedTuple):
     @staticmethod
     def parse(data: bytes) -> Greeting:
         if data[:8] != MAGIC:
+            hint = "it speaks TLS: give tls=" if data[:1] in _TLS_RECORDS else "check its address"
             raise ValueError(
-                f"the peer is no contig server: its magic is {data[:8]!r}, expected {MAGIC!r}; "
-                "check host and port"
+                f"the peer is no contig server: its magic is {data[:8]!r}, not {MAGIC!r}; {hint}"
             )
         version, flags = struct.unpack_from("<II", data, 8)
         if version != VERSION:
             raise ValueError(f"the server speaks protocol {version}, this client {VERSION}")
         (max_frame,) = struct.unpack_from("<Q", data, 48)
+        if max_frame < 256:
+            raise ValueError(
+                f"the server takes frames of {max_frame} bytes only: no room for items"
+            )
         return Greeting(version, bool(flags & 1), data[16:48], max_frame)
 
 
@@ -103,7 +109,9 @@ def proof(token: str | None, who: str, first: bytes, second: bytes) -> str:
 
 def same_proof(given: Any, expected: str) -> bool:
     """Compared in constant time."""
-    return isinstance(given, str) and hmac.compare_digest(given.encode(), expected.encode())
+    if not isinstance(given, str):
+        return False
+    return hmac.compare_digest(given.encode(errors="replace"), expected.encode())
 
 
 def frame(kind: int, number: int = 0, payload: bytes = b"") -> bytes:
