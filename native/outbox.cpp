@@ -7,6 +7,10 @@
 
 namespace contig {
 
+namespace {
+constexpr uint32_t kGrownRows = 256;
+}
+
 void OutFrame::seal() {
   if (!head.empty()) return;
   Frame f{};
@@ -70,6 +74,7 @@ bool Outbox::grow_run(const WireRun& run) {
                                (there.flags & ended) == 0 && (run.flags & kRunBegins) == 0 &&
                                there.traj_id == run.traj_id && there.version == run.version;
   if (!same_lane && !same_trajectory) return false;
+  if (there.rows + run.rows > kGrownRows) return false;  // a limiter lets items in one by one
   there.rows += run.rows;
   there.flags |= run.flags;
   std::memcpy(last, &there, sizeof there);

@@ -61,6 +61,8 @@ class Writer {
   // not know may be the one that `last_entry` of the tape is a run of. With the lock.
   void add_part(uint64_t from, uint64_t n, const Marks& marks, const Told& told,
                 uint64_t last_entry);
+  // Only this many of the rows were prepared, and are to be appended.
+  void shorten(uint64_t rows) { rows_.n = rows; }
   // With the lock: one append of what was prepared. Returns the first seq.
   uint64_t commit(const Sender& sender = {}, bool stored = false);
 

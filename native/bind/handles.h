@@ -106,7 +106,8 @@ class WriterHandle {
     uint64_t seen, items, rows;
     bool gap;
   };
-  Accepted accept(const Frame& frame, const uint8_t* body, uint64_t producer);
+  // No more than `most_rows`, but at least one item.
+  Accepted accept(const Frame& frame, const uint8_t* body, uint64_t producer, uint64_t most_rows);
   // What a call staged: rows with their checksums; then, when they are stored, the append.
   nb::object staged();
   int64_t commit_staged();

@@ -111,7 +111,7 @@ class Gatherer {
       NoGil no_gil;
       lost = copy();
     }
-    count(p, n);
+    if (index_ >= 0) count(p, n);  // a sample, which has its rows' numbers
     nb::object places = damaged.empty() ? nb::none() : to_array(damaged);
     return nb::make_tuple(owner, lost, places);
   }

@@ -533,11 +533,12 @@ void bind_transport(nb::module_& m) {
   // A tape's items, with the writer of their producer: (seen, items added, rows added, gap).
   m.def(
       "accept_runs",
-      [](WriterHandle& w, const ReceiverHandle& r, uint64_t producer) {
-        const WriterHandle::Accepted a = w.accept(r.receiver.frame(), r.receiver.body(), producer);
+      [](WriterHandle& w, const ReceiverHandle& r, uint64_t producer, uint64_t most_rows) {
+        const WriterHandle::Accepted a =
+            w.accept(r.receiver.frame(), r.receiver.body(), producer, most_rows);
         return nb::make_tuple(a.seen, a.items, a.rows, a.gap);
       },
-      nb::arg("writer"), nb::arg("receiver"), nb::arg("producer"));
+      nb::arg("writer"), nb::arg("receiver"), nb::arg("producer"), nb::arg("most_rows"));
 }
 
 }  // namespace contig

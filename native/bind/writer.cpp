@@ -265,7 +265,7 @@ void WriterHandle::append_part(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_con
 }
 
 WriterHandle::Accepted WriterHandle::accept(const Frame& frame, const uint8_t* body,
-                                            uint64_t producer) {
+                                            uint64_t producer, uint64_t most_rows) {
   const Turn turn(busy_);
   claim();
   Tape& tape = tape_.tape;
@@ -284,9 +284,10 @@ WriterHandle::Accepted WriterHandle::accept(const Frame& frame, const uint8_t* b
     rows.records = records + skipped * size;
     const Marks m = marks(rows);
     writer_.start(rows);
-    uint64_t at = 0;
-    for (uint64_t i = again; i < frame.runs; ++i) {
+    uint64_t at = 0, items = 0;
+    for (uint64_t i = again; i < frame.runs; ++i, ++items) {
       const WireRun run = read_run(body + i * kRunBytes);
+      if (items > 0 && at + run.rows > most_rows) break;
       if ((run.flags & kRunMarked) != 0) {
         const Continue rule = (run.flags & kRunTold) != 0     ? Continue::told
                               : (run.flags & kRunGoesOn) != 0 ? Continue::if_open
@@ -297,7 +298,10 @@ WriterHandle::Accepted WriterHandle::accept(const Frame& frame, const uint8_t* b
       }
       at += run.rows;
     }
-    const uint64_t items = frame.runs - again;
+    if (at < rows.n) {  // only some of them
+      rows.n = at;
+      writer_.shorten(at);
+    }
     sender_ = Sender{producer, seen.seq + items, seen.seq};
     if (stage_)
       staging = rows;

@@ -13,7 +13,7 @@ def swept() -> Iterator[None]:
     gc.collect()
     gc.disable()
     yield
-    gc.enable()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
+    gc.enable()

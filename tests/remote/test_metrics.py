@@ -243,7 +243,6 @@ def test_age_and_ratio_of_a_known_case() -> None:
         assert table["sampled_age_rows"] == pytest.approx((4 + (10 - seqs).sum()) / 104)
 
 
-@pytest.mark.xfail(strict=True, reason="bind/tape.cpp: every gather counts, not samples only")
 def test_reading_an_episode_is_no_sampling() -> None:
     buffer = shared(batch_size=4)
     buffer.extend(steps.episode(0, 10))
@@ -372,7 +371,6 @@ def test_blocking_is_counted(kind: str) -> None:
             assert stats.items_in == stats.rows_in == (6 if kind == "limiter" else 7)
 
 
-@pytest.mark.xfail(strict=True, reason="connection.py: every attempt of a blocked frame counts")
 @pytest.mark.parametrize("kind", ["queue", "limiter"])
 def test_a_blocked_frame_is_one_frame(kind: str) -> None:
     row = {"x": 1.0}
@@ -437,7 +435,6 @@ def test_garbage_hurts_nobody() -> None:
         idle.close()
 
 
-@pytest.mark.xfail(strict=True, reason="metrics.py: the table of client_rows_per_s is not escaped")
 def test_labels_are_escaped() -> None:
     port = free_port()
     names = ['a "quoted" one', "back\\slash", "two\nlines", "{brace},=x"]
@@ -461,7 +458,6 @@ def test_a_port_that_is_taken_is_told() -> None:
             Server(buffer=shared(), transport=TcpTransport(metrics_port=port)).start()
 
 
-@pytest.mark.xfail(strict=True, reason="server.py: asks a loop that is closed")
 def test_stats_after_the_end() -> None:
     error = ""
     with serving(shared()) as server:

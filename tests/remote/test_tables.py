@@ -260,7 +260,6 @@ def test_remote_samplers_make_room_too() -> None:
             task.result()
 
 
-@pytest.mark.xfail(strict=True, reason="tables.py: a coalesced frame is larger than the allowance")
 def test_frames_of_many_rows_do_not_stop_a_limited_table() -> None:
     row = {"x": 1.0}
     buffer = limited(LazyTensorStorage(1000, example=row))
@@ -314,7 +313,6 @@ def test_a_blocked_client_raises_if_it_was_told_to() -> None:
             x.close()
 
 
-@pytest.mark.xfail(strict=True, reason="connection.py: GET waits behind the blocked items")
 def test_a_blocked_client_still_gets_weights() -> None:
     buffer = limited(LazyTensorStorage(1000, example=ROW))
     with serving(buffer) as server, client(server) as far:
@@ -331,7 +329,6 @@ def test_a_blocked_client_still_gets_weights() -> None:
             assert task.result().version == 1
 
 
-@pytest.mark.xfail(strict=True, reason="shared.py: a limiter's wait knows no send_timeout_s")
 def test_a_blocked_shared_client_keeps_its_timeout() -> None:
     buffer = limited(SharedStorage(1000, example=ROW))
     with serving(buffer) as server, SharedClient(server.name, send_timeout_s=0.05) as far:
@@ -346,7 +343,6 @@ def test_a_blocked_shared_client_keeps_its_timeout() -> None:
             task.result()
 
 
-@pytest.mark.xfail(strict=True, reason="shared.py: of a tape, nobody looks whether it is closed")
 def test_a_shared_client_is_told_that_the_server_closed() -> None:
     buffer = shared()
     with serving(buffer) as server:

@@ -375,7 +375,6 @@ def test_what_does_not_fit_is_refused_and_nothing_is_sent(what: str, kind: str) 
             assert buffer[:]["uid"].tolist() == [1]
 
 
-@pytest.mark.xfail(strict=True, reason="tape/writer.py: AssertionError, and accepted when repeated")
 @pytest.mark.parametrize("kind", ["local", "tcp", "shared"])
 def test_rows_without_any_of_the_flags_are_refused_every_time(kind: str) -> None:
     row = {"obs": 0.0, "next": {"reward": 0.0, "done": False}}
@@ -429,7 +428,6 @@ def test_a_streamed_trajectory_is_linked_over_other_writers_rows() -> None:
     assert last["next", "done"].tolist() == [False] * 5 + [True]
 
 
-@pytest.mark.xfail(strict=True, reason="stream.py: versions of the rows themselves are ignored")
 @pytest.mark.parametrize("kind", ["tcp", "shared"])
 def test_a_streamed_trajectory_has_the_version_of_its_rows(kind: str) -> None:
     buffer = shared()
@@ -444,7 +442,6 @@ def test_a_streamed_trajectory_has_the_version_of_its_rows(kind: str) -> None:
     assert buffer.storage.episodes()["policy_version"].tolist() == [5, 5]
 
 
-@pytest.mark.xfail(strict=True, reason="stream.py: a terminated last row is made truncated, too")
 def test_end_episode_without_arguments_is_what_the_last_row_says() -> None:
     buffer = shared()
     with serving(buffer) as server, client(server) as far:
@@ -516,7 +513,6 @@ def test_nested_end_keys_travel_through_the_ingest_process() -> None:
         assert buffer.sample()["obs"].shape == (2,)
 
 
-@pytest.mark.xfail(strict=True, reason="the storage's ndim does not reach clients")
 @pytest.mark.parametrize("kind", ["tcp", "shared"])
 def test_lanes_of_plain_trees_as_the_storage_takes_them(kind: str) -> None:
     row = {"obs": np.zeros(2, np.float32), "next": {"reward": 0.0, "done": False}}

@@ -191,7 +191,10 @@ def _read(path: Path, buffer: ReplayBuffer) -> _Saved:
             f"{path}: saved with {meta['sampler']}, this buffer has {buffer.sampler.name}; load it "
             "into a buffer with the same sampler"
         )
-    layout = Layout.from_json(meta["layout"])
+    try:
+        layout = Layout.from_json(meta["layout"])
+    except LayoutError as error:
+        raise ValueError(str(error)) from None
     first, tail, head = meta["file_first"], meta["tail"], meta["head"]
     counters = (meta["limiter"]["inserted"], meta["limiter"]["sampled"])
     if not (0 <= first <= tail <= head < 2**63 and min(counters) >= 0):

@@ -80,6 +80,12 @@ class RateLimiter:
         more = min(rows * self.samples_per_insert, self.error_buffer * 2)
         return self.drift(storage) + more <= self.error_buffer
 
+    def room(self, storage: Storage) -> int:
+        """How many rows may be appended now; at least 1 if any may."""
+        first = self.min_size - int(storage.tape.inserted)
+        more = math.floor((self.error_buffer - self.drift(storage)) / self.samples_per_insert)
+        return max(first, more, 0)
+
     def await_sample(
         self, storage: Storage, rows: int, go_on: Callable[[], None] = lambda: None
     ) -> None:

@@ -180,9 +180,14 @@ class Writer:
         missing = frozenset(
             x.path for x, column in zip(schema.layout.leaves, columns) if column is None
         )
+        if missing and missing >= schema.flag_paths:
+            names = ", ".join(show_path(p) for p in sorted(missing, key=str))
+            raise LayoutError(
+                f"none of {names} is given: at least one is needed to know the others"
+            )
+        fill_flags(schema.layout, schema.boundaries.flags, columns)
         if missing != self._missing:  # next time the native packer knows
             self._missing, self._plan = missing, schema.plan(missing)
-        fill_flags(schema.layout, schema.boundaries.flags, columns)
         rows = int(np.prod(batch, dtype=np.int64))
         if rows == 0:
             return 0, 0

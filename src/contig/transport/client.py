@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets
 import struct
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,9 @@ from .tls import client_context
 from .wire import Type, parse_described
 
 __all__ = ["TcpClient"]
+
+_SLICE_S = 0.25
+_ANSWER_S = 60.0
 
 
 class TcpClient:
@@ -76,17 +80,23 @@ class TcpClient:
         }
         address = Address(host, port, table, token, client_context(tls))
         self._link = Link(address, opening, options)
-        self._tape: RemoteTape | None = None
+        self._asking: Link | None = None
+        self._opening_asking = threading.Lock()
         self._reading = threading.Lock()  # one GET at a time
-        if self._link.kind == "tape":
-            self._tape = RemoteTape(self._link, self._link.schema, self.producer)
-            self.layout = self._tape.schema.layout
-        else:
-            assert self._link.schema is not None
-            self.layout = Layout.from_json(self._link.schema["layout"])
-            if layout is not None:
-                self.layout = layout  # equal, but with the containers of the sample
-        self._link.begin(self.layout.record_size, self.layout.padded)
+        self._tape: RemoteTape | None = None
+        try:
+            if self._link.kind == "tape":
+                self._tape = RemoteTape(self._link, self._link.schema, self.producer)
+                self.layout = self._tape.schema.layout
+            else:
+                assert self._link.schema is not None
+                self.layout = Layout.from_json(self._link.schema["layout"])
+                if layout is not None:
+                    self.layout = layout  # equal, but with the containers of the sample
+            self._link.begin(self.layout.record_size, self.layout.padded)
+        except BaseException:
+            self._link.abandon()
+            raise
         self._plan = self.layout.plan
         self._lock, self._outbox = self._link.lock, self._link.outbox
 
@@ -182,16 +192,36 @@ class TcpClient:
 
     def weights(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
         """The newest published weights if they are newer than a version; None if none came."""
-        with self._reading:
-            number = self._link.ask(Type.GET, struct.pack("<d", timeout_s), newer_than)
-            _, version, payload = self._link.collect(number, timeout_s + 30.0)  # type: ignore[misc]
-        if not payload:
-            return None
+        deadline = time.monotonic() + timeout_s
+        while True:
+            # In slices: several threads may wait, and one of them asks at a time.
+            left = max(deadline - time.monotonic(), 0.0)
+            with self._reading:
+                wait = struct.pack("<d", min(left, _SLICE_S))
+                number = self.asking.ask(Type.GET, wait, newer_than)
+                answer: Any = self.asking.collect(number, _ANSWER_S)
+            _, version, payload = answer
+            if payload:
+                break
+            if left <= _SLICE_S:
+                return None
+            time.sleep(0.001)  # another thread's turn
         head, record = parse_described(payload)
         layout = Layout.from_json(head["layout"])
         owned = np.frombuffer(record, np.uint8).copy()
         signed = version - 2**64 if version >= 2**63 else version
         return Weights(signed, unpack_weights(layout, owned))
+
+    @property
+    def asking(self) -> Link:
+        """A connection for requests, so that items that wait for room do not hold them up."""
+        with self._opening_asking:
+            if self._asking is None:
+                link = self._link
+                opening = {"producer": secrets.randbelow(2**63 - 1) + 1, "layout": None}
+                self._asking = Link(link.address, opening, link.options)
+                self._asking.begin(1, False)
+            return self._asking
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -201,7 +231,15 @@ class TcpClient:
         Raises:
             TimeoutError, ConnectionClosedError: some items were not acked.
         """
-        self._link.close(timeout)
+        try:
+            self._link.close(timeout)
+        finally:
+            with self._opening_asking:
+                if self._asking is not None:
+                    try:
+                        self._asking.close(1.0)
+                    except (ConnectionError, TimeoutError):
+                        pass  # it had nothing to lose
 
     def __enter__(self) -> TcpClient:
         return self

@@ -194,6 +194,7 @@ class Connection(asyncio.BufferedProtocol):
         answer = {
             "kind": table.kind,
             "schema": table.schema,
+            "ndim": table.ndim,
             "seen": seen,
             "proof": wire.proof(token, "server", client, server),
             "max_inflight": self.hub.limits.max_bytes // 4,

@@ -37,6 +37,7 @@ class Accepted(NamedTuple):
         receiver: with what may have come after the handshake.
         kind: "queue" or "tape".
         schema: the table's layout and keys, or None.
+        ndim: batch dims of plain trees, the last of them time.
         seen: the next item to send.
         max_frame: the largest frame the server takes.
     """
@@ -45,6 +46,7 @@ class Accepted(NamedTuple):
     receiver: Any
     kind: str
     schema: dict[str, Any] | None
+    ndim: int
     seen: int
     max_frame: int
 
@@ -90,6 +92,7 @@ def connect(address: Address, opening: dict[str, Any], timeout_s: float) -> Acce
             receiver,
             answer["kind"],
             answer["schema"],
+            int(answer.get("ndim", 1)),
             int(answer["seen"]),
             greeting.max_frame,
         )

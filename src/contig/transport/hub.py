@@ -160,7 +160,7 @@ class Hub:
         return bool(waiting) and not any(o is connection for o in waiting or ())
 
     def took(self, connection: Connection, outcome: Outcome) -> None:
-        self.stats.frames_in += 1
+        self.stats.frames_in += not outcome.full
         self.stats.items_in += outcome.items
         self.stats.rows_in += outcome.rows
 

@@ -93,10 +93,10 @@ def _table(config: dict[str, Any]) -> Table:
         return QueueTable(BatchQueue.attach(config["name"]))
     storage: Storage
     if config["name"] is not None:
-        storage = SharedStorage.attach(config["name"])
+        storage = SharedStorage.attach(config["name"], config["ndim"])
     else:
-        storage = storage_of_fd(config["fd"])
-    storage.bind_keys(*config["keys"])
+        storage = storage_of_fd(config["fd"], config["ndim"])
+    storage.bind_keys(*(tuple(k) if isinstance(k, list) else k for k in config["keys"]))
     limiter = config["limiter"]
     return TapeTable(storage, None if limiter is None else RateLimiter(**limiter))
 

@@ -93,14 +93,22 @@ class Link:
         self._idle = False
         first = self._first_connection()
         self.kind, self.schema, self.max_frame = first.kind, first.schema, first.max_frame
+        self.ndim = first.ndim
         self._acked = first.seen
         if self.schema is not None:  # a server that comes back must be the same
             self._opening["layout"] = self.schema["layout"]
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
+        self._first = first
         self._thread = threading.Thread(target=self._run, args=(first,), name="contig-link")
         self._thread.daemon = True
+
+    def abandon(self) -> None:
+        """Before `begin`: nothing will be sent after all."""
+        self._closing = True
+        for sock in (self._first.sock, self._wake_in, self._wake_out):
+            sock.close()
 
     def begin(self, record_size: int, padded: bool) -> None:
         """Makes room for records of this size, and starts the I/O thread."""
@@ -278,6 +286,8 @@ class Link:
                     return
         except Exception as error:
             log.debug("link failed", exc_info=True)
+            if connection is not None:
+                connection.sock.close()
             self._fail(error)
         finally:
             self._wake_in.close()

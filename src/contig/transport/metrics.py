@@ -187,7 +187,7 @@ class MetricsPage:
         metric("table_sampled_age_s", "gauge", "mean age of sampled rows, in seconds", ages)
         clients = [
             (
-                f'{{peer="{c["peer"]}",table="{c["table"]}",producer="{c["producer"]}"}}',
+                f'{{peer="{c["peer"]}",table="{_escaped(c["table"])}",producer="{c["producer"]}"}}',
                 c["rows"] / max(c["seconds"], 1e-9),
             )
             for c in stats["clients"]
@@ -197,5 +197,8 @@ class MetricsPage:
 
 
 def _table(name: str) -> str:
-    escaped = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'{{table="{escaped}"}}'
+    return f'{{table="{_escaped(name)}"}}'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -59,13 +60,13 @@ class RemoteReplayBuffer:
     ) -> None:
         if prefetch < 0:
             raise ValueError(f"prefetch is a number of batches, got {prefetch}")
+        self._output = to_output(output, device)
         self._client = TcpClient(host, port, data_sample, table=table, **client)
-        self._link = self._client._link
         self.batch_size = batch_size
         self.sample_timeout_s = sample_timeout_s
         self._prefetch = prefetch
         self._ahead: deque[int] = deque()
-        self._output = to_output(output, device)
+        self._turn = threading.Lock()
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -89,14 +90,20 @@ class RemoteReplayBuffer:
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """A batch, as `ReplayBuffer.sample` gives it."""
+        link = self._client.asking
         if batch_size in (None, self.batch_size):
-            with self._client._reading:
+            with self._turn:
+                ahead = bool(self._ahead)
                 while len(self._ahead) <= self._prefetch:
                     self._ahead.append(self._ask(self.batch_size))
                 number = self._ahead.popleft()
+            kind, payload = link.collect(number, self.sample_timeout_s)
+            if kind != Type.BATCH and ahead:
+                # What was wrong when it was asked for may be right by now.
+                kind, payload = link.collect(self._ask(self.batch_size), self.sample_timeout_s)
         else:
-            number = self._ask(batch_size)
-        batch = self._batch(*self._link.collect(number, self.sample_timeout_s))
+            kind, payload = link.collect(self._ask(batch_size), self.sample_timeout_s)
+        batch = self._batch(kind, payload)
         out = self._output(batch)
         if not return_info:
             return out
@@ -108,7 +115,7 @@ class RemoteReplayBuffer:
     def _ask(self, size: int | None) -> int:
         if size is not None and size < 1:
             raise ValueError(f"batch_size must be at least 1, got {size}")
-        return self._link.ask(Type.SAMPLE, struct.pack("<Q", size or 0))
+        return self._client.asking.ask(Type.SAMPLE, struct.pack("<Q", size or 0))
 
     def _batch(self, kind: int, payload: bytes) -> Batch:
         if kind != Type.BATCH:
@@ -133,11 +140,11 @@ class RemoteReplayBuffer:
         if len(values) != len(seqs):
             raise ValueError(f"{len(values)} priorities for {len(seqs)} rows")
         payload = struct.pack("<Q", len(seqs)) + seqs.tobytes() + values.tobytes()
-        self._reply(*self._link.request(Type.PRIORITY, payload, self.sample_timeout_s))
+        self._reply(*self._client.asking.request(Type.PRIORITY, payload, self.sample_timeout_s))
 
     def stats(self) -> BufferStats:
         """Counters of the buffer."""
-        answer = self._reply(*self._link.request(Type.STATS, b"", self.sample_timeout_s))
+        answer = self._reply(*self._client.asking.request(Type.STATS, b"", self.sample_timeout_s))
         return BufferStats(**answer)
 
     def __len__(self) -> int:

@@ -27,7 +27,6 @@ class RemoteTape:
     """What a Writer needs of a storage, over a link. Thread-safe: the link's lock is held around
     each call."""
 
-    ndim = 1
     capacity = 1 << 62
 
     def __init__(self, link: Link, schema: dict[str, Any] | None, producer: int) -> None:
@@ -38,6 +37,7 @@ class RemoteTape:
             )
         self.schema = Schema.from_bytes(json.dumps(schema).encode())
         self.link = link
+        self.ndim = link.ndim
         self._ids = producer
         self._writer = Writer(self)  # type: ignore[arg-type]
 

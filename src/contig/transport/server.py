@@ -147,7 +147,7 @@ class Server:
         self._listening: socket.socket | None = None
         self._info: Segment | None = None
         self._unfeed: list[Any] = []
-        self._closed = self._flush = False
+        self._closed = self._flush = self._shown = False
         self._publishing = threading.Lock()
         if sys.platform == "linux":
             self._info = _announce(self.name, self._describe())
@@ -176,6 +176,7 @@ class Server:
             self._listening.close()
             self._service.close()
             raise
+        self._shown = self._board is not None
         self._unfeed = [b.feed(self.check) for b in self._buffers.values()]
         return self
 
@@ -209,6 +210,7 @@ class Server:
         if self._board is not None:
             self._board.close()
         if self._info is not None:
+            self._info.control[16] = 1  # for those that have it mapped
             self._info.close()
 
     def __enter__(self) -> Server:
@@ -303,13 +305,13 @@ class Server:
         with self._publishing:
             if self._closed:
                 raise ClosedError("this server is closed")
-            new = self._board is None
             if self._board is None:
                 self._board = WeightsBoard.create(tree, f"{self.name}.weights")
             self._board.publish(version, tree)
             if self._ingest is not None:
-                if new:
+                if not self._shown:
                     self._ingest.show(self._board, f"{self.name}.weights")
+                    self._shown = True
                 else:
                     self._ingest.tell(op="published")
 
@@ -345,7 +347,13 @@ class Server:
             storage = buffer.storage
             shared = storage.name if isinstance(storage, SharedStorage) else None
             keys = [_json_key(k) for k in storage.keys]
-            out[name] = {"kind": "tape", "name": shared, "keys": keys, "limiter": limiter}
+            out[name] = {
+                "kind": "tape",
+                "name": shared,
+                "keys": keys,
+                "limiter": limiter,
+                "ndim": storage.ndim,
+            }
         return out
 
     def _config(self) -> dict[str, Any]:
@@ -390,8 +398,8 @@ def _announce(name: str, tables: dict[str, Any]) -> Segment:
     return segment
 
 
-def find_server(name: str) -> dict[str, Any]:
-    """The tables of a server of this host, by its name."""
+def find_server(name: str) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
+    """The tables of a server of this host, by its name; and memory for `server_closed`."""
     try:
         segment = Segment.attach(name)
     except FileNotFoundError:
@@ -399,9 +407,15 @@ def find_server(name: str) -> dict[str, Any]:
     try:
         if int(segment.control[:8].view(np.uint64)[0]) != _INFO_MAGIC:
             raise ValueError(f"{name!r} is no contig server (magic)")
-        return dict(json.loads(segment.control[64:].tobytes())["tables"])
+        tables = dict(json.loads(segment.control[64:].tobytes())["tables"])
+        return tables, segment.control
     finally:
         segment.close()
+
+
+def server_closed(memory: np.ndarray[Any, Any]) -> bool:
+    """Whether the server was closed since it was found."""
+    return bool(memory[16])
 
 
 class _InProcess:
@@ -419,6 +433,8 @@ class _InProcess:
         self._ingest = Ingest(config, self._loop, server._tables(), self._forward)
         self._ingest.hub.board = server._board
         self._failure: BaseException | None = None
+        self._last: dict[str, Any] = {}
+        self._stopped = False
         self._ready = threading.Event()
         copy = socket.socket(fileno=socket.dup(listening.fileno()))
         self._thread = threading.Thread(target=self._run, args=(copy,), daemon=True)
@@ -466,9 +482,13 @@ class _InProcess:
         async def read() -> dict[str, Any]:
             return hub_stats(self._ingest.hub)
 
-        return asyncio.run_coroutine_threadsafe(read(), self._loop).result(5.0)
+        if not self._stopped:
+            self._last = asyncio.run_coroutine_threadsafe(read(), self._loop).result(5.0)
+        return self._last
 
     def stop(self) -> None:
+        self.stats()
+        self._stopped = True
         asyncio.run_coroutine_threadsafe(self._ingest.close(), self._loop).result(5.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5.0)

@@ -96,6 +96,12 @@ class SampleService:
         return theirs
 
     def _read(self, line: socket.socket) -> None:
+        try:
+            self._read_requests(line)
+        except OSError:
+            pass  # the ingest process is gone
+
+    def _read_requests(self, line: socket.socket) -> None:
         with line, line.makefile("rb") as source:
             while head := source.read(REQUEST.size):
                 if len(head) < REQUEST.size:

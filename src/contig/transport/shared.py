@@ -16,12 +16,18 @@ import numpy as np
 from ..accumulate import Built
 from ..batch import Batch
 from ..convert import plain_tree
-from ..errors import ClosedError, ConnectionClosedError, LayoutError, OverloadError
+from ..errors import (
+    ClosedError,
+    ConnectionClosedError,
+    LayoutError,
+    OverloadError,
+    RateLimitError,
+)
 from ..layout import Layout, as_bytes
 from ..sample import RateLimiter
 from ..tape import BatchQueue, SharedStorage, Writer
 from .board import Weights, WeightsBoard
-from .server import find_server
+from .server import find_server, server_closed
 from .stream import StreamWriter
 
 __all__ = ["SharedClient"]
@@ -55,7 +61,7 @@ class SharedClient:
             raise OSError("SharedClient needs shared memory between processes: Linux only")
         if on_full not in ("block", "raise"):
             raise ValueError(f'on_full {on_full!r}: "block" or "raise"')
-        tables = find_server(server)
+        tables, self._server_memory = find_server(server)
         if table not in tables:
             raise ValueError(f"no table {table!r}; the server has: {', '.join(sorted(tables))}")
         self._server = server
@@ -83,10 +89,13 @@ class SharedClient:
                 f"table {table!r} is a LazyTensorStorage, which has no name to attach to: make the "
                 "server's buffer of a SharedStorage, or use TcpClient"
             )
-        self._storage = SharedStorage.attach(config["name"])
+        self._storage = SharedStorage.attach(config["name"], config["ndim"])
         self._storage.bind_keys(*(tuple(k) if isinstance(k, list) else k for k in config["keys"]))
         if config["limiter"] is not None:
-            self._limiter = RateLimiter(**config["limiter"])
+            timeout_s = 1e9 if self._timeout_s is None else self._timeout_s
+            block = self._on_full == "block"
+            limiter = {**config["limiter"], "block": block, "timeout_s": timeout_s}
+            self._limiter = RateLimiter(**limiter)
         if layout is not None:
             self._storage.publish(layout)
         self.layout = self._storage.layout
@@ -154,8 +163,16 @@ class SharedClient:
             raise ClosedError("this client is closed")
         if self._storage is None:
             raise TypeError("this table is a queue of single items: use send")
+        if server_closed(self._server_memory):
+            raise ConnectionClosedError("the server was closed")
         if self._limiter is not None and rows:
-            self._limiter.await_insert(self._storage, rows)
+            try:
+                self._limiter.await_insert(self._storage, rows)
+            except RateLimitError as error:
+                self.blocked += 1
+                raise (OverloadError if self._on_full == "raise" else TimeoutError)(
+                    str(error)
+                ) from error
         return self._storage.default_writer
 
     def _open_queue(self) -> BatchQueue:

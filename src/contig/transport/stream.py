@@ -42,25 +42,33 @@ class StreamWriter:
         self._traj_id: int | None = None
         self._began = False
 
-    def append(self, step: Any, *, policy_version: int = -1) -> None:
+    def append(self, step: Any, *, policy_version: int | None = None) -> None:
         """One step of the current trajectory; the first one begins it.
+
+        Without `policy_version` it is what the step itself says, if its layout has such a leaf.
 
         Raises:
             LayoutError: the step does not fit; nothing changes.
         """
         record = self._pack(step)
         self._flush(0)
+        if policy_version is None:
+            policy_version = _version(self._tape.schema, record)
         self._held = (record, policy_version)
         if self._traj_id is None:
             self._traj_id = self._tape.next_id()
 
-    def end_episode(self, *, terminated: bool = False, truncated: bool = False) -> None:
-        """Ends the trajectory at the step appended last; it is truncated unless terminated."""
+    def end_episode(self, *, terminated: bool | None = None, truncated: bool | None = None) -> None:
+        """Ends the trajectory at the step appended last.
+
+        Without arguments it is as that step's own flags say; it is truncated if they say nothing.
+        """
         if self._held is None:
             raise ValueError("end_episode before any step")
-        if not terminated:
-            truncated = True
         record, _ = self._held
+        if terminated is None and truncated is None:
+            terminated, truncated = _ended(self._tape.schema, record)
+        terminated, truncated = bool(terminated), bool(truncated) or not terminated
         _set_flags(self._tape.schema, record, terminated, truncated)
         self._flush(wire.TERMINATED * terminated | wire.TRUNCATED * truncated)
         self._held, self._traj_id, self._began = None, None, False
@@ -112,3 +120,27 @@ def _set_flags(schema: Schema, record: Array, terminated: bool, truncated: bool)
             for key in path:
                 node = node[key]
             node[...] = node | value if node.dtype == bool else value
+
+
+def _leaf(schema: Schema, record: Array, path: Any) -> Array:
+    node = schema.layout.unpack(record.reshape(1, -1))
+    for key in path:
+        node = node[key]
+    return np.asarray(node)
+
+
+def _ended(schema: Schema, record: Array) -> tuple[bool, bool]:
+    """How a row's own flags say that its trajectory ended: terminated, truncated."""
+    parent = schema.boundaries.flags
+    if parent is None:
+        return False, False
+    paths = [(*parent, flag) for flag in ("terminated", "truncated")]
+    terminated, truncated = (
+        bool(_leaf(schema, record, p).any()) if p in schema.layout.by_path else False for p in paths
+    )
+    return terminated, truncated
+
+
+def _version(schema: Schema, record: Array) -> int:
+    path = schema.boundaries.version
+    return -1 if path is None else int(_leaf(schema, record, path).reshape(-1)[0])

@@ -18,6 +18,7 @@ from ..errors import LayoutError
 from ..layout import Layout
 from ..sample import RateLimiter
 from ..tape import Storage
+from ..tape.disk.writing import StagedWriter
 from ..tape.queue import BatchQueue
 from .wire import Refused
 
@@ -45,6 +46,7 @@ class Table(ABC):
     """One table of a server."""
 
     kind: str
+    ndim = 1  # batch dims of plain trees that clients give to `extend`
 
     @property
     @abstractmethod
@@ -131,6 +133,7 @@ class TapeTable(Table):
 
     def __init__(self, storage: Storage, limiter: RateLimiter | None = None) -> None:
         self.storage = storage
+        self.ndim = storage.ndim
         self.limiter = limiter
         self._writers: OrderedDict[int, Any] = OrderedDict()
 
@@ -154,12 +157,19 @@ class TapeTable(Table):
         return int(self.storage.tape.seen(producer, next_item))
 
     def accept(self, receiver: Any, producer: int) -> Outcome:
-        if self.limiter is not None and not self.limiter.can_insert(self.storage, receiver.rows):
-            return Outcome(self.seen(producer, receiver.number), 0, 0, True)
-        seen, items, rows, gap = _native.accept_runs(self._writer(producer), receiver, producer)
+        most = 1 << 62
+        if self.limiter is not None:
+            most = self.limiter.room(self.storage)
+            if most < 1:
+                return Outcome(self.seen(producer, receiver.number), 0, 0, True)
+        writer = self._writer(producer)
+        if isinstance(writer, StagedWriter):
+            seen, items, rows, gap = writer.accept(receiver, producer, most)
+        else:
+            seen, items, rows, gap = _native.accept_runs(writer, receiver, producer, most)
         if gap:
             _refuse_gap(receiver.number, seen)
-        return Outcome(seen, items, rows, False)
+        return Outcome(seen, items, rows, seen < receiver.number + receiver.runs)
 
     def _writer(self, producer: int) -> Any:
         writer = self._writers.get(producer)
