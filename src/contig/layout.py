@@ -424,8 +424,8 @@ def _leaf_of(data: dict[str, Any]) -> tuple[Path, tuple[int, ...], np.dtype[Any]
     if not isinstance(name, str):
         raise ValueError(f"dtype {name!r}: expected its name")
     dtype = numpy_dtype(name)
-    if dtype.hasobject or dtype.itemsize == 0:
-        raise ValueError(f"dtype {name!r}: not one of fixed size")
+    if dtype.hasobject or dtype.itemsize == 0 or name.startswith((">", "!")):
+        raise ValueError(f"dtype {name!r}: not a little-endian one of fixed size")
     if math.prod(shape) * dtype.itemsize >= 1 << 47:
         raise ValueError(f"shape {shape!r} of {name}: too large")
     return tuple(path), tuple(shape), dtype

@@ -96,7 +96,10 @@ def test_a_blocked_send_counts_once() -> None:
     with small() as server:
         with connect(server, max_inflight_msgs=1, send_timeout_s=0.5) as client:
             sent = overload(client)
-            assert client.blocked == 1
+            before = client.blocked
+            with pytest.raises(TimeoutError):
+                client.send(items.item(0, sent))
+            assert client.blocked == before + 1
             drain(server, sent // 4 * 4)
 
 
@@ -405,10 +408,18 @@ def test_an_item_larger_than_a_frame() -> None:
     """Said at once, where the size is known, not by a connection that breaks."""
     transport = TcpTransport(in_process=True, max_frame=4096, max_bytes=1 << 20)
     big = {"x": np.zeros(4096, np.float32)}
-    with Server(big, 2, transport) as server:
-        with pytest.raises(ValueError, match="max_frame"):
-            with TcpClient("127.0.0.1", server.port, big, reconnect_s=0) as client:
-                client.send(big)
+    with pytest.raises(ValueError, match="max_frame"):
+        Server(big, 2, transport)
+    fits = {"x": np.zeros((4096 - 128) // 4, np.float32)}
+    with Server(fits, 2, transport) as server:
+        with TcpClient("127.0.0.1", server.port, fits, reconnect_s=0) as client:
+            for _ in range(6):
+                client.send(fits)
+                if client.pending > 3:
+                    server.sample(timeout=20)
+            assert server.sample(timeout=20) is not None
+            assert server.sample(timeout=20) is not None
+        assert server.stats().rejected == {}
 
 
 def test_frames_of_many_small_runs_fit() -> None:

@@ -457,6 +457,22 @@ def test_end_episode_without_arguments_is_what_the_last_row_says() -> None:
         assert buffer[:]["next", "truncated"].tolist() == [False] * 6
 
 
+@pytest.mark.xfail(strict=True, reason="stream.py: the index and the row disagree")
+@pytest.mark.parametrize("end", [{"truncated": True}, {"terminated": False}])
+def test_end_episode_that_contradicts_the_last_row_is_refused(end: dict[str, bool]) -> None:
+    buffer = shared()
+    with serving(buffer) as server, client(server) as far:
+        with pytest.raises(LayoutError, match="terminated|truncated"):
+            far.send_trajectory(steps.episode(8, 1, end="terminated"), **end)
+        writer = far.writer()
+        writer.append(steps.row(7, 0, end="terminated"))
+        with pytest.raises(LayoutError, match="terminated|truncated"):
+            writer.end_episode(**end)
+        writer.end_episode()  # it is still there to be ended
+    assert buffer.storage.episodes()[["terminated", "truncated"]].tolist() == [(True, False)]
+    assert buffer[:]["next", "truncated"].tolist() == [False]
+
+
 def test_end_episode_before_any_step_is_refused() -> None:
     buffer = shared()
     with serving(buffer) as server, client(server) as far:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from contig import ClosedError, LayoutError, Server, SharedClient, TcpTransport
-from tests.remote.serving import ROW, Task, asking, client, eventually, serving, shared
+from contig import ClosedError, LayoutError, RemoteReplayBuffer, Server, SharedClient, TcpTransport
+from tests.remote.serving import HOST, ROW, Task, asking, client, eventually, serving, shared
 
 KINDS = ["tcp", "shared"]
 
@@ -292,6 +292,20 @@ def test_rows_and_weights_share_a_connection() -> None:
         task.result()
         far.wait(20)
         assert len(buffer) == 300
+
+
+@pytest.mark.xfail(strict=True, reason="client.py: a closed client connects again")
+def test_a_closed_client_stays_closed() -> None:
+    with serving(shared(batch_size=2)) as server:
+        server.publish(1, tree(1))
+        far = client(server)
+        far.close()
+        buffer = RemoteReplayBuffer(HOST, server.port)
+        buffer.close()
+        for call in (far.weights, buffer.stats):
+            with pytest.raises(ClosedError):
+                call()
+        eventually(lambda: server.stats().connections == 0)
 
 
 def test_closing_ends_a_wait() -> None:

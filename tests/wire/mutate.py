@@ -164,6 +164,8 @@ def nested(depth: int) -> Any:
 STRUCTURES: list[Any] = [
     *("leaf", "none", "dict", "nonsense", "", nested(3), nested(200), *SCALARS),
     {"kind": "dict"},
+    {"kind": "tuple", "keys": [], "children": []},
+    {"kind": "namedtuple", "keys": [], "children": [], "type": ["a", "B"]},
     {"kind": "dict", "keys": ["a", "b"], "children": ["leaf"]},
     {"kind": "dict", "keys": ["a"] * 5, "children": ["leaf"] * 5},
     {"kind": "dict", "keys": [["a"], {}], "children": ["leaf", "leaf"]},

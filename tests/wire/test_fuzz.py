@@ -189,20 +189,20 @@ def paths_of(structure: Any, path: tuple[Any, ...] = ()) -> list[Any]:
     return [p for k, c in zip(keys, children) for p in paths_of(c, (*path, k))]
 
 
-def record_size(specs: list[Any]) -> int:
+def usual_name(dtype: str) -> str:
+    """How a layout names a dtype that numpy knows by several names."""
+    if dtype[0] in ">!":
+        raise ValueError("records are little-endian")
+    return np.dtype(dtype.removeprefix("torch.")).name
+
+
+def size_of(leaves: list[Any]) -> int:
+    """Bytes of a record of such leaves."""
     end, largest = 0, 1
-    for shape, dtype in specs:
-        end = -(-end // dtype.itemsize) * dtype.itemsize + math.prod(shape) * dtype.itemsize
-        largest = max(largest, dtype.itemsize)
+    for _, shape, name in leaves:
+        size = np.dtype(name).itemsize
+        end, largest = -(-end // size) * size + math.prod(shape) * size, max(largest, size)
     return -(-end // largest) * largest
-
-
-def _is_numpy(dtype: Any) -> bool:
-    try:
-        np.dtype(dtype)
-    except Exception:
-        return False
-    return True
 
 
 class Refusal(Exception):
@@ -351,10 +351,7 @@ class Arena:
             raise Refusal("frame")
         content = reader.payload
         reader.pop()
-        judged = self._judge_open(content, connection)
-        if judged is None:
-            return
-        table, producer, seen = judged
+        table, producer, seen = self._judge_open(content, connection.table is not None)
         reader.max_frame = LIMITS.max_frame
         judge = Judge(table, seen)
         try:
@@ -379,7 +376,7 @@ class Arena:
         }
         return opening, table, producer
 
-    def _judge_open(self, payload: bytes, connection: Connection) -> tuple[str, int, int] | None:
+    def _judge_open(self, payload: bytes, let_in: bool) -> tuple[str, int, int]:
         """(table, producer, seen) of an OPEN that is let in. Raises Refusal."""
         try:
             content = json.loads(payload)
@@ -398,41 +395,34 @@ class Arena:
         if content.get("ack") not in ("received", "committed"):
             raise Refusal("frame")
         table, (producer, following) = content["table"], numbers
-        if not self._layout_fits(content.get("layout"), table, connection):
+        if not self._layout_fits(content.get("layout"), table, let_in):
             raise Refusal("layout")
         return table, producer, self.seen.setdefault((table, producer), following)
 
-    def _layout_fits(self, layout: Any, table: str, connection: Connection) -> bool:
-        """Whether a layout is the table's own. Those that only spell it in another way may be let
-        in or not; they are rare, and what was decided is believed."""
+    def _layout_fits(self, layout: Any, table: str, let_in: bool) -> bool:
+        """Whether a layout is the table's own, apart from the kinds of its containers.
+
+        Other names of the same dtypes may be known or not: there, what was decided is believed.
+        """
         if layout is None:
             return True
         try:
-            leaves = [(x["path"], x["shape"], np.dtype(x["dtype"])) for x in layout["leaves"]]
+            leaves = [[x["path"], x["shape"], usual_name(x["dtype"])] for x in layout["leaves"]]
             paths = paths_of(layout["structure"])
         except Exception:
-            leaves, paths = [], []
-        if not leaves or paths != [x[0] for x in leaves]:
-            return self._spelled(layout) and connection.table is not None
+            return False
         own = [
-            (list(x.path), list(x.shape), x.dtype)
+            [list(x.path), list(x.shape), x.dtype.name]
             for x in (STEP if table == "tape" else ITEM).leaves
         ]
-        if table == "tape" and any(x[0][0] == "next" for x in leaves):
+        if any(x in leaves for x in own if x[0][0] == "next"):
             own = [x for x in own if x in leaves or x[0][0] != "next"]  # missing flags are added
-        exact = json.dumps([x[:2] for x in own]) == json.dumps([x[:2] for x in leaves])
-        if not exact or own != leaves:
+        # As text, for which True and 1, or 4 and 4.0, are not the same.
+        if json.dumps(own) != json.dumps(leaves) or paths != [x[0] for x in leaves]:
             return False
-        size = layout.get("record_size")
-        return size is None or size == record_size([x[1:] for x in leaves])
-
-    @staticmethod
-    def _spelled(layout: Any) -> bool:
-        """Whether numpy alone cannot read a dtype that contig may know."""
-        try:
-            return any(not _is_numpy(x["dtype"]) for x in layout["leaves"])
-        except Exception:
+        if layout.get("record_size", size_of(leaves)) != size_of(leaves):
             return False
+        return let_in or [x[2] for x in leaves] == [x["dtype"] for x in layout["leaves"]]
 
     def _stream(
         self, connection: Connection, transport: Transport, reader: NaiveReceiver, judge: Judge
@@ -603,16 +593,18 @@ def test_sessions() -> None:
     assert min(refused.values()) >= 5
 
 
-def open_fresh(rng: random.Random, shape: Any = None) -> str:
+def open_fresh(rng: random.Random, **leaf_or_structure: Any) -> str:
     """One hostile OPEN to a table that has no layout yet; what came of it."""
     good = {"producer": 7, "proof": "", "next": 0, "layout": STEP.to_json(), "ack": "committed"}
     good["table"] = "fresh"
-    if shape is None:
-        payload = mutate.bad_open(rng, good)
-    else:
-        good["layout"]["leaves"][3]["shape"] = shape
-        del good["layout"]["record_size"]
+    if leaf_or_structure:
+        layout: Any = good["layout"]
+        del layout["record_size"]
+        target = layout if "structure" in leaf_or_structure else layout["leaves"][3]
+        target.update(leaf_or_structure)
         payload = json.dumps(good).encode()
+    else:
+        payload = mutate.bad_open(rng, good)
     storage = LazyTensorStorage(100_000)
     hub = Hub(Loop(), {"fresh": TapeTable(storage)}, None, LIMITS)  # type: ignore[arg-type]
 
@@ -656,7 +648,13 @@ def test_layouts_of_a_fresh_table() -> None:
     ends = Counter(open_fresh(rng) for _ in range(1500))
     assert ends["layout"] > 200 and ends["accepted"] > 50
     for shape in mutate.SHAPES:
-        open_fresh(rng, shape)
+        open_fresh(rng, shape=shape)
+    for dtype in mutate.DTYPES:
+        open_fresh(rng, dtype=dtype)
+    for path in mutate.PATHS:
+        assert open_fresh(rng, path=path) == "layout"
+    for structure in mutate.STRUCTURES:
+        assert open_fresh(rng, structure=structure) == "layout"
 
 
 @pytest.mark.soak

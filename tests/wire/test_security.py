@@ -199,6 +199,47 @@ def test_servers_with_strange_bounds(max_frame: int) -> None:
             pass
 
 
+ANSWERS = {
+    "no JSON": frame(2, 0, b"no JSON"),
+    "a number": frame(2, 0, b"5"),
+    "a text": frame(2, 0, b'"text"'),
+    "a list": frame(2, 0, b"[]"),
+    "proof alone": frame(2, 0, b'{"proof": ""}'),
+    "numbers": frame(2, 0, b'{"proof": "", "kind": "queue", "schema": 5, "seen": "x"}'),
+    "no schema": frame(2, 0, b'{"proof": "", "kind": "queue", "schema": null, "seen": 0}'),
+    "no queue": frame(2, 0, b'{"proof": "", "kind": "queue", "schema": {"layout": 7}, "seen": 0}'),
+    "no tape": frame(2, 0, b'{"proof": "", "kind": "tape", "schema": {"layout": 7}, "seen": 0}'),
+    "no kind": frame(2, 0, b'{"proof": "", "kind": "heap", "schema": null, "seen": 0}'),
+    "refused by number": frame(3, 0, b"5"),
+    "refused by list": frame(3, 0, b"[]"),
+    "refused without text": frame(3, 0, b'{"reason": {}, "message": []}'),
+    "items": frame(4, 0, b"{}"),
+    "32 GB": seal(Fields(2, length=1 << 35), b""),
+    "2^62": seal(Fields(2, length=1 << 62), b""),
+    "no type": seal(Fields(99), b""),
+    "no checksum": b"cFrm" + bytes(60),
+    "zeros": bytes(64),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("sample", [ITEM, None], ids=["item", "none"])
+def test_servers_whose_answer_is_none(answer: str, sample: Any) -> None:
+    """Whatever comes in place of ACCEPT: an error of ours, no surprise, and nothing left open."""
+
+    def handle(sock: socket.socket) -> None:
+        exactly(sock, 48)
+        sock.sendall(struct.pack("<8sII32sQQ", b"contig/1", 1, 0, bytes(32), 1 << 20, 0))
+        header = exactly(sock, 40)
+        exactly(sock, struct.unpack_from("<Q", header, 24)[0])
+        sock.sendall(ANSWERS[answer])
+        sock.recv(1)
+
+    with Listener(handle) as fake:
+        with pytest.raises((ValueError, ConnectionError)):
+            TcpClient("127.0.0.1", fake.port, sample, reconnect_s=0.1)
+
+
 def echo(sock: socket.socket) -> None:
     while data := sock.recv(4096):
         sock.sendall(data)
