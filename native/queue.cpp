@@ -191,6 +191,11 @@ uint64_t Queue::seen(uint64_t producer, uint64_t next) {
   return p.seq.load(relaxed);
 }
 
+void Queue::skip(uint64_t producer, uint64_t next) {
+  Producer& p = producers()[take_producer(producers(), producer, next)];
+  if (p.seq.load(relaxed) < next) p.seq.store(next, release_order);
+}
+
 bool Queue::take(bool partial, uint64_t pid, Taken* out) {
   const uint64_t head = h_->head.load(relaxed), size = h_->batch_size;
   const uint64_t block = h_->taken.load(relaxed);

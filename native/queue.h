@@ -84,6 +84,9 @@ class Queue {
   // How many items of a producer are in; `next` if it is not known.
   uint64_t seen(uint64_t producer, uint64_t next);
 
+  // Items below a number will not come.
+  void skip(uint64_t producer, uint64_t next);
+
   struct Taken {
     uint64_t slot, rows;
     bool last_free;  // taking it leaves no slot to fill

@@ -92,6 +92,11 @@ Tape::Seen Tape::seen(uint64_t producer, uint64_t next) {
   return {p.seq.load(relaxed), p.entry.load(relaxed)};
 }
 
+void Tape::skip(uint64_t producer, uint64_t next) {
+  Producer& p = producers_[take_producer(producers_, producer, next)];
+  if (p.seq.load(relaxed) < next) p.seq.store(next, release);
+}
+
 uint64_t Tape::append(const Append& a) {
   const uint64_t head = h_->head.load(relaxed), old_tail = h_->tail.load(relaxed);
   const uint64_t index_head = h_->index_head.load(relaxed);

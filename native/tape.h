@@ -99,7 +99,8 @@ class Tape {
     uint64_t seq, entry;
   };
   Seen seen(uint64_t producer, uint64_t next);
-  void clear();                // with the lock: evicts everything
+  void skip(uint64_t producer, uint64_t next);  // with the lock: items below will not come
+  void clear();                                 // with the lock: evicts everything
   void retire(uint64_t tail);  // with the lock: evicts rows below a seq, and their runs
   void repair();               // with the lock; Hold does it
   // What another process appended to the same files: entries (16 words each, the last the number)

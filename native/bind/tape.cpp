@@ -293,6 +293,13 @@ void bind_tape(nb::module_& m) {
              return with_lock(t.tape, t.lock_timeout_s, 0,
                               [&] { return t.tape.seen(producer, next).seq; });
            })
+      .def("skip",
+           [](TapeHandle& t, uint64_t producer, uint64_t next) {
+             with_lock(t.tape, t.lock_timeout_s, 0, [&] {
+               t.tape.skip(producer, next);
+               return 0;
+             });
+           })
       .def_prop_ro("drawn",
                    [](const TapeHandle& t) {
                      const Header& h = t.tape.header();

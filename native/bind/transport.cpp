@@ -256,6 +256,13 @@ void bind_queue(nb::module_& m) {
            [](QueueHandle& q, uint64_t producer, uint64_t next) {
              return q.locked(0, [&] { return q.queue.seen(producer, next); });
            })
+      .def("skip",
+           [](QueueHandle& q, uint64_t producer, uint64_t next) {
+             q.locked(0, [&] {
+               q.queue.skip(producer, next);
+               return 0;
+             });
+           })
       .def(
           "take",
           [](nb::handle self, bool copy, bool partial) { return take(self, copy, partial); },

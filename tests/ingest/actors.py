@@ -233,7 +233,7 @@ def exit_while_waiting(say: Say, hear: Hear, how: str) -> None:
             client.send(items.item(0, n))
         while server.info().queue_depth_sum == 0:
             time.sleep(0.01)
-        if how == "wait":
+        if how == "wait":  # and the waker of the ingest process waits too
             threading.Thread(target=client.wait, daemon=True).start()
     time.sleep(0.1)
     say(ends=True)

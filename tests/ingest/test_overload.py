@@ -25,7 +25,7 @@ from contig import (
 )
 from tests.ingest import items
 from tests.ingest.actors import Actor, alive
-from tests.ingest.waiting import Threads, until
+from tests.ingest.waiting import Threads, raises, until
 
 IN_PROCESS = TcpTransport(in_process=True)
 CAPACITY = 8  # items of the server below
@@ -166,10 +166,10 @@ def test_close_says_what_is_missing() -> None:
             client.close(timeout=0.2)
         # Closed, for good; and every call says so instead of waiting for ever.
         client.close()
-        for call in (lambda: client.send(items.item(0, 0)), lambda: client.weights()):
+        for call in (lambda: client.send(items.item(0, 0)), client.weights):
             with pytest.raises(ClosedError):
                 call()
-        ended = Threads(lambda: pytest.raises((ClosedError, ConnectionError), client.wait))
+        ended = Threads(lambda: raises((ClosedError, ConnectionError), client.wait))
         ended.join(5)
 
 
@@ -178,9 +178,7 @@ def test_wait_in_another_thread_ends_with_close() -> None:
         client = connect(server)
         for n in range(CAPACITY + 1):
             client.send(items.item(0, n))
-        threads = Threads(
-            lambda: pytest.raises((ClosedError, ConnectionError, TimeoutError), client.wait)
-        )
+        threads = Threads(lambda: raises((ClosedError, ConnectionError, TimeoutError), client.wait))
         time.sleep(0.05)
         with pytest.raises(TimeoutError):
             client.close(timeout=0.2)
@@ -314,7 +312,7 @@ def test_flushed_batch_is_like_the_others() -> None:
 
 def test_nothing_acked_is_lost_by_close() -> None:
     """Clients send for all they are worth while the server closes: what was acked is delivered."""
-    for _ in range(5):
+    for _ in range(3):
         batch = 7
         server = Server(items.example(), batch, TcpTransport()).start()
         acked: dict[int, int] = {}
@@ -413,12 +411,10 @@ def test_an_item_larger_than_a_frame() -> None:
     fits = {"x": np.zeros((4096 - 128) // 4, np.float32)}
     with Server(fits, 2, transport) as server:
         with TcpClient("127.0.0.1", server.port, fits, reconnect_s=0) as client:
-            for _ in range(6):
+            for _ in range(3):
                 client.send(fits)
-                if client.pending > 3:
-                    server.sample(timeout=20)
-            assert server.sample(timeout=20) is not None
-            assert server.sample(timeout=20) is not None
+                client.send(fits)
+                assert server.sample(timeout=20) is not None
         assert server.stats().rejected == {}
 
 
@@ -506,15 +502,14 @@ def test_interrupt_a_client(call: str) -> None:
         until(lambda: server.info().active_connections <= 1, "its disconnect")
 
 
-@pytest.mark.parametrize("how", ["sample", "blocked", "wait", "in_process"])
+@pytest.mark.parametrize("how", ["sample", "wait", "in_process"])
 def test_a_process_ends_while_its_threads_wait(how: str) -> None:
     """Daemon threads in native code at the end of an interpreter: no abort, no process left."""
-    for _ in range(3 if how != "blocked" else 1):
-        with Actor("exit_while_waiting", how=how) as actor:
-            actor.hear()
-            code = actor.wait(10)
-            assert code == 0, f"exit code {code}: {actor.errors()}"
-            assert "terminate" not in actor.errors()
+    with Actor("exit_while_waiting", how=how) as actor:
+        actor.hear()
+        code = actor.wait(10)
+        assert code == 0, f"exit code {code}: {actor.errors()}"
+        assert "terminate" not in actor.errors()
 
 
 def test_shared_client_under_back_pressure() -> None:
@@ -529,7 +524,7 @@ def test_shared_client_under_back_pressure() -> None:
             patient.send(items.item(0, CAPACITY))
         assert patient.blocked == 1
         threads = Threads(
-            lambda: pytest.raises(
+            lambda: raises(
                 ConnectionClosedError,
                 SharedClient(server.name, items.example()).send,
                 items.item(0, CAPACITY),

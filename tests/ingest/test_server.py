@@ -438,7 +438,7 @@ def test_ingest_goes_on_while_the_learner_holds_its_gil() -> None:
     """The main thread sleeps in C with the GIL, as a long computation would hold it."""
     libc = ctypes.PyDLL(None)  # calls keep the GIL
     libc.usleep.argtypes = [ctypes.c_uint]
-    held_s = 2.0
+    held_s = 1.5
     storage = LazyTensorStorage(100_000, example=items.row_example())
     buffer = ReplayBuffer(storage, batch_size=8)
     with Server(items.example(), 1000, TcpTransport(), num_buffers=20) as server:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 
 def until(ready: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
@@ -13,6 +16,12 @@ def until(ready: Callable[[], object], what: str, timeout_s: float = 20.0) -> No
     while not ready():
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
         time.sleep(0.003)
+
+
+def raises(kinds: Any, call: Callable[..., object], *args: Any) -> None:
+    """`pytest.raises` for a call in a thread."""
+    with pytest.raises(kinds):
+        call(*args)
 
 
 class Threads:

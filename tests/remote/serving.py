@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
-
 from contig import ReplayBuffer, Server, SharedStorage, TcpClient, TcpTransport, _native
 from contig.layout import Layout
 from contig.testing import steps
@@ -20,9 +18,6 @@ from contig.transport.handshake import Address, connect
 HOST = "127.0.0.1"
 ROW = steps.row(0, 0)
 DEADLINE_S = 20.0
-
-# Link.__init__ leaves a pair of sockets open when the server refuses it.
-refused_links_leak = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @contextlib.contextmanager

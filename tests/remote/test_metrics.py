@@ -34,7 +34,6 @@ from tests.remote.serving import (
     client,
     eventually,
     free_port,
-    refused_links_leak,
     serving,
     shared,
 )
@@ -278,7 +277,6 @@ def test_duplicates_are_dropped_and_counted(kind: str) -> None:
             assert server.stats().duplicates_dropped == 5
 
 
-@refused_links_leak
 def test_every_refusal_is_counted_by_its_reason() -> None:
     port = free_port()
     row = {"x": 1.0}

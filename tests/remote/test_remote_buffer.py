@@ -6,10 +6,11 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -334,7 +335,7 @@ def test_samples_that_wait_do_not_hold_up_other_requests() -> None:
                     task.result()
 
 
-def test_without_a_layout_a_buffer_is_refused_and_leaves_nothing(swept: None) -> None:
+def test_without_a_layout_a_buffer_is_refused_and_leaves_nothing() -> None:
     with serving(shared(example=None)) as server:
         before = sockets()
         for _ in range(3):
@@ -343,7 +344,7 @@ def test_without_a_layout_a_buffer_is_refused_and_leaves_nothing(swept: None) ->
         eventually(lambda: sockets() == before, deadline_s=0.3)
 
 
-def test_a_refused_output_leaves_no_connection(swept: None) -> None:
+def test_a_refused_output_leaves_no_connection() -> None:
     with serving(filled()) as server:
         for wrong in ({"output": "pandas"}, {"device": "cpu"}):
             with pytest.raises(ValueError, match="output|device"):
@@ -427,8 +428,6 @@ def test_threads_and_buffers_get_their_own_answers() -> None:
             task.result()
 
 
-# A killed process resets its line to the service, whose thread does not expect it: see below.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_requests_and_rows_outlive_the_ingest_process() -> None:
     far = shared(10_000, batch_size=8)
     far.extend(steps.episode(999, 10))
@@ -473,14 +472,15 @@ def test_requests_and_rows_outlive_the_ingest_process() -> None:
         assert set(episodes["steps"][1:]) == {4} and episodes["complete"].all()
 
 
-def test_the_service_bears_an_ingest_process_that_dies_with_answers_unread() -> None:
+@contextlib.contextmanager
+def service_line() -> Iterator[socket.socket]:
+    """An ingest process's end of a line to a service; no thread of it may fail."""
     service = SampleService({"default": filled()}, 1 << 20)
     failures: list[Any] = []
     hook, threading.excepthook = threading.excepthook, failures.append
     try:
         line = service.attach()
-        line.sendall(REQUEST.pack(1, len("default"), Type.STATS, 1, 0) + b"default")
-        select.select([line], [], [], 20.0)
+        yield line
         line.close()
         eventually(lambda: not any(t.name == "contig-service" for t in threading.enumerate()))
     finally:
@@ -489,7 +489,17 @@ def test_the_service_bears_an_ingest_process_that_dies_with_answers_unread() -> 
     assert not failures
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_service_bears_an_ingest_process_that_dies_with_answers_unread() -> None:
+    with service_line() as line:
+        line.sendall(REQUEST.pack(1, len("default"), Type.STATS, 1, 0) + b"default")
+        select.select([line], [], [], 20.0)
+
+
+def test_the_service_bears_an_ingest_process_that_dies_in_the_middle_of_a_request() -> None:
+    with service_line() as line:
+        line.sendall(REQUEST.pack(1, len("default"), Type.SAMPLE, 1, 8) + b"defa")
+
+
 def test_a_server_that_is_gone_is_told_to_everyone_who_waits() -> None:
     with serving(shared(batch_size=4), process=True) as server:
         buffer = remote(server, reconnect_s=0.2)
@@ -504,7 +514,7 @@ def test_a_server_that_is_gone_is_told_to_everyone_who_waits() -> None:
             buffer.close(0.5)
 
 
-def test_a_server_that_closes_is_told(swept: None) -> None:
+def test_a_server_that_closes_is_told() -> None:
     with serving(filled()) as server:
         buffer = remote(server)
         buffer.sample()
@@ -514,7 +524,7 @@ def test_a_server_that_closes_is_told(swept: None) -> None:
         buffer.close(0.5)
 
 
-def test_a_server_that_closes_leaves_no_socket_in_its_clients(swept: None) -> None:
+def test_a_server_that_closes_leaves_no_socket_in_its_clients() -> None:
     def three() -> None:
         with serving(filled()) as server:
             buffers = [remote(server) for _ in range(3)]

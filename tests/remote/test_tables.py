@@ -38,7 +38,6 @@ from tests.remote.serving import (
     Task,
     client,
     eventually,
-    refused_links_leak,
     serving,
     shared,
 )
@@ -79,7 +78,6 @@ def test_each_table_has_its_layout_sampler_and_limiter(process: bool) -> None:
         assert {n: t["rows_in"] for n, t in stats.items()} == dict.fromkeys(tables, 20)
 
 
-@refused_links_leak
 def test_an_unknown_table_names_the_known_ones() -> None:
     with serving({"online": shared(), "demo": shared()}) as server:
         for table in ("default", "none", ""):
@@ -92,7 +90,6 @@ def test_an_unknown_table_names_the_known_ones() -> None:
         far.send(ROW)
 
 
-@refused_links_leak
 @pytest.mark.parametrize("kind", ["tcp", "shared"])
 def test_the_first_clients_layout_is_the_tables(kind: str) -> None:
     def connect(sample: Any) -> Any:
@@ -117,7 +114,6 @@ def test_the_first_clients_layout_is_the_tables(kind: str) -> None:
         assert sorted(buffer[:]["x"].tolist()) == [1.0, 2.0]
 
 
-@refused_links_leak
 def test_clients_that_race_for_the_layout_agree_on_one() -> None:
     samples = [{"x": 0.0}, {"y": 0.0}] * 4
     for _ in range(3):
@@ -352,7 +348,6 @@ def test_a_shared_client_is_told_that_the_server_closed() -> None:
         far.send(ROW)
 
 
-@pytest.mark.xfail(strict=True, reason="shared.py: nobody looks while a limiter is waited for")
 def test_a_blocked_shared_client_is_told_that_the_server_closed() -> None:
     buffer = limited(SharedStorage(1000, example=ROW))
     with serving(buffer) as server:

@@ -457,7 +457,6 @@ def test_end_episode_without_arguments_is_what_the_last_row_says() -> None:
         assert buffer[:]["next", "truncated"].tolist() == [False] * 6
 
 
-@pytest.mark.xfail(strict=True, reason="stream.py: the index and the row disagree")
 @pytest.mark.parametrize("end", [{"truncated": True}, {"terminated": False}])
 def test_end_episode_that_contradicts_the_last_row_is_refused(end: dict[str, bool]) -> None:
     buffer = shared()

@@ -294,7 +294,6 @@ def test_rows_and_weights_share_a_connection() -> None:
         assert len(buffer) == 300
 
 
-@pytest.mark.xfail(strict=True, reason="client.py: a closed client connects again")
 def test_a_closed_client_stays_closed() -> None:
     with serving(shared(batch_size=2)) as server:
         server.publish(1, tree(1))
@@ -318,7 +317,6 @@ def test_closing_ends_a_wait() -> None:
             task.result()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_after_a_restart_weights_are_served_as_before() -> None:
     with serving(shared(), process=True, max_restarts=2) as server:
         with client(server, reconnect_s=20.0) as far:

@@ -272,7 +272,7 @@ def test_an_echo(monkeypatch: pytest.MonkeyPatch) -> None:
     # It says the magic, because we do; then nothing fits.
     monkeypatch.setattr("contig.transport.handshake._ATTEMPT_S", 0.5)
     with Listener(echo) as other:
-        with pytest.raises((ValueError, TimeoutError)):
+        with pytest.raises((ValueError, TimeoutError, ConnectionError)):
             TcpClient("127.0.0.1", other.port, ITEM)
 
 

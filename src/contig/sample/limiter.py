@@ -92,9 +92,11 @@ class RateLimiter:
         """Waits until rows may be sampled, and counts them. `go_on` may raise to end the wait."""
         self._await(storage, rows, self.take_samples, ("sample", "writers are"), go_on)
 
-    def await_insert(self, storage: Storage, rows: int) -> None:
-        """Waits until rows may be appended; the append counts them."""
-        self._await(storage, rows, self.can_insert, ("insert", "samplers are"), lambda: None)
+    def await_insert(
+        self, storage: Storage, rows: int, go_on: Callable[[], None] = lambda: None
+    ) -> None:
+        """Waits until rows may be appended; the append counts them. `go_on` may raise to end it."""
+        self._await(storage, rows, self.can_insert, ("insert", "samplers are"), go_on)
 
     def _await(
         self,

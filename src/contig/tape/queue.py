@@ -20,6 +20,7 @@ import numpy as np
 from .. import _native
 from ..batch import Batch
 from ..convert import plain_tree
+from ..errors import ClosedError
 from ..layout import Layout
 from .segment import Segment
 
@@ -98,6 +99,8 @@ class BatchQueue:
                 took = self.native.accept_records(record, 0, 0)[1]
             if took:
                 return
+            if self.native.closed:
+                raise ClosedError("the queue was closed")
             left = _SLICE_S if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError(f"no room in the queue within {timeout} s: nobody samples")
@@ -108,9 +111,15 @@ class BatchQueue:
         taken = self.native.take(copy, partial)
         if taken is None:
             return None
-        block, rows, _ = taken
+        block, rows, fresh = taken
         batch = Batch(block, self.layout, (self.batch_size,))
-        return batch if rows == self.batch_size else batch[:rows]
+        if rows < self.batch_size:
+            block = batch[:rows].memory
+        elif copy or not fresh:
+            return batch
+        # Read-only, as batches that are not copies are.
+        shown = block if copy else memoryview(block).toreadonly()
+        return Batch(shown, self.layout, (rows,))
 
     def close(self) -> None:
         """Lets go of the memory's name; batches taken before stay valid."""

@@ -232,6 +232,13 @@ def _unlink_if_unused(path: Path) -> bool:
         return unused
 
 
+def in_use(name: str) -> bool:
+    """Whether some process has a named segment open. This one must not."""
+    path = _path(name)
+    with _exclusive(path) as unused:
+        return not unused and path.exists()
+
+
 def reap() -> list[str]:
     """Unlinks segments whose processes are all gone; returns their names."""
     if sys.platform != "linux":

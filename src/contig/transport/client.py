@@ -218,6 +218,7 @@ class TcpClient:
         with self._opening_asking:
             if self._asking is None:
                 link = self._link
+                link.check()
                 opening = {"producer": secrets.randbelow(2**63 - 1) + 1, "layout": None}
                 self._asking = Link(link.address, opening, link.options)
                 self._asking.begin(1, False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import ssl
 import time
@@ -10,12 +9,14 @@ from typing import Any, NamedTuple
 
 from .. import _native
 from ..errors import ConnectionClosedError, LayoutError
+from ..layout import Layout
 from . import wire
 from .wire import Type
 
 __all__ = ["Accepted", "Address", "connect"]
 
 _ATTEMPT_S = 5.0
+_LARGEST_ACCEPT = 16 << 20
 _LARGEST_ANSWER = 1 << 36  # weights and batches; the server's own bound is for what it takes
 
 
@@ -82,23 +83,36 @@ def connect(address: Address, opening: dict[str, Any], timeout_s: float) -> Acce
             "proof": wire.proof(token, "client", greeting.nonce, hello.nonce),
         }
         sock.sendall(wire.json_frame(Type.OPEN, asked))
-        receiver = _native.Receiver(1 << 16, _LARGEST_ANSWER)
+        receiver = _native.Receiver(1 << 16, _LARGEST_ACCEPT)
         answer = _first_frame(sock, receiver, deadline)
         expected = wire.proof(token, "server", hello.nonce, greeting.nonce)
         if not wire.same_proof(answer.get("proof"), expected):
             raise ValueError("the server could not prove that it knows the token")
-        return Accepted(
-            sock,
-            receiver,
-            answer["kind"],
-            answer["schema"],
-            int(answer.get("ndim", 1)),
-            int(answer["seen"]),
-            greeting.max_frame,
-        )
+        receiver.max_frame = _LARGEST_ANSWER
+        return _accepted(sock, receiver, answer, greeting.max_frame)
     except BaseException:
         sock.close()
         raise
+
+
+def _accepted(
+    sock: socket.socket, receiver: Any, answer: dict[str, Any], max_frame: int
+) -> Accepted:
+    """What ACCEPT says, checked."""
+    kind, schema = answer.get("kind"), answer.get("schema")
+    seen, ndim = answer.get("seen"), answer.get("ndim", 1)
+    fits = kind in ("queue", "tape") and type(seen) is int and seen >= 0
+    fits = fits and type(ndim) is int and 1 <= ndim <= 32
+    fits = fits and (isinstance(schema, dict) or (schema is None and kind == "tape"))
+    if fits and schema is not None:
+        try:
+            Layout.from_json(schema.get("layout"))
+        except LayoutError:
+            fits = False
+        fits = fits and (kind == "queue" or isinstance(schema.get("keys"), dict))
+    if not fits:
+        raise ValueError(f"the server's ACCEPT makes no sense: {str(answer)[:200]}")
+    return Accepted(sock, receiver, str(kind), schema, int(ndim), int(seen or 0), max_frame)
 
 
 def _encrypted(sock: socket.socket, address: Address) -> socket.socket:
@@ -127,7 +141,10 @@ def _first_frame(sock: socket.socket, receiver: Any, deadline: float) -> dict[st
         receiver.received(n)
     kind, payload = receiver.type, receiver.payload()
     receiver.pop()
-    answer = dict(json.loads(payload))
+    try:
+        answer = wire.parse_json(payload)
+    except wire.Refused as error:
+        raise ValueError(f"the server's answer makes no sense: {error}") from None
     if kind == Type.REFUSE:
         raise_refusal(answer)
     if kind != Type.ACCEPT:

@@ -116,7 +116,8 @@ class Hub:
         self.connections[connection.number] = connection
         self._bytes += connection.receiver.size
         self._tell()
-        if self._closing or len(self.connections) > self.limits.max_connections:
+        crowded = len(self.connections) > self.limits.max_connections
+        if self._closing or crowded or self._bytes > self.limits.max_bytes:
             connection.refuse(Refused("busy", "the server has no room for another connection"))
 
     def opened(self, connection: Connection, following: int) -> int:
@@ -129,7 +130,13 @@ class Hub:
             before.abandon()  # the client came back before we noticed that it had gone
         self._current[key] = connection
         waiting = self._orphans.get(connection.producer, [])
-        return max([seen, *(o.received for o in waiting if o.table is connection.table)])
+        seen = max([seen, *(o.received for o in waiting if o.table is connection.table)])
+        if connection.ack == "received" and following > seen:
+            # Acked as received by a process that died: they are gone, and it goes on behind them.
+            log.warning("%d items of %s were lost", following - seen, connection.peer)
+            connection.table.skip(connection.producer, following)
+            seen = following
+        return seen
 
     def left(self, connection: Connection) -> None:
         self.connections.pop(connection.number, None)

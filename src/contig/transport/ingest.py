@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import socket
 import struct
@@ -124,6 +125,13 @@ async def _serve(control: socket.socket) -> None:
             number, size = ANSWER.unpack(await answers.readexactly(ANSWER.size))
             hub.answer(number, await answers.readexactly(size))
 
+    async def outlive_nobody() -> None:
+        # A child of the learner may hold the control socket open after the learner died.
+        while os.getppid() == config["parent"]:
+            await asyncio.sleep(1.0)
+        os._exit(0)
+
+    watching = loop.create_task(outlive_nobody())
     answering = loop.create_task(answer())
     if config["board"] is not None:
         hub.board = WeightsBoard.attach(config["board"])
@@ -141,6 +149,7 @@ async def _serve(control: socket.socket) -> None:
         elif asked["op"] == "stop":
             break
     answering.cancel()
+    watching.cancel()
     await ingest.close()
     say(op="stopped", stats=hub_stats(hub))
     await writer.drain()

@@ -33,6 +33,7 @@ _COALESCE_S = 0.002
 _BACKOFF_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _IOVS = 16
 _SLICE_S = 0.1
+_PATIENCE_S = 2.0  # for an answer to a handshake, at least
 
 
 class LinkOptions(NamedTuple):
@@ -120,10 +121,17 @@ class Link:
         deadline = time.monotonic() + self.options.reconnect_s
         for attempt in range(1 << 30):
             try:
-                return connect(self.address, {**self._opening, "next": 0}, 5.0)
-            except (ConnectionRefusedError, ConnectionResetError) as error:
+                patience = max(self.options.reconnect_s, _PATIENCE_S)
+                return connect(self.address, {**self._opening, "next": 0}, patience)
+            except ssl.SSLCertVerificationError:
+                raise
+            except OSError as error:
+                if isinstance(error.__cause__, ssl.SSLError):
+                    raise  # no TLS there: that will not change
                 pause = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
                 if time.monotonic() + pause > deadline:
+                    if isinstance(error, ConnectionClosedError):
+                        raise
                     where = f"{self.address.host}:{self.address.port}"
                     raise ConnectionClosedError(f"no contig server at {where}: {error}") from error
                 time.sleep(pause)
@@ -142,24 +150,30 @@ class Link:
             ConnectionClosedError: the server is gone, and did not come back in time.
             OverloadError: too much is in flight, and the client was told to raise.
         """
-        if self._failure is None and not self._closing and self._lost_at is None:
-            frames = len(self._unacked) + self._outbox.full_frames
-            if frames < self.options.max_inflight_msgs:
-                return
+        frames = len(self._unacked) + self._outbox.full_frames
+        full = frames >= self.options.max_inflight_msgs
+        if self._failure is None and not self._closing and self._lost_at is None and not full:
+            return
+        self.blocked += full
         self._wait_for(self._has_room, self.options.send_timeout_s, "room to send")
 
     def _has_room(self) -> bool:
         frames = len(self._unacked) + self._outbox.full_frames
         if frames < self.options.max_inflight_msgs:
             return self._lost_at is None
-        if self._lost_at is None:
-            self.blocked += 1
-            if self.options.on_full == "raise":
-                raise OverloadError(
-                    f"{frames} frames are in flight, more than max_inflight_msgs="
-                    f"{self.options.max_inflight_msgs}: the server does not keep up"
-                )
+        if self._lost_at is None and self.options.on_full == "raise":
+            raise OverloadError(
+                f"{frames} frames are in flight, more than max_inflight_msgs="
+                f"{self.options.max_inflight_msgs}: the server does not keep up"
+            )
         return False
+
+    def check(self) -> None:
+        """Raises if the link is closed or failed."""
+        if self._failure is not None:
+            raise ConnectionClosedError(str(self._failure)) from self._failure
+        if self._closing:
+            raise ClosedError("this client is closed")
 
     def kick(self) -> None:
         """Tells the I/O thread that there is something to send. With the lock."""
@@ -179,8 +193,9 @@ class Link:
         lost_since = began
         while True:
             if self._failure is not None:
-                raise ConnectionClosedError(str(self._failure)) from self._failure
-            if self._closing and what != "acks":
+                missing = f"; {self.pending} items are not acked" if self.pending else ""
+                raise ConnectionClosedError(f"{self._failure}{missing}") from self._failure
+            if self._stopped or (self._closing and what != "acks"):
                 raise ClosedError("this client is closed")
             if ready():
                 return
@@ -256,14 +271,16 @@ class Link:
             self._closing = True
         try:
             if self._thread.ident is not None:
-                self.wait(timeout)
-                self._asked.append(wire.frame(Type.BYE))
+                if self.pending:
+                    self.wait(timeout)
                 with self.lock:
+                    self._asked.append(wire.frame(Type.BYE))
                     self.kick()
                 self._bye.wait(1.0)
         finally:
             with self.lock:
                 self._stopped = True
+                self.lock.notify_all()
             self._wake()
             if self._thread.ident is not None:
                 self._thread.join(5.0)
@@ -470,7 +487,7 @@ class _Pump:
             with link.lock:
                 link.took(number)
         elif kind == Type.BYE:
-            if not link._closing:
+            if not link._closing or link.pending:
                 raise _Goodbye("the server was closed")
             link._bye.set()
             self._leaving = True

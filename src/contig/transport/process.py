@@ -78,6 +78,7 @@ class IngestProcess:
             **self.config,
             "service": service.fileno(),
             "listening": self._listening.fileno(),
+            "parent": os.getpid(),
         }
         theirs.close()
         service.close()
@@ -106,6 +107,12 @@ class IngestProcess:
             pass  # it is gone; `check` says so
 
     def _read(self, control: socket.socket) -> None:
+        try:
+            self._read_lines(control)
+        except OSError:
+            pass  # it is gone; `_watch` notices
+
+    def _read_lines(self, control: socket.socket) -> None:
         with control, control.makefile("rb") as lines:
             for line in lines:
                 said = json.loads(line)
@@ -134,9 +141,10 @@ class IngestProcess:
             self.restarts += 1
             try:
                 self._start()
-            except ServerError as error:
-                self._failure = str(error)
-                return
+            except (ServerError, OSError, ValueError):
+                if self._stopping:
+                    return  # the sockets it needs are gone
+                # It died again: the next turn of the loop counts that.
 
     def check(self) -> None:
         """Raises ServerError if the process died and is not coming back."""
@@ -168,6 +176,7 @@ class IngestProcess:
 
     def stop(self) -> None:
         self._stopping = True
+        self._ready.set()
         self._send({"op": "stop"})
         try:
             self._process.wait(_STOP_S)

@@ -70,6 +70,9 @@ class TcpTransport(NamedTuple):
 
     def check(self) -> None:
         """Raises ValueError for what would be unsafe or cannot work."""
+        for port in (self.port, self.metrics_port):
+            if port is not None and not 0 <= port < 1 << 16:
+                raise ValueError(f"port {port}: a number of 0 to 65535")
         if self.token is not None and not self.token:
             raise ValueError("token: an empty one protects nothing; leave it out or give one")
         if self.token is None and not _is_local(self.host):
@@ -147,7 +150,7 @@ class Server:
         self._listening: socket.socket | None = None
         self._info: Segment | None = None
         self._unfeed: list[Any] = []
-        self._closed = self._flush = self._shown = False
+        self._closed = self._ending = self._flush = self._shown = False
         self._publishing = threading.Lock()
         if sys.platform == "linux":
             self._info = _announce(self.name, self._describe())
@@ -193,11 +196,12 @@ class Server:
         Complete batches are still delivered by `sample`, then None; with `flush` the last,
         incomplete one too.
         """
-        if self._closed:
+        if self._ending:
             return
-        self._closed, self._flush = True, flush
+        self._ending, self._flush = True, flush
         if self._ingest is not None:
             self._ingest.stop()
+        self._closed = True  # only now: until here items may come in
         if self._service is not None:
             self._service.close()
         if self._listening is not None:

@@ -107,8 +107,10 @@ class SampleService:
                 if len(head) < REQUEST.size:
                     return
                 number, name_bytes, kind, request, size = REQUEST.unpack(head)
-                table = source.read(name_bytes).decode()
+                table = source.read(name_bytes).decode(errors="replace")
                 payload = source.read(size)
+                if table not in self._samples or len(payload) < size:
+                    return  # it died in the middle of a request
                 try:
                     self.submit(
                         table, kind, self._answer, line, number, table, kind, request, payload

@@ -26,6 +26,7 @@ from ..errors import (
 from ..layout import Layout, as_bytes
 from ..sample import RateLimiter
 from ..tape import BatchQueue, SharedStorage, Writer
+from ..tape.segment import in_use
 from .board import Weights, WeightsBoard
 from .server import find_server, server_closed
 from .stream import StreamWriter
@@ -70,7 +71,7 @@ class SharedClient:
         self._queue: BatchQueue | None = None
         self._storage: SharedStorage | None = None
         self._limiter: RateLimiter | None = None
-        self._closed = False
+        self._closed = self._gone = False
         self.blocked = 0
         layout = _layout_of(data_sample)
         if tables[table]["kind"] == "queue":
@@ -127,15 +128,18 @@ class SharedClient:
     def _accept(self, records: np.ndarray[Any, Any]) -> None:
         queue = self._open_queue()
         deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        counted = False
         while len(records):
             seen = queue.native.space_word
             _, added, _, full = queue.native.accept_records(records, 0, 0)
             records = records[added * queue.record_size :]
             if not full:
                 return
-            self.blocked += 1
-            if queue.native.closed:
-                raise ConnectionClosedError("the server was closed")
+            self.blocked += not counted
+            counted = True
+            if queue.native.closed or not in_use(self._server):
+                self._gone = True
+                raise ConnectionClosedError("the server was closed, or its process died")
             if self._on_full == "raise":
                 raise OverloadError("the server's queue is full: nobody samples")
             left = _SLICE_S if deadline is None else deadline - time.monotonic()
@@ -167,7 +171,7 @@ class SharedClient:
             raise ConnectionClosedError("the server was closed")
         if self._limiter is not None and rows:
             try:
-                self._limiter.await_insert(self._storage, rows)
+                self._limiter.await_insert(self._storage, rows, self._check_server)
             except RateLimitError as error:
                 self.blocked += 1
                 raise (OverloadError if self._on_full == "raise" else TimeoutError)(
@@ -175,11 +179,15 @@ class SharedClient:
                 ) from error
         return self._storage.default_writer
 
+    def _check_server(self) -> None:
+        if server_closed(self._server_memory) or not in_use(self._server):
+            raise ConnectionClosedError("the server was closed, or its process died")
+
     def _open_queue(self) -> BatchQueue:
         if self._closed:
             raise ClosedError("this client is closed")
         assert self._queue is not None
-        if self._queue.native.closed:
+        if self._gone or self._queue.native.closed:
             raise ConnectionClosedError("the server was closed")
         return self._queue
 

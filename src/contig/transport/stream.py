@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..convert import plain_tree
+from ..errors import LayoutError
 from ..layout import as_bytes
 from ..tape.boundaries import fill_flags
 from ..tape.schema import Schema
@@ -66,8 +67,20 @@ class StreamWriter:
         if self._held is None:
             raise ValueError("end_episode before any step")
         record, _ = self._held
+        said = _ended(self._tape.schema, record)
         if terminated is None and truncated is None:
-            terminated, truncated = _ended(self._tape.schema, record)
+            terminated, truncated = said
+        for name, value, row in (
+            ("terminated", terminated, said[0]),
+            ("truncated", truncated, said[1]),
+        ):
+            if any(said) and value is not None and bool(value) != row:
+                raise LayoutError(
+                    f"end_episode({name}={value}), but the last step says {row}: make them agree, or "
+                    "leave the argument out"
+                )
+        if any(said):
+            terminated, truncated = said
         terminated, truncated = bool(terminated), bool(truncated) or not terminated
         _set_flags(self._tape.schema, record, terminated, truncated)
         self._flush(wire.TERMINATED * terminated | wire.TRUNCATED * truncated)

@@ -66,6 +66,10 @@ class Table(ABC):
         """Items of a producer that are in; `next_item` if it is not known."""
 
     @abstractmethod
+    def skip(self, producer: int, next_item: int) -> None:
+        """Items below a number will not come."""
+
+    @abstractmethod
     def accept(self, receiver: Any, producer: int) -> Outcome:
         """Takes the checked frame at a receiver's front in, as far as there is room."""
 
@@ -109,6 +113,9 @@ class QueueTable(Table):
 
     def seen(self, producer: int, next_item: int) -> int:
         return int(self.queue.native.seen(producer, next_item))
+
+    def skip(self, producer: int, next_item: int) -> None:
+        self.queue.native.skip(producer, next_item)
 
     def accept(self, receiver: Any, producer: int) -> Outcome:
         seen, added, gap, full = self.queue.native.accept_frame(receiver, producer)
@@ -155,6 +162,9 @@ class TapeTable(Table):
 
     def seen(self, producer: int, next_item: int) -> int:
         return int(self.storage.tape.seen(producer, next_item))
+
+    def skip(self, producer: int, next_item: int) -> None:
+        self.storage.tape.skip(producer, next_item)
 
     def accept(self, receiver: Any, producer: int) -> Outcome:
         most = 1 << 62
