@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 #include "crc32c.h"
 
@@ -26,7 +27,9 @@ void OutFrame::seal() {
 }
 
 Outbox::Outbox(uint64_t record_size, bool padded, uint64_t first, uint64_t frame_bytes)
-    : record_size_(record_size), next_(first), frame_bytes_(frame_bytes), padded_(padded) {}
+    : record_size_(record_size), next_(first), frame_bytes_(frame_bytes), padded_(padded) {
+  if (record_size == 0) throw std::invalid_argument("Outbox: a record has at least a byte");
+}
 
 uint8_t* Outbox::room(uint64_t rows) {
   const uint64_t bytes = rows * record_size_;
@@ -63,7 +66,7 @@ void Outbox::commit_run(const WireRun& run) {
 }
 
 bool Outbox::grow_run(const WireRun& run) {
-  if (open_->items == 0) return false;
+  if (open_->runs.empty()) return false;
   uint8_t* last = open_->runs.data() + open_->runs.size() - kRunBytes;
   WireRun there = read_run(last);
   constexpr uint32_t ended = kRunTerminated | kRunTruncated;

@@ -48,9 +48,18 @@ Receiver::State Receiver::next() {
   return State::ready;
 }
 
+bool Receiver::check(uint64_t record_size, bool runs) {
+  if (!parsed_ || !checked_) return false;
+  refusal_ = check_items(frame_, body(), record_size, runs);
+  fits_ = refusal_ == Refusal::none ? record_size : 0;
+  fits_runs_ = runs;
+  return fits_ != 0;
+}
+
 void Receiver::pop() {
   from_ += needed();
-  parsed_ = false;
+  parsed_ = checked_ = false;
+  fits_ = 0;
 }
 
 void Receiver::resize(uint64_t bytes) {

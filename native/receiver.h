@@ -32,7 +32,13 @@ class Receiver {
   const uint8_t* body() const { return data_ + from_ + kFrameHeader; }
   uint64_t needed() const { return kFrameHeader + frame_.length; }
   Refusal refusal() const { return refusal_; }
-  void refuse(Refusal r) { refusal_ = r; }
+  // Whether the frame at the front is one of items, for a table with such records; it is refused
+  // otherwise. `fits` tells who takes it in that this was asked.
+  bool ready() const { return parsed_ && checked_; }
+  bool check(uint64_t record_size, bool runs);
+  bool fits(uint64_t record_size, bool runs) const {
+    return parsed_ && fits_ == record_size && fits_runs_ == runs;
+  }
 
   // Another size, at least what is held.
   void resize(uint64_t bytes);
@@ -45,7 +51,8 @@ class Receiver {
   uint8_t* data_;
   uint64_t size_, from_ = 0, to_ = 0, max_frame_;
   Frame frame_{};
-  bool parsed_ = false, checked_ = false;
+  uint64_t fits_ = 0;  // 0: not checked for a table yet
+  bool parsed_ = false, checked_ = false, fits_runs_ = false;
   Refusal refusal_ = Refusal::none;
 };
 

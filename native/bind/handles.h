@@ -98,6 +98,7 @@ class WriterHandle {
                        int64_t traj_id, int64_t version);
   uint64_t id() const { return writer_.id(); }
   uint64_t last_rows() const { return writer_.rows(); }
+  uint64_t record_size() const { return tape_.tape.record_size(); }
   // Packed rows of one trajectory, which goes on unless flags say that it begins.
   void append_part(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records, uint64_t flags,
                    int64_t traj_id, int64_t version);

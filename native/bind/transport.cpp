@@ -167,6 +167,8 @@ nb::tuple accepted(const Queue::Accepted& a) {
 // The frame at a connection's front, which must be checked ITEMS of this queue's records.
 nb::tuple accept_frame(QueueHandle& q, ReceiverHandle& r, uint64_t producer) {
   const Frame& f = r.receiver.frame();
+  if (!r.receiver.fits(q.queue.header().record_size, false))
+    throw std::invalid_argument("accept_frame: no whole frame of this queue's records");
   return accepted(q.locked(
       f.length, [&] { return q.queue.accept(producer, f.number, r.receiver.body(), f.rows); }));
 }
@@ -504,18 +506,11 @@ void bind_transport(nb::module_& m) {
       .def(
           "next", [](ReceiverHandle& h) { return static_cast<int>(h.receiver.next()); },
           "0: more bytes are needed, 1: a frame is ready, 2: it needs a larger buffer, 3: refused.")
-      .def("check_items",
-           [](ReceiverHandle& h, uint64_t record_size, bool runs) {
-             Receiver& r = h.receiver;
-             if (r.held() < r.needed()) return false;
-             const Refusal refusal = check_items(r.frame(), r.body(), record_size, runs);
-             if (refusal != Refusal::none) r.refuse(refusal);
-             return refusal == Refusal::none;
-           })
+      .def("check_items", [](ReceiverHandle& h, uint64_t record_size,
+                             bool runs) { return h.receiver.check(record_size, runs); })
       .def("pop",
            [](ReceiverHandle& h) {
-             if (h.receiver.held() < h.receiver.needed())
-               throw std::invalid_argument("Receiver.pop: no whole frame");
+             if (!h.receiver.ready()) throw std::invalid_argument("Receiver.pop: no whole frame");
              h.receiver.pop();
            })
       .def("payload", &payload)
@@ -541,6 +536,8 @@ void bind_transport(nb::module_& m) {
   m.def(
       "accept_runs",
       [](WriterHandle& w, const ReceiverHandle& r, uint64_t producer, uint64_t most_rows) {
+        if (!r.receiver.fits(w.record_size(), true))
+          throw std::invalid_argument("accept_runs: no whole frame of this tape's records");
         const WriterHandle::Accepted a =
             w.accept(r.receiver.frame(), r.receiver.body(), producer, most_rows);
         return nb::make_tuple(a.seen, a.items, a.rows, a.gap);

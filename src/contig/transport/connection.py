@@ -86,6 +86,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
+        self._choked = False  # nobody is left to read: what was received still goes in
         self.hub.left(self)
 
     def pause_writing(self) -> None:
@@ -95,10 +96,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._choked = False
-        if not self.transport.is_closing():
-            if self.blocked_at is None:
-                self.transport.resume_reading()
-            self.pump()
+        self._read_on()
+        self.pump()
+
+    def _read_on(self) -> None:
+        """Reads again, if no other reason to wait is left."""
+        held_up = self._choked or self.blocked_at is not None or self.hub.starves(self)
+        if not held_up and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -243,13 +248,11 @@ class Connection(asyncio.BufferedProtocol):
         self.hub.stats.blocked_s += time.monotonic() - self.blocked_at
         self.blocked_at = None
         self.hub.unblock(self)
-        if not self.transport.is_closing():
-            self.transport.resume_reading()
+        self._read_on()
 
     def grown(self) -> None:
         """The hub had room for a larger buffer after all."""
-        if not self.transport.is_closing():
-            self.transport.resume_reading()
+        self._read_on()
         self.pump()
 
     def _other(self, kind: int) -> None:

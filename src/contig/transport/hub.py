@@ -196,6 +196,10 @@ class Hub:
                 self.loop.call_later(_STALL_CHECK_S, self._drop_stalled)
         return False
 
+    def starves(self, connection: Connection) -> bool:
+        """Whether a connection waits for memory."""
+        return connection.number in self._hungry
+
     def _drop_stalled(self) -> None:
         """Memory is short: connections that stopped in the middle of a frame give theirs back."""
         if not self._hungry or self._closing:

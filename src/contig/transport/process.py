@@ -48,6 +48,7 @@ class IngestProcess:
         self._service = service
         self._max_restarts = max_restarts
         self._lock = threading.Lock()
+        self._starting = threading.Lock()
         self._stopping = False
         self._failure: str | None = None
         self._told: str | None = None  # the traceback it sent before it died
@@ -90,7 +91,7 @@ class IngestProcess:
         ).start()
         self._send(config)
         deadline = time.monotonic() + _START_S
-        while not self._ready.wait(0.05):
+        while not self._ready.wait(0.05) and not self._stopping:
             if self._process.poll() is not None:
                 time.sleep(0.05)  # what it said last may be on its way
                 raise ServerError(f"the ingest process did not start:\n{self._told or '(silent)'}")
@@ -139,12 +140,13 @@ class IngestProcess:
                 self._failure = f"the ingest process (pid {self.pid}) died: {reason}{said}"
                 return
             self.restarts += 1
-            try:
-                self._start()
-            except (ServerError, OSError, ValueError):
+            with self._starting:
                 if self._stopping:
-                    return  # the sockets it needs are gone
-                # It died again: the next turn of the loop counts that.
+                    return
+                try:
+                    self._start()
+                except ServerError:
+                    pass  # it died again: the next turn of the loop counts that
 
     def check(self) -> None:
         """Raises ServerError if the process died and is not coming back."""
@@ -176,10 +178,10 @@ class IngestProcess:
 
     def stop(self) -> None:
         self._stopping = True
-        self._ready.set()
-        self._send({"op": "stop"})
-        try:
-            self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        with self._starting:
+            self._send({"op": "stop"})
+            try:
+                self._process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()

@@ -76,8 +76,8 @@ class StreamWriter:
         ):
             if any(said) and value is not None and bool(value) != row:
                 raise LayoutError(
-                    f"end_episode({name}={value}), but the last step says {row}: make them agree, or "
-                    "leave the argument out"
+                    f"end_episode({name}={value}), but the last step says {row}: make them agree, "
+                    "or leave the argument out"
                 )
         if any(said):
             terminated, truncated = said
