@@ -130,7 +130,6 @@ struct Model {
   std::deque<Item> pending;           // not taken; the first one starts a block
   std::map<uint64_t, uint64_t> seen;  // by producer
   std::vector<Held> held;             // by living consumers
-  std::vector<uint64_t> orphaned;     // slots of a consumer that is dead, or will be
 
   uint64_t room() const { return (slots - held.size()) * size - pending.size(); }
 
@@ -187,7 +186,10 @@ class Stage {
   void run(int attacks, int kills) {
     for (int i = 0; i < attacks; ++i) {
       for (uint64_t k = random_.below(6); k > 0; --k) wander();
-      switch (random_.below(5)) {
+      switch (random_.below(6)) {
+        case 5:
+          attack_skip(kills);
+          break;
         case 0:
           attack_take(kills);
           break;
@@ -300,15 +302,14 @@ class Stage {
     return it == model_.seen.end() ? 0 : it->second;
   }
 
-  // A batch for a consumer that is dead before it gives it back.
-  bool orphan() {
-    if (model_.pending.size() < model_.size) return false;
+  // A batch for a consumer that is dead before it gives it back; its slot, or no slot.
+  uint64_t orphan() {
+    if (model_.pending.size() < model_.size) return model_.slots;
     Queue::Taken t{};
     items::Hold hold(queue_);
     if (!queue_.take(false, dead_, &t)) fail("a batch that does not come");
     model_.take(false);
-    model_.orphaned.push_back(t.slot);
-    return true;
+    return t.slot;
   }
 
   // ---- attacks
@@ -421,11 +422,35 @@ class Stage {
         [&] { model_ = after; });
   }
 
+  // Items that will not come.
+  void attack_skip(int kills) {
+    const uint64_t producer = 1 + random_.below(4), to = next(producer) + random_.below(3);
+    Model after = model_;
+    after.seen[producer] = to;
+    attack(
+        [&] {
+          items::Hold hold(queue_);
+          queue_.skip(producer, to);
+        },
+        kills,
+        [&](bool consumers_first) {
+          const std::map<uint64_t, uint64_t> numbers = table();
+          const auto there = numbers.find(producer);
+          Model m = model_;
+          if (there != numbers.end()) m.seen[producer] = there->second;
+          if (there != numbers.end() && there->second != to && there->second != next(producer))
+            fail("a number that nobody stored");
+          offer(&m, producer, next(producer), 2);
+          play(&m, consumers_first);
+        },
+        [&] { model_ = after; });
+  }
+
   // A consumer that is killed while it gives a batch back.
   void attack_release(int kills) {
-    if (model_.orphaned.empty() && !orphan()) return;
-    const uint64_t slot = model_.orphaned.back();
-    model_.orphaned.clear();  // whoever needs their slots may take them
+    offer(&model_, Queue::kNoProducer, 0, model_.size);
+    const uint64_t slot = orphan();
+    if (slot == model_.slots) return;
     attack([&] { queue_.release(slot); }, kills,
            [&](bool consumers_first) {
              Model m = model_;

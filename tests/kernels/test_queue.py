@@ -124,7 +124,28 @@ def receiver(data: bytes = b"") -> Any:
 
 
 def accept_frame(data: bytes, producer: int = 1) -> Any:
-    return queue().accept_frame(receiver(data), producer)
+    r = receiver(data)
+    r.check_items(8, False)
+    return queue().accept_frame(r, producer)
+
+
+def accept_runs(data: bytes) -> Any:
+    r = receiver(data)
+    r.check_items(16, True)
+    return _native.accept_runs(misuse.writer(misuse.storage()), r, 1, 2**32)
+
+
+def accept_unchecked(data: bytes) -> Any:
+    """Right or not, nobody asked."""
+    return queue().accept_frame(receiver(data), 1)
+
+
+def accept_what_was_skipped() -> None:
+    r = _native.Receiver(1 << 20, 1 << 20)
+    r.feed(frame(bytes(8 * 100_000), 100_000))
+    assert r.next() == 1 and r.check_items(8, False)
+    r.skip(8 * 100_000)
+    queue().accept_frame(r, 1)
 
 
 def received_far() -> None:
@@ -237,6 +258,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "submit with a plan of other records": lambda: queue().submit(plan(4), {"a": 1.0}),
     "submit without a plan": lambda: queue().submit(None, {"a": 1.0}),
     "ask for what producer 0 sent": lambda: queue().seen(0, 7),
+    "skip items of producer 0": lambda: queue().skip(0, 7),
+    "skip items of the producer that nobody can be": lambda: queue().skip(2**64 - 1, 7),
     "ask for the producer that nobody can be": lambda: queue().seen(2**64 - 1, 7),
     "note in a histogram there is not": lambda: queue().note("nothing", 1),
     "read a histogram there is not": lambda: queue().histogram("nothing"),
@@ -254,6 +277,20 @@ CASES: dict[str, Callable[[], Any]] = {
     "accept a frame whose check sum is wrong": lambda: accept_frame(bad_frame()),
     "accept what is no frame": lambda: accept_frame(bytes(100)),
     "accept a frame from nobody's receiver": lambda: queue().accept_frame(None, 1),
+    "accept a frame that nobody checked": lambda: accept_unchecked(frame(bytes(8), 1 << 20)),
+    "accept a frame that was skipped": accept_what_was_skipped,
+    "accept runs of nothing": lambda: accept_runs(b""),
+    "accept runs with more rows than there are": lambda: accept_runs(
+        frame(run_of(1 << 20) + bytes(16), 1 << 20, runs=1)
+    ),
+    "accept runs of other rows than the frame's": lambda: accept_runs(
+        frame(run_of(9) + bytes(16), 1, runs=1)
+    ),
+    "accept runs of no rows": lambda: accept_runs(frame(run_of(0) + bytes(16), 1, runs=1)),
+    "accept a frame without runs as runs": lambda: accept_runs(frame(bytes(16), 1)),
+    "accept runs that are not there yet": lambda: accept_runs(
+        frame(run_of(1) + bytes(16), 1, runs=1)[:-1]
+    ),
     "receiver smaller than a header": lambda: _native.Receiver(39, 1 << 20),
     "receiver of too many bytes": lambda: _native.Receiver(HUGE, HUGE),
     "receiver fed more than it has room for": lambda: receiver(bytes(4097)),
@@ -393,18 +430,22 @@ def test_read_only_records_are_accepted() -> None:
 
 def test_a_frame_is_accepted_once() -> None:
     q, r = queue(), receiver(frame(bytes(numbers(5, 3)), 3))
+    assert r.check_items(8, False)
     assert q.accept_frame(r, 9) == (3, 3, False, False)
     assert q.accept_frame(r, 9) == (3, 0, False, False)
     assert take_all(q) == [5, 6, 7]
     assert q.counters()["duplicates"] == 3
 
 
-def test_a_pinned_block_outlives_its_queue() -> None:
+def test_a_pinned_block_is_read_only_and_outlives_its_queue() -> None:
     q = queue()
     q.accept_records(numbers(0, 4), 0, 0)
     block, rows, copied = q.take(False, False)
     assert (rows, copied) == (4, False)
     array = np.frombuffer(block, np.int64)
+    assert not array.flags.writeable
+    with pytest.raises(TypeError):
+        memoryview(block)[0] = 1
     del q, block
     assert array[:4].tolist() == [0, 1, 2, 3]
 

@@ -123,6 +123,13 @@ class QueueMachine(RuleBasedStateMachine):
             producer, following
         )
 
+    @rule(producer=st.integers(1, 3), ahead=st.integers(-2, 4))
+    def skip(self, producer: int, ahead: int) -> None:
+        """Items that will not come."""
+        following = max(self.model.seen.get(producer, 0) + ahead, 0)
+        self.native.skip(producer, following)
+        self.model.seen[producer] = max(self.model.seen.get(producer, 0), following)
+
     # -- taking -------------------------------------------------------------------------------
 
     @rule(
@@ -150,6 +157,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert batch.shape == (len(items),)
         values = columns(self.layout, items)
         Held(batch, values, "batch", False).check()
+        for leaf in self.layout.leaves:
+            assert batch[leaf.path].flags.writeable == copy, "only a copy may be written to"
         self.held.append(Held(batch, values, how, pins))
 
     @precondition(lambda self: self.held)

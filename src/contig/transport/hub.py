@@ -127,6 +127,8 @@ class Hub:
         seen = connection.table.seen(connection.producer, following)
         before = self._current.get(key)
         if before is not None and before is not connection:
+            if before.waiting and before.ack == "received":  # before anything of the new one
+                self._orphans.setdefault(before.producer, []).append(before)
             before.abandon()  # the client came back before we noticed that it had gone
         self._current[key] = connection
         waiting = self._orphans.get(connection.producer, [])
@@ -147,8 +149,9 @@ class Hub:
         key = (connection.table_name, connection.producer)
         if self._current.get(key) is connection:
             del self._current[key]
-        if connection.waiting and not self._closing:
-            # Whole frames that were received are taken in, whether or not their sender is there.
+        if connection.waiting and connection.ack == "received" and not self._closing:
+            # What was acked as received is taken in, whether or not its sender is there. What was
+            # not acked comes again.
             orphans = self._orphans.setdefault(connection.producer, [])
             if connection not in orphans:
                 orphans.append(connection)
@@ -164,7 +167,7 @@ class Hub:
     def must_wait(self, connection: Connection) -> bool:
         """Whether earlier items of the same producer have to go in first."""
         waiting = self._orphans.get(connection.producer)
-        return bool(waiting) and not any(o is connection for o in waiting or ())
+        return bool(waiting) and waiting[0] is not connection  # type: ignore[index]
 
     def took(self, connection: Connection, outcome: Outcome) -> None:
         self.stats.frames_in += not outcome.full
