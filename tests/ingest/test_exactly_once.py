@@ -71,6 +71,13 @@ def _was_bad(proxy: Proxy, server: Server) -> None:
         assert proxy.counts[fault] > 0, proxy.counts
     assert proxy.counts["connections"] > 5 * CLIENTS
     assert server.stats().duplicates_dropped > 0
+    _nothing_is_held(server)
+
+
+def _nothing_is_held(server: Server) -> None:
+    """Every buffer of every connection that ever was is accounted for."""
+    until(lambda: server.stats().connections == 0, "all disconnects")
+    until(lambda: server.stats().bytes_held == 0, "all memory given back")
 
 
 def _into_tape(count: int, seed: int) -> None:
@@ -183,6 +190,7 @@ def test_cut_while_the_queue_is_full(ack: str, cuts: int) -> None:
             items.check_all(seen, {0: count})
             client.wait(10)
         assert server.info().samples_inserted_total == count
+        _nothing_is_held(server)
 
 
 def test_seen_by_a_connection_is_not_committed() -> None:

@@ -175,7 +175,7 @@ def test_connections_count_as_memory() -> None:
     """Their first buffers are within the bound too; one too many is refused, the others work."""
     bound = 256 << 10
     transport = TcpTransport(max_frame=64 << 10, max_bytes=bound, in_process=True)
-    with Server(items.example(), 4, transport) as server:
+    with Server(items.example(), 400, transport, num_buffers=8) as server:
         raws = []
         for i in range(100):
             try:
@@ -183,13 +183,22 @@ def test_connections_count_as_memory() -> None:
             except (ConnectionError, ValueError):
                 break
             assert server.stats().bytes_held <= bound
-        assert raws
-        for _ in range(4):
-            raws[0].sock.sendall(raws[0].frame(0, raws[0].acked, 1))
-            raws[0].await_ack(raws[0].acked + 1)
+        assert 10 < len(raws) < 100
+        for raw in raws:
+            raw.sock.settimeout(5)
+        # However many are connected, there is room for a frame of the largest size.
+        record = raws[0].layout.record_size
+        most = ((64 << 10) - wire.HEADER_BYTES) // record
+        for who, count in ((0, 1), (1, 200), (2, most)):
+            raws[who].sock.sendall(raws[who].frame(who, 0, count))
+            try:
+                raws[who].await_ack(count)
+            except TimeoutError:
+                raise AssertionError(f"no memory for a frame of {count} items") from None
         assert server.stats().bytes_held <= bound
         for raw in raws:
             raw.close()
+        until(lambda: server.stats().bytes_held == 0, "all memory given back")
 
 
 def test_who_waits_for_memory_gets_it() -> None:
