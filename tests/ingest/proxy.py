@@ -59,15 +59,17 @@ class Proxy:
         self._loop.call_soon_threadsafe(cut)
 
     def close(self) -> None:
-        def end() -> None:
+        async def end() -> None:
             self._server.close()
             for writer in list(self._writers):
                 writer.transport.abort()
-            for task in list(self._tasks):
+            tasks = list(self._tasks)
+            for task in tasks:
                 task.cancel()
-            self._loop.call_later(0.05, self._loop.stop)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-        self._loop.call_soon_threadsafe(end)
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
     def __enter__(self) -> Proxy:
@@ -88,19 +90,19 @@ class Proxy:
 
         self._loop.run_until_complete(listen())
         self._loop.run_forever()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
     async def _accept(self, reader: Any, writer: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
         if self._refuse > 0:
             self._refuse -= 1
             self.counts["refused"] += 1
             await reader.read(1)
             _cut(writer, False)
+            self._tasks.discard(task)
             return
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         recorded = bytearray()
         up_writer = None
         self._writers.add(writer)

@@ -145,8 +145,8 @@ def test_memory_is_bounded_while_nobody_samples() -> None:
         each = 200  # 12 x 200 x 20 kB = 48 MB
 
         def produce(who: int) -> None:
-            for n in range(each):
-                clients[who].send(items.item(who, n, width))
+            for n in range(0, each, 20):  # large frames: what waits, waits in the server's memory
+                clients[who].send_many(items.many(who, range(n, n + 20), width))
             clients[who].wait(60)
 
         watcher = Threads(lambda: _watch_memory(server, bound, stop, worst))
