@@ -28,7 +28,7 @@ class Proxy:
         self._refuse = 0
         self._rng = random.Random(seed)
         self._writers: set[Any] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._replays: set[asyncio.Task[Any]] = set()  # a loop keeps only weak references
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -60,10 +60,11 @@ class Proxy:
 
     def close(self) -> None:
         async def end() -> None:
+            self.faults = False
             self._server.close()
             for writer in list(self._writers):
                 writer.transport.abort()
-            tasks = list(self._tasks)
+            tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -93,15 +94,11 @@ class Proxy:
         self._loop.close()
 
     async def _accept(self, reader: Any, writer: Any) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         if self._refuse > 0:
             self._refuse -= 1
             self.counts["refused"] += 1
             await reader.read(1)
             _cut(writer, False)
-            self._tasks.discard(task)
             return
         recorded = bytearray()
         up_writer = None
@@ -120,11 +117,10 @@ class Proxy:
                 if end is not None:
                     self._writers.discard(end)
                     end.transport.abort()
-            self._tasks.discard(task)
         if self.faults and recorded and self._rng.random() < 0.3:
             again = self._loop.create_task(self._replay(bytes(recorded)))
-            self._tasks.add(again)
-            again.add_done_callback(self._tasks.discard)
+            self._replays.add(again)
+            again.add_done_callback(self._replays.discard)
 
     async def _pipe(self, source: Any, sink: Any, back: Any, recorded: bytearray | None) -> None:
         """One direction; what goes wrong, and after how many bytes, is drawn at its start."""
