@@ -58,6 +58,7 @@ class Connection(asyncio.BufferedProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._leaving = self._choked = False
         self.heard = time.monotonic()
+        self.forgotten = False  # its memory does not count any more
 
     # -- what asyncio calls -------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ log = logging.getLogger("contig.transport")
 
 _WAIT_S = 0.05
 _STALL_CHECK_S = 0.25
-_IDLE_BUFFER = 64 << 10
+_IDLE_BUFFER = 4096  # what a connection begins with: kept when memory is short
 
 
 class Limits(NamedTuple):
@@ -116,8 +116,10 @@ class Hub:
         self.connections[connection.number] = connection
         self._bytes += connection.receiver.size
         self._tell()
+        # Always room for one frame of the largest size, or nobody could send one.
+        room = self._bytes + self.limits.max_frame <= self.limits.max_bytes
         crowded = len(self.connections) > self.limits.max_connections
-        if self._closing or crowded or self._bytes > self.limits.max_bytes:
+        if self._closing or crowded or not room:
             connection.refuse(Refused("busy", "the server has no room for another connection"))
 
     def opened(self, connection: Connection, following: int) -> int:
@@ -161,6 +163,9 @@ class Hub:
 
     def _forget(self, connection: Connection) -> None:
         self._blocked.pop(connection.number, None)
+        if connection.forgotten:  # an orphan may be done before its socket is closed
+            return
+        connection.forgotten = True
         self._bytes -= connection.receiver.size
         self._feed_hungry()
 
