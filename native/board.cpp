@@ -22,6 +22,9 @@ uint64_t data_at(uint64_t schema_bytes) {
 }  // namespace
 
 uint64_t Board::bytes_for(uint64_t record_size, uint64_t schema_bytes) {
+  constexpr uint64_t most = uint64_t{1} << 46;
+  if (record_size > most || schema_bytes > most)
+    throw std::invalid_argument("weights board: too large");
   return data_at(schema_bytes) + BoardHeader::kCopies * round_up(record_size, 64);
 }
 
@@ -40,12 +43,20 @@ void Board::format(uint8_t* memory, uint64_t record_size, const char* schema,
   h->magic = kMagic;
 }
 
-Board::Board(uint8_t* memory, uint64_t bytes)
-    : memory_(memory), h_(reinterpret_cast<BoardHeader*>(memory)) {
+Board::Board(uint8_t* memory, uint64_t bytes) : h_(reinterpret_cast<BoardHeader*>(memory)) {
+  if (reinterpret_cast<uintptr_t>(memory) % alignof(BoardHeader) != 0)
+    throw std::invalid_argument("weights board: its memory must start at a multiple of 64");
   if (bytes < sizeof(BoardHeader) || h_->magic != kMagic)
     throw std::invalid_argument("not a contig weights board (magic)");
-  if (h_->format != 1 || h_->total_bytes > bytes)
-    throw std::invalid_argument("a contig weights board of another format or size");
+  if (h_->format != 1) throw std::invalid_argument("a contig weights board of another format");
+  record_size_ = h_->record_size;
+  schema_bytes_ = h_->schema_bytes;
+  stride_ = round_up(record_size_, 64);
+  const uint64_t total = bytes_for(record_size_, schema_bytes_);
+  if (total > bytes || h_->total_bytes != total || h_->stride != stride_ ||
+      h_->schema_offset != sizeof(BoardHeader) || h_->data_offset != data_at(schema_bytes_))
+    throw std::invalid_argument("a contig weights board whose header does not fit its size");
+  copies_ = memory + h_->data_offset;
 }
 
 void Board::publish(int64_t version, const uint8_t* record) {
@@ -53,7 +64,7 @@ void Board::publish(int64_t version, const uint8_t* record) {
   BoardHeader::Copy& copy = h_->copies[slot];
   copy.sequence.fetch_or(1, relaxed);  // a writer that was killed may have left it odd
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  copy_bytes(memory_ + h_->data_offset + slot * h_->stride, record, h_->record_size);
+  copy_bytes(this->copy(slot), record, record_size_);
   copy.version.store(version, relaxed);
   copy.sequence.fetch_add(1, release);
   h_->published.store(n, release);
@@ -68,7 +79,7 @@ bool Board::read(uint8_t* out, int64_t* version) const {
     const BoardHeader::Copy& copy = h_->copies[slot];
     const uint64_t before = copy.sequence.load(acquire);
     if (before % 2 != 0) continue;  // it was overtaken twice: a newer one is there
-    copy_bytes(out, memory_ + h_->data_offset + slot * h_->stride, h_->record_size);
+    copy_bytes(out, this->copy(slot), record_size_);
     *version = copy.version.load(relaxed);
     std::atomic_thread_fence(acquire);
     if (copy.sequence.load(relaxed) == before) return true;

@@ -27,9 +27,11 @@ struct alignas(64) BoardHeader {
 class Board {
  public:
   static constexpr uint64_t kMagic = 0x31647261626E6F63ull;  // "conbard1"
+  // Throws std::invalid_argument for sizes that make no board.
   static uint64_t bytes_for(uint64_t record_size, uint64_t schema_bytes);
   static void format(uint8_t* memory, uint64_t record_size, const char* schema,
                      uint64_t schema_bytes);
+  // Throws std::invalid_argument if it is no whole board of `bytes`.
   Board(uint8_t* memory, uint64_t bytes);
 
   void publish(int64_t version, const uint8_t* record);
@@ -38,11 +40,17 @@ class Board {
   // The newest version; false if there is none.
   bool newest(int64_t* version) const;
   BoardHeader& header() const { return *h_; }
-  const char* schema() const { return reinterpret_cast<const char*>(memory_ + h_->schema_offset); }
+  uint64_t record_size() const { return record_size_; }
+  const char* schema() const { return reinterpret_cast<const char*>(h_ + 1); }
+  uint64_t schema_bytes() const { return schema_bytes_; }
 
  private:
-  uint8_t* memory_;
+  uint8_t* copy(uint64_t slot) const { return copies_ + slot * stride_; }
+
   BoardHeader* h_;
+  // Read once, and checked: what a stray write does to the header moves no pointer.
+  uint64_t record_size_, stride_, schema_bytes_;
+  uint8_t* copies_;
 };
 
 }  // namespace contig

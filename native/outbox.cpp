@@ -29,6 +29,7 @@ void OutFrame::seal() {
 Outbox::Outbox(uint64_t record_size, bool padded, uint64_t first, uint64_t frame_bytes)
     : record_size_(record_size), next_(first), frame_bytes_(frame_bytes), padded_(padded) {
   if (record_size == 0) throw std::invalid_argument("Outbox: a record has at least a byte");
+  if (frame_bytes > uint64_t{1} << 46) throw std::invalid_argument("Outbox: too large");
 }
 
 uint8_t* Outbox::room(uint64_t rows) {
@@ -50,6 +51,7 @@ uint8_t* Outbox::room(uint64_t rows) {
 }
 
 void Outbox::commit_records(uint64_t rows) {
+  if (!open_->runs.empty()) throw std::invalid_argument("Outbox: records behind a run");
   open_->used += rows * record_size_;
   open_->rows += rows;
   open_->items += rows;
@@ -57,6 +59,8 @@ void Outbox::commit_records(uint64_t rows) {
 }
 
 void Outbox::commit_run(const WireRun& run) {
+  if (open_->items > 0 && open_->runs.empty())
+    throw std::invalid_argument("Outbox: a run behind records");
   open_->used += run.rows * record_size_;
   open_->rows += run.rows;
   open_->items += 1;

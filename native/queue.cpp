@@ -6,12 +6,8 @@
 #include <stdexcept>
 
 #include "copy.h"
+#include "process.h"
 #include "wait.h"
-
-#if defined(__linux__) || defined(__APPLE__)
-#include <cerrno>
-#include <csignal>
-#endif
 
 namespace contig {
 
@@ -20,6 +16,7 @@ constexpr auto relaxed = std::memory_order_relaxed;
 constexpr auto acquire = std::memory_order_acquire;
 constexpr auto release_order = std::memory_order_release;
 constexpr size_t kPage = 4096, kGroup = 16;
+constexpr uint64_t kFormat = 2;
 
 uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
@@ -29,20 +26,27 @@ uint64_t now_ns() {
                                    .count());
 }
 
-bool dead(uint64_t pid) {
-#if defined(__linux__) || defined(__APPLE__)
-  return pid != 0 && kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH;
-#else
-  (void)pid;
-  return false;
-#endif
-}
-
 struct Places {
   uint64_t slots, producers, columns, schema, blocks, total;
 };
 
+// Throws unless every size is plausible, so that nothing below overflows.
 Places places(const Queue::Spec& s) {
+  constexpr uint64_t most = uint64_t{1} << 46;
+  if (s.record_size == 0 || s.batch_size == 0 || s.num_slots == 0)
+    throw std::invalid_argument("queue: sizes of at least 1");
+  for (const uint64_t n : {s.record_size, s.batch_size, s.num_slots, s.block_bytes, s.schema_bytes,
+                           static_cast<uint64_t>(s.columns.size())})
+    if (n > most) throw std::invalid_argument("queue: too large");
+  if (s.num_slots > most / std::max<uint64_t>(s.block_bytes, sizeof(QueueSlot)))
+    throw std::invalid_argument("queue: too large");
+  for (const QueueColumn& c : s.columns) {
+    if (c.offset > s.record_size || c.bytes > s.record_size - c.offset)
+      throw std::invalid_argument("queue: a leaf ends past the record");
+    if (c.start > s.block_bytes ||
+        (c.bytes > 0 && s.batch_size > (s.block_bytes - c.start) / c.bytes))
+      throw std::invalid_argument("queue: a column ends past its block");
+  }
   Places p;
   p.slots = round_up(sizeof(QueueHeader), 64);
   p.producers = round_up(p.slots + s.num_slots * sizeof(QueueSlot), 64);
@@ -52,6 +56,34 @@ Places places(const Queue::Spec& s) {
   p.total = p.blocks + s.num_slots * s.block_bytes;
   return p;
 }
+
+// What a header says, if it is that of a whole queue.
+Queue::Spec read_spec(const QueueHeader& h, const uint8_t* memory, uint64_t bytes) {
+  Queue::Spec s{h.record_size, h.batch_size, h.num_slots, h.block_bytes, h.schema_bytes, {}};
+  constexpr uint64_t size = sizeof(QueueColumn);
+  if (h.columns_offset <= bytes && h.n_columns <= (bytes - h.columns_offset) / size) {
+    s.columns.resize(h.n_columns);
+    // An empty vector has no place to copy to.
+    if (h.n_columns > 0)
+      std::memcpy(s.columns.data(), memory + h.columns_offset, h.n_columns * size);
+  }
+  const Places p = places(s);
+  if (s.columns.size() != h.n_columns || h.total_bytes != p.total || p.total > bytes ||
+      h.slots_offset != p.slots || h.producers_offset != p.producers ||
+      h.columns_offset != p.columns || h.schema_offset != p.schema || h.blocks_offset != p.blocks)
+    throw std::invalid_argument("a contig queue whose header does not fit its size");
+  return s;
+}
+
+QueueHeader* header_of(uint8_t* memory, uint64_t bytes) {
+  auto* h = reinterpret_cast<QueueHeader*>(memory);
+  if (reinterpret_cast<uintptr_t>(memory) % alignof(QueueHeader) != 0)
+    throw std::invalid_argument("queue: its memory must start at a multiple of 64");
+  if (bytes < sizeof(QueueHeader) || h->magic != Queue::kMagic)
+    throw std::invalid_argument("not a contig queue (magic)");
+  if (h->format != kFormat) throw std::invalid_argument("a contig queue of another format");
+  return h;
+}
 }  // namespace
 
 uint64_t Queue::bytes_for(const Spec& s) { return places(s).total; }
@@ -59,7 +91,7 @@ uint64_t Queue::bytes_for(const Spec& s) { return places(s).total; }
 void Queue::format(uint8_t* memory, const Spec& s, const char* schema) {
   const Places p = places(s);
   auto* h = new (memory) QueueHeader{};
-  h->format = 1;
+  h->format = kFormat;
   h->record_size = s.record_size;
   h->batch_size = s.batch_size;
   h->num_slots = s.num_slots;
@@ -83,50 +115,63 @@ void Queue::format(uint8_t* memory, const Spec& s, const char* schema) {
 }
 
 Queue::Queue(uint8_t* memory, uint64_t bytes)
-    : memory_(memory), h_(reinterpret_cast<QueueHeader*>(memory)) {
-  if (bytes < sizeof(QueueHeader) || h_->magic != kMagic)
-    throw std::invalid_argument("not a contig queue (magic)");
-  if (h_->format != 1 || h_->total_bytes > bytes)
-    throw std::invalid_argument("a contig queue of another format or size");
+    : h_(header_of(memory, bytes)), spec_(read_spec(*h_, memory, bytes)) {
+  const Places p = places(spec_);
+  slots_ = reinterpret_cast<QueueSlot*>(memory + p.slots);
+  producers_ = reinterpret_cast<Producer*>(memory + p.producers);
+  blocks_ = memory + p.blocks;
+  schema_ = reinterpret_cast<const char*>(memory + p.schema);
 }
 
 void Queue::repair() {
-  if (h_->undo_head.load(acquire) != h_->head.load(relaxed)) return;
-  const uint64_t producer = h_->undo_producer.load(relaxed);
-  if (producer < kProducers)
-    producers()[producer].seq.store(h_->undo_seq.load(relaxed), release_order);
-  h_->undo_head.store(kFreeSlot, release_order);
+  // An append that did not come to its commit point.
+  if (h_->undo_head.load(acquire) == h_->head.load(relaxed)) {
+    const uint64_t producer = h_->undo_producer.load(relaxed);
+    if (producer < kProducers)
+      producers_[producer].seq.store(h_->undo_seq.load(relaxed), release_order);
+    h_->undo_head.store(kFreeSlot, release_order);
+  }
+  // A half full block that was taken: the next item starts the next one.
+  const uint64_t end = h_->taken.load(relaxed) * spec_.batch_size, head = h_->head.load(relaxed);
+  if (head < end) {
+    h_->skipped.fetch_add(end - head, relaxed);
+    h_->head.store(end, release_order);
+  }
 }
 
-uint64_t Queue::slot_of(uint64_t block, bool make) {
-  QueueSlot* slots = this->slots();
-  uint64_t free = kFreeSlot;
-  for (uint64_t i = 0; i < h_->num_slots; ++i) {
-    const uint64_t there = slots[i].block.load(acquire);
-    if (there == block) return i;
-    if (there == kFreeSlot && free == kFreeSlot) free = i;
-  }
-  if (!make) return kFreeSlot;
-  for (uint64_t i = 0; i < h_->num_slots && free == kFreeSlot; ++i)
+uint64_t Queue::items() const { return h_->head.load(relaxed) - h_->skipped.load(relaxed); }
+
+bool Queue::held(uint64_t slot, uint64_t taken) const {
+  const uint64_t block = slots_[slot].block.load(acquire);
+  return block != kFreeSlot && block < taken;
+}
+
+uint64_t Queue::slot_of(uint64_t block) const {
+  for (uint64_t i = 0; i < spec_.num_slots; ++i)
+    if (slots_[i].block.load(acquire) == block) return i;
+  return kFreeSlot;
+}
+
+// The slot of the block being filled, a free one if it has none yet; kFreeSlot: all are in use.
+uint64_t Queue::slot_for(uint64_t block) {
+  uint64_t slot = slot_of(block);
+  if (slot != kFreeSlot) return slot;
+  slot = slot_of(kFreeSlot);
+  const uint64_t taken = h_->taken.load(relaxed);
+  for (uint64_t i = 0; i < spec_.num_slots && slot == kFreeSlot; ++i)
     // Held by a consumer that is gone: nobody looks at it any more.
-    if (slots[i].pins.load(acquire) != 0 && dead(slots[i].holder.load(relaxed))) {
-      slots[i].pins.store(0, relaxed);
-      free = i;
-    }
-  if (free != kFreeSlot) slots[free].block.store(block, release_order);
-  return free;
+    if (held(i, taken) && process_gone(slots_[i].holder.load(relaxed))) slot = i;
+  if (slot != kFreeSlot) slots_[slot].block.store(block, release_order);
+  return slot;
 }
 
 void Queue::scatter(uint8_t* block, uint64_t at, const uint8_t* records, uint64_t n) const {
-  const QueueColumn* columns = this->columns();
   const uint8_t* rows[kGroup];
   for (uint64_t done = 0; done < n; done += kGroup) {
     const size_t count = std::min<uint64_t>(kGroup, n - done);
-    for (size_t i = 0; i < count; ++i) rows[i] = records + (done + i) * h_->record_size;
-    for (uint64_t c = 0; c < h_->n_columns; ++c) {
-      const QueueColumn& col = columns[c];
-      copy_leaf(block + col.start + (at + done) * col.bytes, rows, col.offset, col.bytes, count);
-    }
+    for (size_t i = 0; i < count; ++i) rows[i] = records + (done + i) * spec_.record_size;
+    for (const QueueColumn& c : spec_.columns)
+      copy_leaf(block + c.start + (at + done) * c.bytes, rows, c.offset, c.bytes, count);
   }
 }
 
@@ -135,8 +180,8 @@ Queue::Accepted Queue::accept(uint64_t producer, uint64_t first, const uint8_t* 
   Accepted out{first + n, 0, false, false};
   uint64_t number = kProducers;
   if (producer != kNoProducer) {
-    number = take_producer(producers(), producer, first);
-    const uint64_t seen = producers()[number].seq.load(relaxed);
+    number = take_producer(producers_, producer, first);
+    const uint64_t seen = producers_[number].seq.load(relaxed);
     if (first > seen) {
       out.seen = seen;
       out.gap = true;
@@ -144,7 +189,7 @@ Queue::Accepted Queue::accept(uint64_t producer, uint64_t first, const uint8_t* 
     }
     const uint64_t again = std::min(seen - first, n);
     h_->duplicates.fetch_add(again, relaxed);
-    records += again * h_->record_size;
+    records += again * spec_.record_size;
     first += again;
     n -= again;
     if (n == 0) {
@@ -152,15 +197,15 @@ Queue::Accepted Queue::accept(uint64_t producer, uint64_t first, const uint8_t* 
       return out;
     }
   }
-  const uint64_t head = h_->head.load(relaxed), size = h_->batch_size, began = now_ns();
+  const uint64_t head = h_->head.load(relaxed), size = spec_.batch_size, began = now_ns();
   uint64_t at = head;
   while (n > 0) {
-    const uint64_t slot = slot_of(at / size, true);
+    const uint64_t slot = slot_for(at / size);
     if (slot == kFreeSlot) break;
     const uint64_t count = std::min(n, size - at % size);
-    if (at % size == 0) slots()[slot].first_ns.store(began, relaxed);
+    if (at % size == 0) slots_[slot].first_ns.store(began, relaxed);
     scatter(block(slot), at % size, records, count);
-    records += count * h_->record_size;
+    records += count * spec_.record_size;
     at += count;
     n -= count;
   }
@@ -170,7 +215,7 @@ Queue::Accepted Queue::accept(uint64_t producer, uint64_t first, const uint8_t* 
   if (out.full) h_->blocked.fetch_add(1, relaxed);
   if (out.added == 0) return out;
   if (number < kProducers) {
-    Producer& p = producers()[number];
+    Producer& p = producers_[number];
     h_->undo_producer.store(number, relaxed);
     h_->undo_seq.store(p.seq.load(relaxed), relaxed);
     h_->undo_head.store(head, release_order);
@@ -185,38 +230,39 @@ Queue::Accepted Queue::accept(uint64_t producer, uint64_t first, const uint8_t* 
 }
 
 uint64_t Queue::seen(uint64_t producer, uint64_t next) {
-  const uint64_t number = take_producer(producers(), producer, next);
-  Producer& p = producers()[number];
+  const uint64_t number = take_producer(producers_, producer, next);
+  Producer& p = producers_[number];
   p.used.store(h_->head.load(relaxed), relaxed);
   return p.seq.load(relaxed);
 }
 
 void Queue::skip(uint64_t producer, uint64_t next) {
-  Producer& p = producers()[take_producer(producers(), producer, next)];
+  Producer& p = producers_[take_producer(producers_, producer, next)];
   if (p.seq.load(relaxed) < next) p.seq.store(next, release_order);
 }
 
-bool Queue::take(bool partial, uint64_t pid, Taken* out) {
-  const uint64_t head = h_->head.load(relaxed), size = h_->batch_size;
+bool Queue::take(bool partial, uint64_t holder, Taken* out) {
+  const uint64_t head = h_->head.load(relaxed), size = spec_.batch_size;
   const uint64_t block = h_->taken.load(relaxed);
   const uint64_t there = head - std::min(head, block * size);
   if (there < size && (!partial || there == 0)) return false;
-  out->slot = slot_of(block, false);
+  out->slot = slot_of(block);
+  if (out->slot == kFreeSlot)
+    throw std::runtime_error("the queue's memory was overwritten: a batch is not in it");
   out->rows = std::min(there, size);
-  QueueSlot& slot = slots()[out->slot];
+  QueueSlot& slot = slots_[out->slot];
   h_->queue_dwell.add(now_ns() - slot.first_ns.load(relaxed));
-  slot.holder.store(pid, relaxed);
-  slot.pins.store(1, release_order);
+  slot.holder.store(holder, relaxed);
   h_->taken.store(block + 1, release_order);
-  uint64_t held = 0;
-  for (uint64_t i = 0; i < h_->num_slots; ++i) held += slots()[i].pins.load(relaxed) != 0 ? 1 : 0;
-  out->last_free = held == h_->num_slots;
+  repair();
+  uint64_t others = 0;
+  for (uint64_t i = 0; i < spec_.num_slots; ++i) others += held(i, block) ? 1 : 0;
+  out->last_free = others + 1 == spec_.num_slots;
   return true;
 }
 
 void Queue::release(uint64_t slot) {
-  slots()[slot].pins.store(0, relaxed);
-  slots()[slot].block.store(kFreeSlot, release_order);
+  slots_[slot].block.store(kFreeSlot, release_order);
   wake(h_->space_word, h_->space_waiters);
 }
 

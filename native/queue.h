@@ -4,9 +4,10 @@
 //
 //   [ QueueHeader | slots | producers | columns | schema JSON ] [ block 0 | block 1 | ... ]
 //
-// Item n goes to block n / batch_size. A block gets a free slot when its first item comes, and
-// gives it back when its last pin goes. `head` is the only commit point: what a killed append wrote
-// beyond it is overwritten by the next one.
+// The item at place n goes to block n / batch_size. A block gets a free slot when its first item
+// comes, and gives it back when its consumer lets go of it. Each change has one commit point,
+// behind which a kill leaves nothing undone that `repair` does not do: `head` of an append, `taken`
+// of a take, `block` of a release. A slot is held if its block is below `taken`.
 //
 // Thread-safety: `accept` and `take` want the lock held by the caller; `release` does not.
 #pragma once
@@ -24,10 +25,10 @@ namespace contig {
 using QueueWord = std::atomic<uint64_t>;
 
 struct QueueSlot {
-  QueueWord block;     // the block it holds, or kFreeSlot
-  QueueWord pins;      // of the consumer that took it
-  QueueWord holder;    // that consumer's pid
+  QueueWord block;     // the block in it, or kFreeSlot
+  QueueWord holder;    // the process that took it
   QueueWord first_ns;  // when its first item came
+  QueueWord unused;
 };
 
 struct QueueColumn {
@@ -42,7 +43,7 @@ struct alignas(64) QueueHeader {
       blocks_offset;
 
   alignas(64) Lock lock;
-  alignas(64) QueueWord head;  // items ever taken in
+  alignas(64) QueueWord head;  // the next item's place; a block taken half full ends early
   QueueWord taken;             // blocks ever handed over
   QueueWord closed;            // no more items will come
   // What the last append was about to change; valid while undo_head == head.
@@ -54,6 +55,7 @@ struct alignas(64) QueueHeader {
   alignas(64) QueueWord blocked;  // pushes that found no room
   QueueWord fresh;                // blocks handed over as copies, because all slots were held
   QueueWord duplicates;           // items seen before
+  QueueWord skipped;              // places without an item
   QueueWord connections, depth_sum, depth_max;  // told by whoever holds the sockets
   Histogram drain_round, memcpy_ns, queue_dwell;
 };
@@ -68,10 +70,11 @@ class Queue {
     uint64_t record_size, batch_size, num_slots, block_bytes, schema_bytes;
     std::vector<QueueColumn> columns;
   };
+  // Throws std::invalid_argument for sizes that make no queue.
   static uint64_t bytes_for(const Spec& spec);
   static void format(uint8_t* memory, const Spec& spec, const char* schema);
 
-  // `memory` must be formatted. Throws std::invalid_argument if it is no queue of `bytes`.
+  // `memory` must be formatted. Throws std::invalid_argument if it is no whole queue of `bytes`.
   Queue(uint8_t* memory, uint64_t bytes);
 
   struct Accepted {
@@ -92,29 +95,28 @@ class Queue {
     bool last_free;  // taking it leaves no slot to fill
   };
   // The next block: full, or, with `partial`, whatever there is. False: none yet.
-  bool take(bool partial, uint64_t pid, Taken* out);
+  bool take(bool partial, uint64_t holder, Taken* out);
   void release(uint64_t slot);
   void repair();
 
-  uint8_t* block(uint64_t slot) const {
-    return memory_ + h_->blocks_offset + slot * h_->block_bytes;
-  }
+  uint64_t items() const;  // ever taken in
+  uint8_t* block(uint64_t slot) const { return blocks_ + slot * spec_.block_bytes; }
   QueueHeader& header() const { return *h_; }
-  const QueueColumn* columns() const {
-    return reinterpret_cast<const QueueColumn*>(memory_ + h_->columns_offset);
-  }
-  const char* schema() const { return reinterpret_cast<const char*>(memory_ + h_->schema_offset); }
+  const Spec& spec() const { return spec_; }
+  const char* schema() const { return schema_; }
 
  private:
-  QueueSlot* slots() const { return reinterpret_cast<QueueSlot*>(memory_ + h_->slots_offset); }
-  Producer* producers() const {
-    return reinterpret_cast<Producer*>(memory_ + h_->producers_offset);
-  }
-  uint64_t slot_of(uint64_t block, bool make);
+  bool held(uint64_t slot, uint64_t taken) const;
+  uint64_t slot_of(uint64_t block) const;
+  uint64_t slot_for(uint64_t block);
   void scatter(uint8_t* block, uint64_t at, const uint8_t* records, uint64_t n) const;
 
-  uint8_t* memory_;
   QueueHeader* h_;
+  Spec spec_;  // read once: what a stray write does to the header moves no pointer
+  QueueSlot* slots_;
+  Producer* producers_;
+  uint8_t* blocks_;
+  const char* schema_;
 };
 
 }  // namespace contig

@@ -2,14 +2,23 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 #include "block.h"
 #include "crc32c.h"
 
 namespace contig {
 
+namespace {
+uint64_t checked_size(uint64_t bytes) {
+  if (bytes < kFrameHeader) throw std::invalid_argument("Receiver: smaller than a header");
+  if (bytes > uint64_t{1} << 46) throw std::invalid_argument("Receiver: too large");
+  return bytes;
+}
+}  // namespace
+
 Receiver::Receiver(uint64_t bytes, uint64_t max_frame)
-    : data_(block_take(bytes)), size_(bytes), max_frame_(max_frame) {}
+    : data_(block_take(checked_size(bytes))), size_(bytes), max_frame_(max_frame) {}
 
 Receiver::~Receiver() { block_give(data_, size_); }
 
@@ -26,7 +35,13 @@ uint8_t* Receiver::room(uint64_t* bytes) {
   return data_ + to_;
 }
 
-void Receiver::received(uint64_t bytes) { to_ = std::min(to_ + bytes, size_); }
+void Receiver::received(uint64_t bytes) { to_ += std::min(bytes, size_ - to_); }
+
+void Receiver::skip(uint64_t bytes) {
+  from_ += std::min(bytes, held());
+  parsed_ = checked_ = false;
+  fits_ = 0;
+}
 
 Receiver::State Receiver::next() {
   if (refusal_ != Refusal::none) return State::bad;
@@ -50,7 +65,8 @@ Receiver::State Receiver::next() {
 
 bool Receiver::check(uint64_t record_size, bool runs) {
   if (!parsed_ || !checked_) return false;
-  refusal_ = check_items(frame_, body(), record_size, runs);
+  const bool items = frame_.type == static_cast<uint8_t>(FrameType::items);
+  refusal_ = items ? check_items(frame_, body(), record_size, runs) : Refusal::type;
   fits_ = refusal_ == Refusal::none ? record_size : 0;
   fits_runs_ = runs;
   return fits_ != 0;
@@ -63,7 +79,7 @@ void Receiver::pop() {
 }
 
 void Receiver::resize(uint64_t bytes) {
-  bytes = std::max(bytes, held());
+  bytes = checked_size(std::max(bytes, held()));
   uint8_t* data = block_take(bytes);
   std::memcpy(data, data_ + from_, held());
   block_give(data_, size_);

@@ -21,7 +21,7 @@ class Receiver {
   void received(uint64_t bytes);
   // Raw bytes of the handshake, before any frame: null if there are fewer.
   const uint8_t* peek(uint64_t bytes) const { return held() < bytes ? nullptr : data_ + from_; }
-  void skip(uint64_t bytes) { from_ += bytes; }
+  void skip(uint64_t bytes);
 
   // The next frame: `ready` (it stays until `pop`), `more` (bytes are missing), `grow` (it does
   // not fit: `needed` bytes of buffer would do), `bad` (see `refusal`; nothing more can be read).

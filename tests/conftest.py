@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import os
 
-import pytest
 from hypothesis import HealthCheck, settings
-
-from tests.known import FAILING, SKIPPED
 
 # Sanitizer builds on busy machines are slow to draw examples: that says nothing about the test.
 _ANY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -19,14 +16,3 @@ _ANY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("contig", max_examples=60, derandomize=True, **_ANY)
 settings.register_profile("wide", max_examples=2000, **_ANY)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "contig"))
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what is known not to pass yet."""
-    for item in items:
-        for start, reason in SKIPPED.items():
-            if item.nodeid.startswith(start):
-                item.add_marker(pytest.mark.skip(reason=reason))
-        for start, reason in FAILING.items():
-            if item.nodeid.startswith(start):
-                item.add_marker(pytest.mark.xfail(reason=reason, strict=False))

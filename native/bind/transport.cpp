@@ -4,16 +4,10 @@
 
 #include <cstring>
 
-#if defined(__linux__) || defined(__APPLE__)
-#include <unistd.h>
-#else
-#include <process.h>
-#define getpid _getpid
-#endif
-
 #include "../board.h"
 #include "../crc32c.h"
 #include "../outbox.h"
+#include "../process.h"
 #include "../queue.h"
 #include "../receiver.h"
 #include "../wait.h"
@@ -25,7 +19,11 @@ namespace {
 
 using Record = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-uint64_t this_process() { return static_cast<uint64_t>(getpid()); }
+// Headers in shared memory have members that must be aligned.
+void check_aligned(const uint8_t* memory) {
+  if (reinterpret_cast<uintptr_t>(memory) % 64 != 0)
+    throw std::invalid_argument("the memory must start at a multiple of 64");
+}
 
 // -- frames ---------------------------------------------------------------------------------------
 
@@ -61,9 +59,7 @@ nb::bytes make_header(uint8_t type, uint64_t number, nb::list parts) {
 }
 
 struct ReceiverHandle {
-  ReceiverHandle(uint64_t bytes, uint64_t max_frame) : receiver(bytes, max_frame) {
-    if (bytes < kFrameHeader) throw std::invalid_argument("Receiver: smaller than a header");
-  }
+  ReceiverHandle(uint64_t bytes, uint64_t max_frame) : receiver(bytes, max_frame) {}
   Receiver receiver;
 };
 
@@ -88,19 +84,17 @@ void feed(ReceiverHandle& h, nb::bytes data) {
 
 nb::bytes payload(const ReceiverHandle& h) {
   const Receiver& r = h.receiver;
-  if (r.held() < r.needed()) throw std::invalid_argument("Receiver.payload: no whole frame");
+  if (!r.ready()) throw std::invalid_argument("Receiver.payload: no whole frame");
   return nb::bytes(reinterpret_cast<const char*>(r.body()), r.frame().length);
 }
 
 // -- the queue ------------------------------------------------------------------------------------
 
 struct QueueHandle {
-  explicit QueueHandle(Bytes memory)
-      : memory(memory), queue(memory.data(), memory.shape(0)), scratch() {}
+  explicit QueueHandle(Bytes memory) : memory(memory), queue(memory.data(), memory.shape(0)) {}
   Bytes memory;
   Queue queue;
   double lock_timeout_s = 10;
-  std::vector<uint8_t> scratch;
 
   template <class F>
   auto locked(uint64_t bytes, F f) {
@@ -123,21 +117,21 @@ struct QueueHandle {
 // A block of the queue while somebody looks at it: read-only bytes, given back with the last look.
 struct PinnedBlock {
   PinnedBlock(nb::object owner, Queue& queue, uint64_t slot)
-      : owner(std::move(owner)), queue(queue), slot(slot), pid(this_process()) {}
+      : owner(std::move(owner)), queue(queue), slot(slot), holder(process_id()) {}
   ~PinnedBlock() {
-    if (pid == this_process()) queue.release(slot);  // a forked child has only a copy of the pin
+    if (holder == process_id()) queue.release(slot);  // a forked child has only a copy of the pin
   }
   PinnedBlock(const PinnedBlock&) = delete;
   PinnedBlock& operator=(const PinnedBlock&) = delete;
   nb::object owner;
   Queue& queue;
-  uint64_t slot, pid;
+  uint64_t slot, holder;
 };
 
 int pinned_buffer(PyObject* self, Py_buffer* view, int flags) {
   const auto* block = nb::inst_ptr<PinnedBlock>(self);
   return PyBuffer_FillInfo(view, self, block->queue.block(block->slot),
-                           static_cast<Py_ssize_t>(block->queue.header().block_bytes), 1, flags);
+                           static_cast<Py_ssize_t>(block->queue.spec().block_bytes), 1, flags);
 }
 
 PyType_Slot pinned_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(pinned_buffer)},
@@ -145,19 +139,21 @@ PyType_Slot pinned_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(pinned_b
 
 Queue::Spec queue_spec(uint64_t record_size, uint64_t batch_size, uint64_t num_slots,
                        uint64_t block_bytes, Seqs columns, uint64_t schema_bytes) {
-  if (record_size == 0 || batch_size == 0 || num_slots == 0 || columns.shape(0) % 3 != 0)
-    throw std::invalid_argument("queue: sizes of at least 1, three values per column");
+  if (columns.shape(0) % 3 != 0) throw std::invalid_argument("queue: three values per column");
   Queue::Spec spec{record_size, batch_size, num_slots, block_bytes, schema_bytes, {}};
   for (size_t i = 0; i < columns.shape(0); i += 3) {
     const auto offset = static_cast<uint64_t>(columns.data()[i]);
     const auto bytes = static_cast<uint64_t>(columns.data()[i + 1]);
     const auto start = static_cast<uint64_t>(columns.data()[i + 2]);
-    check_place(offset, bytes, record_size, "queue");
-    check_room(batch_size, bytes, block_bytes - std::min(start, block_bytes),
-               "queue: a column ends past its block");
     spec.columns.push_back(QueueColumn{offset, bytes, start});
   }
   return spec;
+}
+
+// Ids that the table of producers uses for itself; 0 sends without one.
+void check_producer(uint64_t producer, bool none) {
+  if (producer == ~uint64_t{0} || (!none && producer == Queue::kNoProducer))
+    throw std::invalid_argument("producer: a number of 1 to 2^64 - 2");
 }
 
 nb::tuple accepted(const Queue::Accepted& a) {
@@ -167,14 +163,16 @@ nb::tuple accepted(const Queue::Accepted& a) {
 // The frame at a connection's front, which must be checked ITEMS of this queue's records.
 nb::tuple accept_frame(QueueHandle& q, ReceiverHandle& r, uint64_t producer) {
   const Frame& f = r.receiver.frame();
-  if (!r.receiver.fits(q.queue.header().record_size, false))
+  check_producer(producer, false);
+  if (!r.receiver.fits(q.queue.spec().record_size, false))
     throw std::invalid_argument("accept_frame: no whole frame of this queue's records");
   return accepted(q.locked(
       f.length, [&] { return q.queue.accept(producer, f.number, r.receiver.body(), f.rows); }));
 }
 
 nb::tuple accept_records(QueueHandle& q, Record records, uint64_t producer, uint64_t first) {
-  const uint64_t size = q.queue.header().record_size, n = records.shape(0) / size;
+  const uint64_t size = q.queue.spec().record_size, n = records.shape(0) / size;
+  check_producer(producer, true);
   if (n == 0 || n * size != records.shape(0))
     throw std::invalid_argument("records: expected a whole number of records");
   return accepted(q.locked(records.shape(0),
@@ -184,7 +182,7 @@ nb::tuple accept_records(QueueHandle& q, Record records, uint64_t producer, uint
 // 1: in the queue; 0: full; -1: the plan does not understand the tree.
 int submit(QueueHandle& q, const Plan& plan, nb::handle tree) {
   std::vector<uint8_t> record(plan.record_size());
-  if (plan.record_size() != q.queue.header().record_size)
+  if (plan.record_size() != q.queue.spec().record_size)
     throw std::invalid_argument("submit: a plan for other records");
   if (!plan.pack(tree.ptr(), record.data())) return -1;
   const Queue::Accepted a = q.locked(
@@ -196,12 +194,12 @@ int submit(QueueHandle& q, const Plan& plan, nb::handle tree) {
 nb::object take(nb::handle self, bool copy, bool partial) {
   auto& q = *nb::inst_ptr<QueueHandle>(self);
   Queue::Taken t{};
-  if (!q.locked(0, [&] { return q.queue.take(partial, this_process(), &t); })) return nb::none();
+  if (!q.locked(0, [&] { return q.queue.take(partial, process_id(), &t); })) return nb::none();
   auto* pinned = new PinnedBlock(nb::borrow(self), q.queue, t.slot);
   nb::object block = nb::cast(pinned, nb::rv_policy::take_ownership);
   const bool fresh = t.last_free && !copy;
   if (fresh || copy) {
-    const uint64_t bytes = q.queue.header().block_bytes;
+    const uint64_t bytes = q.queue.spec().block_bytes;
     auto* own = new Block(bytes);
     nb::object out = nb::cast(own, nb::rv_policy::take_ownership);
     {
@@ -240,15 +238,19 @@ void bind_queue(nb::module_& m) {
                     return Queue::bytes_for(queue_spec(record_size, batch_size, num_slots,
                                                        block_bytes, columns, schema_bytes));
                   })
-      .def_static("format",
-                  [](Bytes memory, uint64_t record_size, uint64_t batch_size, uint64_t num_slots,
-                     uint64_t block_bytes, Seqs columns, nb::bytes schema) {
-                    const Queue::Spec spec = queue_spec(record_size, batch_size, num_slots,
-                                                        block_bytes, columns, schema.size());
-                    if (memory.shape(0) < Queue::bytes_for(spec))
-                      throw std::invalid_argument("queue: the memory is too small");
-                    Queue::format(memory.data(), spec, schema.c_str());
-                  })
+      .def_static(
+          "format",
+          [](Bytes memory, uint64_t record_size, uint64_t batch_size, uint64_t num_slots,
+             uint64_t block_bytes, Seqs columns, nb::bytes schema) {
+            const Queue::Spec spec =
+                queue_spec(record_size, batch_size, num_slots, block_bytes, columns, schema.size());
+            if (memory.shape(0) < Queue::bytes_for(spec))
+              throw std::invalid_argument("queue: the memory is too small");
+            check_aligned(memory.data());
+            Queue::format(memory.data(), spec, schema.c_str());
+          },
+          nb::arg("memory").noconvert(), nb::arg("record_size"), nb::arg("batch_size"),
+          nb::arg("num_slots"), nb::arg("block_bytes"), nb::arg("columns"), nb::arg("schema"))
       .def_rw("lock_timeout_s", &QueueHandle::lock_timeout_s)
       .def("accept_frame", &accept_frame, nb::arg("receiver"), nb::arg("producer"))
       .def("accept_records", &accept_records, nb::arg("records").noconvert(), nb::arg("producer"),
@@ -256,10 +258,12 @@ void bind_queue(nb::module_& m) {
       .def("submit", &submit, nb::arg("plan"), nb::arg("tree").none())
       .def("seen",
            [](QueueHandle& q, uint64_t producer, uint64_t next) {
+             check_producer(producer, false);
              return q.locked(0, [&] { return q.queue.seen(producer, next); });
            })
       .def("skip",
            [](QueueHandle& q, uint64_t producer, uint64_t next) {
+             check_producer(producer, false);
              q.locked(0, [&] {
                q.queue.skip(producer, next);
                return 0;
@@ -294,18 +298,19 @@ void bind_queue(nb::module_& m) {
            })
       .def_prop_ro("schema",
                    [](const QueueHandle& q) {
-                     return nb::bytes(q.queue.schema(), q.queue.header().schema_bytes);
+                     return nb::bytes(q.queue.schema(), q.queue.spec().schema_bytes);
                    })
       .def_prop_ro("shape",
                    [](const QueueHandle& q) {
-                     const QueueHeader& h = q.queue.header();
-                     return nb::make_tuple(h.record_size, h.batch_size, h.num_slots);
+                     const Queue::Spec& s = q.queue.spec();
+                     return nb::make_tuple(s.record_size, s.batch_size, s.num_slots);
                    })
       .def("counters",
            [](const QueueHandle& q) {
              const QueueHeader& h = q.queue.header();
              nb::dict out;
              out["head"] = h.head.load();
+             out["items"] = q.queue.items();
              out["taken"] = h.taken.load();
              out["blocked"] = h.blocked.load();
              out["fresh"] = h.fresh.load();
@@ -422,22 +427,27 @@ void bind_board(nb::module_& m) {
   nb::class_<BoardHandle>(m, "Board")
       .def(nb::init<Bytes>(), nb::arg("memory").noconvert())
       .def_static("bytes_for", &Board::bytes_for)
-      .def_static("format",
-                  [](Bytes memory, uint64_t record_size, nb::bytes schema) {
-                    if (memory.shape(0) < Board::bytes_for(record_size, schema.size()))
-                      throw std::invalid_argument("board: the memory is too small");
-                    Board::format(memory.data(), record_size, schema.c_str(), schema.size());
-                  })
-      .def("publish",
-           [](BoardHandle& b, int64_t version, Record record) {
-             if (record.shape(0) != b.board.header().record_size)
-               throw std::invalid_argument("publish: a record of another size");
-             NoGil no_gil;
-             b.board.publish(version, record.data());
-           })
+      .def_static(
+          "format",
+          [](Bytes memory, uint64_t record_size, nb::bytes schema) {
+            if (memory.shape(0) < Board::bytes_for(record_size, schema.size()))
+              throw std::invalid_argument("board: the memory is too small");
+            check_aligned(memory.data());
+            Board::format(memory.data(), record_size, schema.c_str(), schema.size());
+          },
+          nb::arg("memory").noconvert(), nb::arg("record_size"), nb::arg("schema"))
+      .def(
+          "publish",
+          [](BoardHandle& b, int64_t version, Record record) {
+            if (record.shape(0) != b.board.record_size())
+              throw std::invalid_argument("publish: a record of another size");
+            NoGil no_gil;
+            b.board.publish(version, record.data());
+          },
+          nb::arg("version"), nb::arg("record").noconvert())
       .def("read",
            [](const BoardHandle& b) -> nb::object {
-             auto* block = new Block(b.board.header().record_size);
+             auto* block = new Block(b.board.record_size());
              nb::object out = nb::cast(block, nb::rv_policy::take_ownership);
              int64_t version;
              bool there;
@@ -454,10 +464,9 @@ void bind_board(nb::module_& m) {
                      if (!b.board.newest(&version)) return nb::none();
                      return nb::int_(version);
                    })
-      .def_prop_ro("schema",
-                   [](const BoardHandle& b) {
-                     return nb::bytes(b.board.schema(), b.board.header().schema_bytes);
-                   })
+      .def_prop_ro(
+          "schema",
+          [](const BoardHandle& b) { return nb::bytes(b.board.schema(), b.board.schema_bytes()); })
       .def_prop_ro("word", [](const BoardHandle& b) { return b.board.header().wake_word.load(); })
       .def("wait", [](BoardHandle& b, uint32_t seen, double timeout_s) {
         NoGil no_gil;

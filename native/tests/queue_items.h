@@ -62,7 +62,7 @@ inline std::vector<Item> range(uint64_t producer, uint64_t first, uint64_t n) {
 
 // The first rows of a block; none of them may be torn.
 inline std::vector<Item> read(const Queue& queue, uint64_t slot, uint64_t rows) {
-  const QueueColumn* c = queue.columns();
+  const std::vector<QueueColumn>& c = queue.spec().columns;
   const uint8_t* block = queue.block(slot);
   std::vector<Item> out(rows);
   for (uint64_t k = 0; k < rows; ++k) {

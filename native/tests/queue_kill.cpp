@@ -11,6 +11,7 @@
 
 #include "board.h"
 #include "killpoints.h"
+#include "process.h"
 #include "queue_items.h"
 
 namespace {
@@ -115,7 +116,7 @@ uint64_t dead_pid() {
   if (pid == 0) std::_Exit(0);
   int status = 0;
   if (waitpid(pid, &status, 0) != pid) fail("waitpid");
-  return static_cast<uint64_t>(pid);
+  return (process_id() >> 32 << 32) | static_cast<uint64_t>(pid);
 }
 
 // ---- what a queue should do --------------------------------------------------------------------
@@ -251,7 +252,7 @@ class Stage {
     const std::vector<Item> expected = model->take(partial);
     {
       items::Hold hold(queue_);
-      const bool took = queue_.take(partial, static_cast<uint64_t>(getpid()), &t);
+      const bool took = queue_.take(partial, process_id(), &t);
       if (took == expected.empty()) fail(took ? "a batch too early" : "a batch that does not come");
       if (!took) return false;
     }
@@ -312,8 +313,7 @@ class Stage {
     return t.slot;
   }
 
-  // ---- attacks
-  // -----------------------------------------------------------------------------------
+  // ---- attacks ---------------------------------------------------------------------------------
 
   std::map<uint64_t, uint64_t> table() const {
     std::map<uint64_t, uint64_t> out;

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "board.h"
+#include "process.h"
 #include "queue_items.h"
 #include "wait.h"
 
@@ -116,7 +117,7 @@ void consume(Shared* shared, uint64_t number) {
     bool took;
     {
       items::Hold hold(queue);
-      took = queue.take(last, number, &t);
+      took = queue.take(last, contig::process_id(), &t);
       if (took) block = h.taken.load() - 1;
     }
     if (took) {

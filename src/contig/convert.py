@@ -166,13 +166,25 @@ def _kind(dtype: np.dtype[Any]) -> str:
     return "f" if dtype.name.startswith(("bfloat16", "float8")) else "?"
 
 
+class _Writable:
+    """A read-only array's memory, as numpy asks for it, said to be writable."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._array = array  # kept
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
 def to_torch(array: np.ndarray[Any, Any]) -> Any:
-    """A tensor over the same memory."""
+    """A tensor over the same memory. Torch has no read-only tensors: do not write to those."""
     import torch
 
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    half = array.dtype.name == "bfloat16"
+    plain = array.view(np.int16) if half else array
+    if not plain.flags.writeable:
+        plain = np.asarray(_Writable(plain))  # or torch would warn
+    tensor = torch.from_numpy(plain)
+    return tensor.view(torch.bfloat16) if half else tensor
 
 
 def to_jax(array: np.ndarray[Any, Any], path: Path) -> Any:

@@ -22,7 +22,7 @@ from ..batch import Batch
 from ..convert import plain_tree
 from ..errors import ClosedError
 from ..layout import Layout
-from .segment import Segment
+from .segment import Segment, opened
 
 __all__ = ["BatchQueue"]
 
@@ -78,7 +78,7 @@ class BatchQueue:
     @staticmethod
     def attach(name: str) -> BatchQueue:
         """The queue of this name, which must exist."""
-        return BatchQueue(Segment.attach(name))
+        return opened(Segment.attach(name), BatchQueue)
 
     def submit(self, tree: Any, timeout: float | None = None) -> None:
         """Appends one item; waits for room.

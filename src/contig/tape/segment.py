@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,9 @@ from .. import _native
 if sys.platform == "linux":
     import fcntl
 
-__all__ = ["Segment", "reap"]
+__all__ = ["Segment", "opened", "reap"]
+
+T = TypeVar("T")
 
 Form = Callable[[np.ndarray[Any, Any]], None]
 
@@ -230,6 +232,15 @@ def _unlink_if_unused(path: Path) -> bool:
         if unused:
             path.unlink(missing_ok=True)
         return unused
+
+
+def opened(segment: Segment, form: Callable[[Segment], T]) -> T:
+    """What a segment holds; one that holds something else is let go of."""
+    try:
+        return form(segment)
+    except BaseException:
+        segment.close()
+        raise
 
 
 def in_use(name: str) -> bool:

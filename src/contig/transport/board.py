@@ -14,7 +14,7 @@ from .. import _native
 from ..convert import plain_tree
 from ..errors import LayoutError
 from ..layout import Layout
-from ..tape.segment import Segment
+from ..tape.segment import Segment, opened
 
 __all__ = ["Weights", "WeightsBoard"]
 
@@ -66,7 +66,7 @@ class WeightsBoard:
     @staticmethod
     def attach(name: str) -> WeightsBoard:
         """The board of this name, which must exist."""
-        return WeightsBoard(Segment.attach(name))
+        return opened(Segment.attach(name), WeightsBoard)
 
     @property
     def newest(self) -> int | None:

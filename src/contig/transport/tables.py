@@ -130,7 +130,7 @@ class QueueTable(Table):
         self.queue.native.wait_space(word, timeout_s)
 
     def rows_in(self) -> int:
-        return int(self.queue.native.counters()["head"])
+        return int(self.queue.native.counters()["items"])
 
 
 class TapeTable(Table):
