@@ -53,13 +53,25 @@ uint64_t gather_columns(const Tape& tape, const int64_t* seqs, size_t n, const T
   return tail_after(tape);
 }
 
+namespace {
+bool whole(const uint8_t* row, size_t size) {
+  uint32_t stored;
+  std::memcpy(&stored, row + size, sizeof stored);
+  return crc32c(0, row, size) == stored;
+}
+}  // namespace
+
 void find_damaged(const Tape& tape, const int64_t* seqs, size_t n, std::vector<int64_t>* out) {
-  const size_t size = tape.record_size();
-  for (size_t i = 0; i < n; ++i) {
-    const uint8_t* row = tape.row(static_cast<uint64_t>(seqs[i]));
-    uint32_t stored;
-    std::memcpy(&stored, row + size, sizeof stored);
-    if (crc32c(0, row, size) != stored) out->push_back(static_cast<int64_t>(i));
+  for (size_t i = 0; i < n; ++i)
+    if (!whole(tape.row(static_cast<uint64_t>(seqs[i])), tape.record_size()))
+      out->push_back(static_cast<int64_t>(i));
+}
+
+void decode_rows(const uint8_t* stored, size_t n, size_t size, size_t stride, uint8_t* out,
+                 std::vector<int64_t>* damaged) {
+  for (size_t i = 0; i < n; ++i, stored += stride, out += size) {
+    if (!whole(stored, size)) damaged->push_back(static_cast<int64_t>(i));
+    std::memcpy(out, stored, size);
   }
 }
 

@@ -30,5 +30,8 @@ void join_columns(const Rows& rows, size_t record_size, uint8_t* out);
 // Rows from `skip` on as they are stored in files: `stride` bytes each, the record, its checksum,
 // zeros.
 void encode_rows(const Rows& rows, uint64_t skip, size_t record_size, size_t stride, uint8_t* out);
+// The way back: records one after another, and the places of those whose checksum is wrong.
+void decode_rows(const uint8_t* stored, size_t n, size_t record_size, size_t stride, uint8_t* out,
+                 std::vector<int64_t>* damaged);
 
 }  // namespace contig

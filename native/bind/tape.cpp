@@ -171,6 +171,22 @@ void follow(TapeHandle& t, State entries, uint64_t tail, uint64_t head, uint64_t
   });
 }
 
+// Rows of a file: (records, places of the damaged).
+nb::tuple decode(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> stored, uint64_t size,
+                 uint64_t stride) {
+  if (size == 0 || size > stride || stride - size < 4 || stored.shape(0) % stride != 0)
+    throw std::invalid_argument("decode_rows: expected whole rows");
+  const uint64_t n = stored.shape(0) / stride;
+  auto* block = new Block(n * size);
+  nb::object out = nb::cast(block, nb::rv_policy::take_ownership);
+  std::vector<int64_t> damaged;
+  {
+    NoGil no_gil;
+    decode_rows(stored.data(), n, size, stride, block->data, &damaged);
+  }
+  return nb::make_tuple(out, to_array(damaged));
+}
+
 // Entries [from, to) as [n, 16] words; only for the one process that appends.
 nb::object entries(TapeHandle& t, uint64_t from, uint64_t to) {
   std::vector<int64_t> words;
@@ -208,6 +224,7 @@ void bind_tape(nb::module_& m) {
   static nb::exception<NoSpace> no_space(m, "StorageFull", PyExc_OSError);
   m.attr("ROBUST_LOCKS") = bool(CONTIG_ROBUST);
   m.attr("ENTRY_WORDS") = 16;
+  m.def("decode_rows", &decode, nb::arg("stored"), nb::arg("record_size"), nb::arg("stride"));
   m.def("control_bytes", &Tape::control_bytes);
   m.def("format_control", [](Bytes control, uint64_t capacity) {
     if (control.shape(0) < Tape::control_bytes(capacity))

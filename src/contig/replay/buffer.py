@@ -296,11 +296,18 @@ class ReplayBuffer:
         with self._turn:
             checkpoint.save(self, FilePath(path))
 
-    def load(self, path: str | FilePath) -> None:
-        """Takes a checkpoint in, in place of what the buffer holds."""
+    def load(self, path: str | FilePath, rank: int = 0, world_size: int = 1) -> None:
+        """Takes a checkpoint in, in place of what the buffer holds; into any storage, of any
+        capacity (the newest rows stay).
+
+        Args:
+            path: what `save` wrote.
+            rank, world_size: a share of its trajectories: contiguous, the first ranks get one more
+                if the numbers do not divide. Samplers start anew, each rank with its own stream.
+        """
         self._drain()
         with self._turn:
-            checkpoint.load(self, FilePath(path))
+            checkpoint.load(self, FilePath(path), (rank, world_size))
 
     def state(self) -> dict[str, Any]:
         return {"rng": self._rng.state(), "sampler": self.sampler.state()}

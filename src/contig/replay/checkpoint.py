@@ -2,7 +2,8 @@
 
     checkpoint.json   format, layout, keys, bounds, random numbers, sampler, limiter counters;
                       size and CRC-32 of every other file
-    records.bin       the rows, as they lie on the tape
+    records.bin       the rows, as they lie on the tape; of a storage on disk instead
+    extents/          its files, linked, each row with its checksum
     index.bin         the index's live entries, 16 little-endian words each
     array-N.npy       arrays of the sampler's state
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import shutil
 import uuid
@@ -25,13 +27,16 @@ import numpy as np
 
 from ..errors import EmptyBufferError, LayoutError
 from ..layout import Layout
-from ..tape import Contents, Storage
+from ..tape import Contents, PackedRows, Storage
+from ..tape.disk.linked import LinkedRows
 from ..tape.episodes import FIRST, NUMBER, ORDINAL, STEPS_FLAGS, read_index
 
 if TYPE_CHECKING:
     from .buffer import ReplayBuffer
 
-__all__ = ["save", "load"]
+__all__ = ["load", "save"]
+
+log = logging.getLogger("contig.replay")
 
 FORMAT = 1
 _CHUNK_BYTES = 16 << 20
@@ -108,8 +113,12 @@ def _try_rows(storage: Storage, files: _Files) -> dict[str, Any]:
     ends = words[:, FIRST] + (words[:, STEPS_FLAGS] >> 8)
     head = int(ends.max()) if len(words) else table.head
     first = min(table.tail, head)
-    tails = [first]
-    files.write("records.bin", _chunks(storage, first, head, tails))
+    linked = storage.link_rows(files.directory, first, head)
+    if linked is None:
+        tails = [first]
+        files.write("records.bin", _chunks(storage, first, head, tails))
+    else:
+        tails = [int(storage.tape.snapshot()[1])]
     tail = min(max(tails), head)
     words = words[ends > tail]
     files.write("index.bin", [np.ascontiguousarray(words, "<i8").reshape(-1).view(np.uint8).data])
@@ -120,6 +129,8 @@ def _try_rows(storage: Storage, files: _Files) -> dict[str, Any]:
         "tail": tail,
         "head": head,
         "trajectories": int(storage.tape.trajectories),
+        "extents": linked,
+        "quarantine": {str(o): reason for o, reason in storage.quarantined.items()},
     }
 
 
@@ -135,15 +146,23 @@ def _chunks(storage: Storage, first: int, head: int, tails: list[int]) -> Iterat
         yield chunk.data
 
 
-def load(buffer: ReplayBuffer, path: Path) -> None:
+def load(buffer: ReplayBuffer, path: Path, shard: tuple[int, int] = (0, 1)) -> None:
     """Takes a checkpoint in, in place of what the buffer holds. A failed load changes nothing.
+
+    Args:
+        shard: (rank, world size): with more than one rank, each gets its share of the
+            trajectories, and its sampler starts anew.
 
     Raises:
         FileNotFoundError: no checkpoint there, or not all of it.
         LayoutError: the buffer has another layout or sampler, or the checkpoint is damaged.
     """
+    rank, world_size = shard
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} of {world_size}: expected 0 <= rank < world_size")
     try:
         saved = _read(path, buffer)
+        contents, renumbered = _wanted(saved, path, buffer.storage, rank, world_size)
     except (FileNotFoundError, LayoutError):
         raise
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, OSError) as error:
@@ -159,13 +178,15 @@ def load(buffer: ReplayBuffer, path: Path) -> None:
         if schema is None:
             storage.bind_keys(*saved.keys)
             storage.publish(saved.layout)
+        storage.restore(contents, saved.counters if world_size == 1 else (contents.head, 0))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         buffer.load_state(before)
         raise LayoutError(f"{path}: cannot be loaded: {error!r}") from error
-    storage.restore(
-        Contents(saved.rows, saved.tail, saved.head, saved.entries, saved.trajectories),
-        saved.counters,
-    )
+    if renumbered:
+        buffer.sampler.reset()
+    if world_size > 1:  # ranks draw different batches
+        words = np.random.SeedSequence([*buffer.state()["rng"], rank]).generate_state(4, np.uint64)
+        buffer.load_state({**buffer.state(), "rng": [int(w) for w in words]})
 
 
 class _Saved(NamedTuple):
@@ -173,14 +194,27 @@ class _Saved(NamedTuple):
 
     layout: Layout
     keys: tuple[Any, Any]
-    rows: np.ndarray[Any, Any]
-    tail: int
-    head: int
-    entries: np.ndarray[Any, Any]
-    index_tail: int
-    trajectories: int
+    contents: Contents
+    quarantine: dict[int, str]
     counters: tuple[int, int]
     state: dict[str, Any]
+
+
+def _wanted(
+    saved: _Saved, path: Path, storage: Storage, rank: int, world_size: int
+) -> tuple[Contents, bool]:
+    """What of it this buffer takes, and whether rows get other seqs than they had."""
+    contents = saved.contents
+    ordinals = contents.ordinals()
+    if saved.quarantine:
+        log.warning("%s: %d damaged trajectories are left out", path, len(saved.quarantine))
+        ordinals = ordinals[~np.isin(ordinals, list(saved.quarantine))]
+    # The first ranks get one more if the numbers do not divide.
+    ordinals = np.array_split(ordinals, world_size)[rank]
+    renumbered = len(ordinals) < len(contents.ordinals())
+    if renumbered:
+        contents = contents.only(ordinals.tolist())
+    return contents.newest(storage.capacity), renumbered
 
 
 def _read(path: Path, buffer: ReplayBuffer) -> _Saved:
@@ -195,14 +229,23 @@ def _read(path: Path, buffer: ReplayBuffer) -> _Saved:
         layout = Layout.from_json(meta["layout"])
     except LayoutError as error:
         raise ValueError(str(error)) from None
-    first, tail, head = meta["file_first"], meta["tail"], meta["head"]
     counters = (meta["limiter"]["inserted"], meta["limiter"]["sampled"])
-    if not (0 <= first <= tail <= head < 2**63 and min(counters) >= 0):
-        raise ValueError(f"its bounds {first}, {tail}, {head}, {counters} make no sense")
-    if meta["files"]["records.bin"][0] != (head - first) * layout.record_size:
-        raise ValueError("records.bin does not have the rows it should have")
-    tail = max(tail, head - buffer.storage.capacity)  # what fits
-    rows = np.fromfile(path / "records.bin", np.uint8, offset=(tail - first) * layout.record_size)
+    if min(counters) < 0:
+        raise ValueError(f"its counters {counters} make no sense")
+    return _Saved(
+        layout=layout,
+        keys=(meta["keys"]["traj_key"], meta["keys"]["end_key"]),
+        contents=_read_contents(path, meta, layout.record_size),
+        quarantine={int(o): str(reason) for o, reason in meta.get("quarantine", {}).items()},
+        counters=counters,
+        state=_decode(meta["state"], path),
+    )
+
+
+def _read_contents(path: Path, meta: dict[str, Any], record_size: int) -> Contents:
+    first, tail, head = meta["file_first"], meta["tail"], meta["head"]
+    if not 0 <= first <= tail <= head < 2**63:
+        raise ValueError(f"its bounds {first}, {tail}, {head} make no sense")
     entries = np.fromfile(path / "index.bin", "<i8").astype(np.int64).reshape(-1, 16)
     ends = entries[:, FIRST] + (entries[:, STEPS_FLAGS] >> 8)
     if len(entries) and (
@@ -210,24 +253,24 @@ def _read(path: Path, buffer: ReplayBuffer) -> _Saved:
         or entries[0, NUMBER] < 0
         or np.any(ends[:-1] != entries[1:, FIRST])
         or ends[-1] != head
-        or not 0 <= entries[:, ORDINAL].max() < meta["trajectories"]
+        or not entries[:, ORDINAL].max() < meta["trajectories"]
     ):
         raise ValueError("its runs are not in order")
-    if bool(len(entries)) != (head > meta["tail"]):
+    if bool(len(entries)) != (head > tail):
         raise ValueError("it has rows without runs, or runs without rows")
-    entries = entries[ends > tail]
-    return _Saved(
-        layout=layout,
-        keys=(meta["keys"]["traj_key"], meta["keys"]["end_key"]),
-        rows=rows,
-        tail=tail,
-        head=head,
-        entries=entries,
-        index_tail=int(entries[0, NUMBER]) if len(entries) else 0,
-        trajectories=meta["trajectories"],
-        counters=counters,
-        state=_decode(meta["state"], path),
-    )
+    linked = meta.get("extents")
+    if linked is not None:
+        rows: Any = LinkedRows(
+            path / "extents", record_size, int(linked["stride"]), int(linked["rows_per_extent"])
+        )
+    else:
+        if meta["files"]["records.bin"][0] != (head - first) * record_size:
+            raise ValueError("records.bin does not have the rows it should have")
+        # Mapped, so that only what fits is read; nothing has no mapping.
+        nothing: Any = np.zeros(0, np.uint8)
+        mapped = np.memmap(path / "records.bin", mode="c") if head > first else nothing
+        rows = PackedRows(np.asarray(mapped), first, record_size)
+    return Contents(rows, tail, head, entries, meta["trajectories"])
 
 
 def _read_meta(path: Path) -> dict[str, Any]:

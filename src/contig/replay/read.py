@@ -37,10 +37,10 @@ def read_batch(index: Index, sampler: Sampler, rng: Rng, request: Request) -> Ba
         batch, lost = _gather(storage, draw)
         if index.view.stale:  # a checkpoint was loaded: other rows may have these seqs now
             continue
-        if not lost:
+        if lost is None:
             parts.append(batch)
             return stack_batches(parts)
-        kept, bad = _without_lost(storage, draw, batch, lost)
+        kept, bad = _without_lost(draw, batch, lost)
         if kept is not None:
             parts.append(kept)
         request = request._replace(groups=bad)
@@ -56,15 +56,24 @@ def read_batch(index: Index, sampler: Sampler, rng: Rng, request: Request) -> Ba
                 f"{len(storage)} rows are stored, but {type(sampler).__name__} may draw none of "
                 f"them: {sampler.missing(index)}"
             )
-        parts.append(_gather(storage, draw)[0])
+        batch, lost = _gather(storage, draw)
+        if lost is not None:  # nobody evicts now
+            raise NothingEligibleError(
+                f"{len(storage)} rows are stored, but {int(lost.sum())} of {len(lost)} that were "
+                "drawn are damaged and set aside: `contig inspect` says which and why"
+            )
+        parts.append(batch)
     return stack_batches(parts)
 
 
-def _gather(storage: Storage, draw: Draw) -> tuple[Batch, int]:
+def _gather(storage: Storage, draw: Draw) -> tuple[Batch, np.ndarray[Any, Any] | None]:
+    """The batch, finished; or as it is, with a mask of the rows that were lost."""
     batch, lost = storage.gather(draw.seqs, _extras(draw))
-    if lost:
+    if isinstance(lost, np.ndarray):
         return batch, lost
-    return _finish(batch, draw), 0
+    if lost:
+        return batch, draw.seqs < lost
+    return _finish(batch, draw), None
 
 
 def _finish(batch: Batch, draw: Draw) -> Batch:
@@ -96,11 +105,8 @@ def _extras(draw: Draw) -> tuple[Any, ...]:
     return found
 
 
-def _without_lost(
-    storage: Storage, draw: Draw, batch: Batch, lost: int
-) -> tuple[Batch | None, int]:
+def _without_lost(draw: Draw, batch: Batch, gone: np.ndarray[Any, Any]) -> tuple[Batch | None, int]:
     """The groups of a gathered batch that are whole, finished; and how many are not."""
-    gone = draw.seqs < lost
     if draw.lengths is None:
         whole = ~gone
     else:

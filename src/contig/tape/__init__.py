@@ -1,13 +1,15 @@
 """The store: tapes in memory and shared memory, their writers and their index of runs."""
 
+from .contents import Contents, PackedRows
 from .queue import BatchQueue
-from .storage import Contents, LazyTensorStorage, SharedStorage, Storage, storage_of_fd
+from .storage import LazyTensorStorage, SharedStorage, Storage, storage_of_fd
 from .writer import Writer
 
 __all__ = [
     "BatchQueue",
     "Contents",
     "LazyTensorStorage",
+    "PackedRows",
     "SharedStorage",
     "Storage",
     "Writer",

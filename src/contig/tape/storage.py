@@ -13,7 +13,8 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from pathlib import Path as FilePath
+from typing import Any
 
 import numpy as np
 
@@ -24,29 +25,13 @@ from ..errors import ClosedError, EmptyBufferError, LayoutError
 from ..layout import Layout
 from ..tree import as_path, show_path
 from .boundaries import complete_flags, fill_flags
+from .contents import Contents
 from .episodes import read_index
 from .schema import ExtraLeaf, Schema
 from .segment import Segment
 from .writer import Writer, batch_ndim_of
 
-__all__ = ["Contents", "Storage", "LazyTensorStorage", "SharedStorage", "storage_of_fd"]
-
-
-class Contents(NamedTuple):
-    """All that a checkpoint knows of a tape.
-
-    Attributes:
-        records: rows [tail, head), packed one after another.
-        tail, head: their seqs.
-        entries: the index, ``[n, 16]`` words (native/tape_format.h); the last is the number.
-        trajectories: how many numbers for trajectories were given.
-    """
-
-    records: np.ndarray[Any, Any]
-    tail: int
-    head: int
-    entries: np.ndarray[Any, Any]
-    trajectories: int
+__all__ = ["Storage", "LazyTensorStorage", "SharedStorage", "storage_of_fd"]
 
 
 class Storage:
@@ -195,7 +180,7 @@ class Storage:
 
     def _restore(self, contents: Contents, words: Any, index_tail: int, index_head: int) -> None:
         self.tape.restore(
-            contents.records,
+            contents.rows.read(contents.tail, contents.head),
             contents.tail,
             contents.head,
             words,
@@ -203,6 +188,16 @@ class Storage:
             index_head,
             contents.trajectories,
         )
+
+    @property
+    def quarantined(self) -> dict[int, str]:
+        """Trajectories that are set aside because they are damaged, by `id`, with the reason."""
+        return {}
+
+    def link_rows(self, folder: FilePath, first: int, head: int) -> dict[str, Any] | None:
+        """Rows [first, head) in a folder without copying them, and what is needed to read them;
+        None if they are not in files."""
+        return None
 
     def empty(self) -> None:
         """Evicts every row. Seqs go on: they never repeat."""

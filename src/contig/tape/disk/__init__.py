@@ -1,5 +1,6 @@
 """Storages in files: extents of rows, an index in SQLite."""
 
+from .memmap import LazyMemmapStorage
 from .storage import DiskStorage
 
-__all__ = ["DiskStorage"]
+__all__ = ["DiskStorage", "LazyMemmapStorage"]

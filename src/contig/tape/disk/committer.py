@@ -2,7 +2,8 @@
 
     append -> rows in files, visible here -> queue -> [fsync] -> SQLite commit -> retention
 
-What fails is kept, tried again, and raised at the next call until it works.
+What fails is kept, tried again, and raised at the next call until it works; only a failed fsync is
+for good. A second thread syncs rows and folds the index's log into its file, every few seconds.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from collections.abc import Callable
 from typing import Any
 
 from ...errors import StorageFull
-from .index import Changes, DiskIndex
+from .index import Changes, DiskIndex, fold_log
 
 __all__ = ["Committer"]
 
 log = logging.getLogger("contig.disk")
 
 _RETRY_S = 0.2
-_CHECKPOINT_S = 2.0
+_TEND_S = 2.0
 _SLICE_S = 0.1
+_FULL = (28, 122)  # no space, over quota
 
 
 class Committer:
@@ -47,13 +49,15 @@ class Committer:
         self._sync, self._committed = sync, committed
         self._turn = threading.Condition()
         self._waiting: Changes | None = None
-        self._number = self._done = 0
+        self._number = self._done = self._tended = 0
         self._failure: BaseException | None = None
-        self._closing = self._writing = False
-        self._checkpointed = time.monotonic()
+        self._broken = self._closing = False
+        self._over = threading.Event()
         index.set_durable(durable)
         self._thread = threading.Thread(target=self._run, name="contig-committer", daemon=True)
+        self._tending = threading.Thread(target=self._tend, name="contig-folder", daemon=True)
         self._thread.start()
+        self._tending.start()
 
     def add(self, changes: Changes) -> int:
         """Hands changes over; a ticket for `wait`."""
@@ -68,13 +72,19 @@ class Committer:
         failure = self._failure
         if failure is None:
             return
+        if self._broken:
+            raise OSError(
+                getattr(failure, "errno", None) or 5,
+                f"rows could not be synced to the disk: {failure}. What was committed before is "
+                "safe; close this storage and open it again, which checks what is there",
+            ) from failure
         text = (
             f"the storage's index cannot be written: {failure}; appends so far are kept in memory "
             "and tried again"
         )
         full = isinstance(failure, sqlite3.OperationalError) and "full" in str(failure)
-        if full or (isinstance(failure, OSError) and failure.errno == 28):
-            raise StorageFull(text) from failure
+        if full or (isinstance(failure, OSError) and failure.errno in _FULL):
+            raise StorageFull(28, text) from failure
         raise OSError(getattr(failure, "errno", None) or 5, text) from failure
 
     def wait(self, ticket: int | None = None, timeout_s: float | None = None) -> None:
@@ -94,51 +104,76 @@ class Committer:
         """The newest ticket that is committed."""
         return self._done
 
+    @property
+    def number(self) -> int:
+        """The newest ticket."""
+        return self._number
+
     def _run(self) -> None:
         while True:
             with self._turn:
                 while self._waiting is None and not self._closing:
-                    self._turn.wait(_CHECKPOINT_S)
-                    self._checkpoint()
-                if self._waiting is None:
+                    self._turn.wait()
+                if self._waiting is None or self._broken:
                     return
                 changes, upto = self._waiting, self._number
                 self._waiting = None
             try:
-                if self._durable:
-                    self._sync()
+                if self._durable and not self._synced(changes):
+                    return
                 self._index.write(changes)
             except (OSError, sqlite3.Error) as error:
                 self._failed(error, changes)
                 if self._closing:
                     return
-                time.sleep(_RETRY_S)
+                self._over.wait(_RETRY_S)
                 continue
-            self._committed(changes)
             with self._turn:
-                self._failure = None
+                if not self._broken:
+                    self._failure = None
                 self._done = upto
                 self._turn.notify_all()
-            self._checkpoint()
+            try:
+                self._committed(changes)
+            except OSError as error:
+                log.warning("files that hold nothing any more are still there: %s", error)
+
+    def _synced(self, changes: Changes | None) -> bool:
+        """Whether rows are on the disk. After a failure nobody knows what is: it is final, as a
+        second fsync would succeed without having written anything."""
+        try:
+            self._sync()
+        except OSError as error:
+            log.error("rows could not be synced to the disk: %s", error)
+            with self._turn:
+                self._broken, self._failure = True, error
+                self._waiting = self._waiting or changes
+                self._turn.notify_all()
+            return False
+        return True
 
     def _failed(self, error: BaseException, changes: Changes) -> None:
         if self._failure is None:
             log.error("the storage's index cannot be written: %s", error)
         with self._turn:
-            self._failure = error
+            if not self._broken:
+                self._failure = error
             later = self._waiting
             self._waiting = changes if later is None else changes.and_then(later)
             self._turn.notify_all()
 
-    def _checkpoint(self) -> None:
-        now = time.monotonic()
-        if now - self._checkpointed < _CHECKPOINT_S:
-            return
-        self._checkpointed = now
-        try:
-            self._index.checkpoint()
-        except sqlite3.Error as error:
-            log.warning("the index's log could not be folded in: %s", error)
+    def _tend(self) -> None:
+        while not self._over.wait(_TEND_S) and not self._broken:
+            done = self._done
+            if done == self._tended:
+                continue
+            if not self._durable and not self._synced(None):
+                return
+            self._tended = done
+            try:
+                fold_log(self._index.path)
+            except sqlite3.Error as error:
+                log.warning("the index's log could not be folded in: %s", error)
 
     def run_between(self, call: Callable[[DiskIndex], Any]) -> Any:
         """Runs something with the index while no commit is under way; everything is committed."""
@@ -151,5 +186,8 @@ class Committer:
         with self._turn:
             self._closing = True
             self._turn.notify_all()
+        self._over.set()
         self._thread.join()
-        self.check()
+        self._tending.join()
+        if self._waiting is not None:
+            self.check()

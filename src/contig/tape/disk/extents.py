@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ... import _native
 from . import files
@@ -40,6 +40,27 @@ def extent_rows(stride: int, wanted: int | None) -> int:
     while (rows < wanted) if wanted is not None else (rows * 2 * stride <= _EXTENT_BYTES):
         rows *= 2
     return rows
+
+
+class Unsynced(NamedTuple):
+    """Files that were written, and their directory if some of them are new."""
+
+    paths: list[Path]
+    folder: Path | None
+
+    def sync(self) -> None:
+        """Returns when they are on the disk, apart from those that were let go meanwhile."""
+        for path in self.paths:
+            try:
+                fd = files.open_to_write(path)
+            except FileNotFoundError:
+                continue
+            try:
+                files.fsync(fd)
+            finally:
+                os.close(fd)
+        if self.folder is not None:
+            files.fsync_dir(self.folder)
 
 
 class Extents:
@@ -133,26 +154,18 @@ class Extents:
             self.created = True
         self._fds[extent] = fd
         while len(self._fds) > _OPEN:
-            oldest = min(self._fds)
-            if oldest in self.unsynced:
-                break
-            os.close(self._fds.pop(oldest))
+            os.close(self._fds.pop(min(self._fds)))
         self._mapped.pop(extent % self._places, None)
         self.map(extent)
         return fd
 
-    def sync(self) -> None:
-        """Returns when everything written is on the disk."""
-        for extent in sorted(self.unsynced):
-            fd = self._fds.get(extent)
-            if fd is None:
-                fd = files.open_to_write(self.path(extent))
-                self._fds[extent] = fd
-            files.fsync(fd)
-            self.unsynced.discard(extent)
-        if self.created:
-            files.fsync_dir(self.folder)
-            self.created = False
+    def unsynced_files(self) -> Unsynced:
+        """What is to be synced, without this lock: everything written so far."""
+        paths = [self.path(extent) for extent in sorted(self.unsynced)]
+        work = Unsynced(paths, self.folder if self.created else None)
+        self.unsynced.clear()
+        self.created = False
+        return work
 
     def delete_below(self, seq: int) -> list[int]:
         """Removes files all of whose rows lie below a seq; their numbers."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "close",
     "create",
     "exists",
     "fsync",
@@ -54,6 +55,10 @@ def open_to_write(path: Path) -> int:
 
 def open_to_read(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def close(fd: int) -> None:
+    os.close(fd)
 
 
 def size(fd: int) -> int:

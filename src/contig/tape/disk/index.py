@@ -16,7 +16,7 @@ import numpy as np
 
 from ... import _native
 
-__all__ = ["Changes", "DiskIndex", "IndexState", "FORMAT"]
+__all__ = ["FORMAT", "Changes", "DiskIndex", "IndexState", "fold_log"]
 
 FORMAT = 1
 # native/tape_format.h, struct Entry: the words that are kept; the last is the entry's number.
@@ -221,10 +221,6 @@ class DiskIndex:
             revision,
         )
 
-    def checkpoint(self) -> None:
-        """Moves what is in the write-ahead log into the file; readers are not waited for."""
-        self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
-
     def backup(self, path: Path) -> None:
         """A copy of the index as it is committed now."""
         copy = sqlite3.connect(path)
@@ -235,6 +231,15 @@ class DiskIndex:
 
     def close(self) -> None:
         self._db.close()
+
+
+def fold_log(path: Path) -> None:
+    """Moves what is in the write-ahead log into the file; nobody is waited for."""
+    db = sqlite3.connect(path, timeout=_TIMEOUT_S, isolation_level=None)
+    try:
+        db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    finally:
+        db.close()
 
 
 def _row(words: np.ndarray[Any, Any], revision: int) -> tuple[int, ...]:

@@ -11,11 +11,11 @@ are read through mappings, so a storage may be larger than memory.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -31,16 +31,21 @@ from ...convert import plain_tree
 from ...errors import EmptyBufferError, LayoutError, StorageFull
 from ...layout import Layout
 from ..boundaries import complete_flags
+from ..contents import Contents
 from ..schema import ExtraLeaf, Schema
 from ..segment import Segment
-from ..storage import Contents, Storage
+from ..storage import Storage
 from . import files
 from .committer import Committer
 from .extents import Extents, extent_rows, row_stride
 from .index import FORMAT, Changes, DiskIndex, IndexState
+from .linked import LinkedRows, copy_start, link_or_copy
 from .writing import StagedWriter
 
 __all__ = ["DiskStorage"]
+
+if sys.platform != "win32":
+    import fcntl
 
 log = logging.getLogger("contig.disk")
 
@@ -48,6 +53,7 @@ _MOST_ROWS = 1 << 30  # of a storage without a capacity
 _MOST_BYTES = 1 << 44  # of addresses
 _RETIRE_S = 1.0
 _POLL_S = 0.02
+_RESTORE_BYTES = 16 << 20
 _FIRST, _STEPS_FLAGS, _ORDINAL, _TIME_NS = 0, 1, 5, 10  # words of an entry
 
 
@@ -96,7 +102,7 @@ class DiskStorage(Storage):
         self.path = Path(path)
         self.durability = durability
         self.read_only = read_only
-        self.quarantined: dict[int, str] = {}
+        self._quarantined: dict[int, str] = {}
         self._max_bytes, self._max_episodes, self._max_age_s = max_bytes, max_episodes, max_age_s
         self._wanted_rows = rows_per_extent
         self._wanted_capacity = capacity
@@ -215,7 +221,7 @@ class DiskStorage(Storage):
             tape.set_producer(producer, seq)
         rows = self._extents.rows
         missing = [e for e in range(tail // rows, -(-head // rows)) if not self._extents.map(e)]
-        self.quarantined = dict(state.quarantine)
+        self._quarantined = dict(state.quarantine)
         found: dict[int, str] = {}
         for number in state.bad:
             ordinal = -(number + 2)
@@ -286,17 +292,21 @@ class DiskStorage(Storage):
         self.poll()
         return super().episodes()
 
+    @property
+    def quarantined(self) -> dict[int, str]:
+        return self._quarantined
+
     # -- damage -------------------------------------------------------------------------------
 
     def quarantine(self, found: dict[int, str]) -> None:
         """Sets trajectories aside: their rows are never served. By ordinal (`id`), with reasons."""
-        new = {o: r for o, r in found.items() if o not in self.quarantined}
+        new = {o: r for o, r in found.items() if o not in self._quarantined}
         for ordinal, reason in new.items():
             log.error("%s: trajectory %d is set aside: %s", self.path, ordinal, reason)
-        self.quarantined.update(new)
-        if self.quarantined:
+        self._quarantined.update(new)
+        if self._quarantined:
             entries = self._entries()
-            mine = np.isin(entries[:, 5], list(self.quarantined))
+            mine = np.isin(entries[:, 5], list(self._quarantined))
             spans = np.stack([entries[mine, 0], entries[mine, 0] + (entries[mine, 1] >> 8)], 1)
             self._bad_rows = spans[np.argsort(spans[:, 0])]
         if new and self._index is not None and not self.read_only:
@@ -395,9 +405,11 @@ class DiskStorage(Storage):
         return Changes(entries, producers, tail, index_tail, head, int(tape.trajectories), limiter)
 
     def _sync(self) -> None:
+        """Rows written so far, to the disk; appends go on meanwhile."""
         assert self._extents is not None
         with self._appending:
-            self._extents.sync()
+            work = self._extents.unsynced_files()
+        work.sync()
 
     def _retain(self, changes: Changes) -> None:
         """After a commit: deletes files that hold nothing any more."""
@@ -444,15 +456,48 @@ class DiskStorage(Storage):
             self._committer.add(self._changes(tape.snapshot()[2], {}))
             self._committer.wait()
             self._extents.delete_below(1 << 62)
-            rows, size = contents.head - contents.tail, tape.record_size
-            step = max((16 << 20) // size, 1)
-            for at in range(0, rows, step):
-                part = contents.records[at * size : (at + step) * size]
-                self._extents.write(contents.tail + at, tape.encode(part))
+            self._take_rows(contents)
             bounds = (contents.tail, contents.head, words, index_tail, index_head)
             tape.restore_stored(*bounds, contents.trajectories)
             self._committer.add(self._changes(index_tail, {}))
-            self.quarantined, self._bad_rows = {}, np.zeros((0, 2), np.int64)
+            self._quarantined, self._bad_rows = {}, np.zeros((0, 2), np.int64)
+
+    def _take_rows(self, contents: Contents) -> None:
+        assert self._extents is not None
+        extents, rows = self._extents, contents.rows
+        tail, head = contents.tail, contents.head
+        if isinstance(rows, LinkedRows) and (rows.stride, rows.rows_per_extent) == (
+            extents.stride,
+            extents.rows,
+        ):
+            rows.check(tail, head)
+            sealed = head // extents.rows
+            for extent in range(tail // extents.rows, sealed):
+                link_or_copy(rows.path(extent), extents.path(extent))
+                extents.map(extent)
+            tail = max(tail, sealed * extents.rows)  # the open file is written to: a copy
+            extents.created = True
+        step = max(_RESTORE_BYTES // self.tape.record_size, 1)
+        for at in range(tail, head, step):
+            records = rows.read(at, min(at + step, head))
+            extents.write(at, self.tape.encode(records))
+
+    def link_rows(self, folder: Path, first: int, head: int) -> dict[str, Any] | None:
+        self._sync()
+        assert self._extents is not None
+        extents = self._extents
+        target = LinkedRows(folder / "extents", self.tape.record_size, extents.stride, extents.rows)
+        files.make_dir(target.folder)
+        with self._appending:  # nothing is let go meanwhile
+            for extent in range(first // extents.rows, head // extents.rows):
+                if files.exists(extents.path(extent)):
+                    link_or_copy(extents.path(extent), target.path(extent))
+            rest = head % extents.rows
+            if rest:
+                extent = head // extents.rows
+                copy_start(extents.path(extent), target.path(extent), rest * extents.stride)
+        files.fsync_dir(target.folder)
+        return {"stride": extents.stride, "rows_per_extent": extents.rows}
 
     def empty(self) -> None:
         with self.appending():
@@ -515,6 +560,8 @@ def _crc(described: dict[str, Any]) -> int:
 
 def _lock(path: Path) -> int:
     """Makes this process the one that writes."""
+    if sys.platform == "win32":
+        raise NotImplementedError("storages on disk need a POSIX system")
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,88 @@
+"""Rows of a checkpoint that are in extent files: hard links to those of the storage."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ... import _native
+from ..contents import Array, Rows
+from . import files
+
+__all__ = ["LinkedRows", "copy_start", "link_or_copy"]
+
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
+
+
+def link_or_copy(old: Path, new: Path) -> None:
+    """A second name for a file that does not change any more; a copy where that is not possible."""
+    try:
+        files.link(old, new)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(old, new)
+        fd = files.open_to_write(new)
+        try:
+            files.fsync(fd)
+        finally:
+            files.close(fd)
+
+
+def copy_start(old: Path, new: Path, nbytes: int) -> None:
+    """The first bytes of a file that still grows, synced."""
+    with open(old, "rb") as source:
+        files.write_new(new, source.read(nbytes))
+
+
+class LinkedRows(Rows):
+    """Rows in ``NNNNNNNN.rec`` of a folder.
+
+    Args:
+        folder: where they are.
+        record_size, stride: bytes of a record, and from one to the next.
+        rows_per_extent: rows of a file.
+    """
+
+    def __init__(self, folder: Path, record_size: int, stride: int, rows_per_extent: int) -> None:
+        if stride < record_size + 4 or rows_per_extent < 1:
+            raise ValueError(f"rows of {record_size} bytes every {stride} make no sense")
+        self.folder = folder
+        self.record_size, self.stride, self.rows_per_extent = record_size, stride, rows_per_extent
+
+    def path(self, extent: int) -> Path:
+        return self.folder / f"{extent:08d}.rec"
+
+    def read(self, first: int, last: int) -> Array:
+        parts: list[Any] = [np.zeros(0, np.uint8)]
+        while first < last:
+            extent, at = divmod(first, self.rows_per_extent)
+            count = min(self.rows_per_extent - at, last - first)
+            parts.append(self._decode(extent, at, count))
+            first += count
+        return np.concatenate(parts)
+
+    def _decode(self, extent: int, at: int, count: int) -> Array:
+        path = self.path(extent)
+        stored = np.fromfile(path, np.uint8, count * self.stride, offset=at * self.stride)
+        if len(stored) < count * self.stride:
+            raise ValueError(f"{path} ends before row {extent * self.rows_per_extent + at + count}")
+        records, damaged = _native.decode_rows(stored, self.record_size, self.stride)
+        if len(damaged):
+            row = extent * self.rows_per_extent + at + int(damaged[0])
+            raise ValueError(f"{path}: row {row} is damaged: its checksum is wrong")
+        return np.asarray(memoryview(records)).reshape(-1)
+
+    def check(self, first: int, last: int) -> None:
+        """Raises ValueError unless the files for these rows are there, in their size."""
+        for extent in range(first // self.rows_per_extent, -(-last // self.rows_per_extent)):
+            path, end = self.path(extent), min((extent + 1) * self.rows_per_extent, last)
+            needed = (end - extent * self.rows_per_extent) * self.stride
+            size = path.stat().st_size if path.exists() else -1
+            if size < needed:
+                state = "is missing" if size < 0 else f"has {size} bytes, expected {needed}"
+                raise ValueError(f"{path} {state}")
