@@ -42,6 +42,12 @@ def extent_rows(stride: int, wanted: int | None) -> int:
     return rows
 
 
+def _own(path: Path) -> None:
+    """Before a file is written to: if a checkpoint has it too, a copy takes its place here."""
+    if files.links(path) > 1:
+        files.write_new(path, files.read(path))
+
+
 class Unsynced(NamedTuple):
     """Files that were written, and their directory if some of them are new."""
 
@@ -146,6 +152,7 @@ class Extents:
             return fd
         path = self.path(extent)
         if files.exists(path):
+            _own(path)
             fd = files.open_to_write(path)
             if files.size(fd) < self.nbytes:
                 os.ftruncate(fd, self.nbytes)

@@ -13,6 +13,7 @@ __all__ = [
     "fsync",
     "fsync_dir",
     "link",
+    "links",
     "listing",
     "make_dir",
     "open_to_read",
@@ -63,6 +64,11 @@ def close(fd: int) -> None:
 
 def size(fd: int) -> int:
     return os.fstat(fd).st_size
+
+
+def links(path: Path) -> int:
+    """Names that a file has."""
+    return path.stat().st_nlink
 
 
 def pwrite(fd: int, data: Any, offset: int) -> int:

@@ -1,11 +1,12 @@
 """The index of a storage on disk: runs, producers and bounds in SQLite.
 
-Every run is a row with its 15 words and their checksum. One transaction takes in any number of
+Every row of its tables has a checksum. One transaction takes in any number of
 appends. Other processes see what changed by `revision`.
 """
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import time
 from collections.abc import Iterable
@@ -25,6 +26,9 @@ WORDS = (
     "traj_id", "writer", "time_ns", "depth",
 )  # fmt: skip
 _TIMEOUT_S = 30.0
+_WORD = 2**64 - 1
+
+log = logging.getLogger("contig.disk")
 
 _SCHEMA = f"""
 CREATE TABLE runs (
@@ -33,10 +37,10 @@ CREATE TABLE runs (
   crc INTEGER NOT NULL, revision INTEGER NOT NULL
 );
 CREATE INDEX runs_by_revision ON runs (revision);
-CREATE TABLE producers (id INTEGER PRIMARY KEY, seq INTEGER NOT NULL);
+CREATE TABLE producers (id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE bounds (
   one INTEGER PRIMARY KEY CHECK (one = 0), tail INTEGER, index_tail INTEGER, head INTEGER,
-  trajectories INTEGER, inserted INTEGER, sampled INTEGER, revision INTEGER
+  trajectories INTEGER, inserted INTEGER, sampled INTEGER, revision INTEGER, crc INTEGER
 );
 CREATE TABLE quarantine (ordinal INTEGER PRIMARY KEY, reason TEXT NOT NULL);
 """
@@ -95,6 +99,11 @@ class IndexState(NamedTuple):
     revision: int
 
 
+def row_crc(*values: int) -> int:
+    """The checksum of a row of numbers."""
+    return _native.crc32c(np.array(values, np.int64).tobytes())
+
+
 def entry_crc(words: np.ndarray[Any, Any]) -> int:
     """The checksum of an entry's words and number."""
     kept = np.concatenate([words[: len(WORDS)], words[15:]]).astype(np.int64)
@@ -138,7 +147,8 @@ class DiskIndex:
 
     def _create(self) -> None:
         self._db.executescript(
-            f"BEGIN; {_SCHEMA} INSERT INTO bounds VALUES (0, 0, 0, 0, 0, 0, 0, 0); "
+            f"BEGIN; {_SCHEMA} "
+            f"INSERT INTO bounds VALUES (0, 0, 0, 0, 0, 0, 0, 0, {row_crc(*[0] * 7)}); "
             f"PRAGMA user_version={FORMAT}; COMMIT;"
         )
 
@@ -154,21 +164,24 @@ class DiskIndex:
         db.execute("BEGIN IMMEDIATE")
         try:
             db.executemany(_UPSERT, rows)
+            senders = [_signed(producer) for producer in changes.producers]
             db.executemany(
-                "INSERT OR REPLACE INTO producers VALUES (?, ?)", changes.producers.items()
+                "INSERT OR REPLACE INTO producers VALUES (?, ?, ?)",
+                [(p, seq, row_crc(p, seq)) for p, seq in zip(senders, changes.producers.values())],
             )
             db.execute("DELETE FROM runs WHERE number < ?", (changes.index_tail,))
+            bounds = (
+                changes.tail,
+                changes.index_tail,
+                changes.head,
+                changes.trajectories,
+                *changes.limiter,
+                revision,
+            )
             db.execute(
                 "UPDATE bounds SET tail=?, index_tail=?, head=?, trajectories=?, inserted=?, "
-                "sampled=?, revision=?",
-                (
-                    changes.tail,
-                    changes.index_tail,
-                    changes.head,
-                    changes.trajectories,
-                    *changes.limiter,
-                    revision,
-                ),
+                "sampled=?, revision=?, crc=?",
+                (*bounds, row_crc(*bounds)),
             )
             db.execute("COMMIT")
         except BaseException:
@@ -192,15 +205,15 @@ class DiskIndex:
         db.execute("BEGIN")
         try:
             bounds = db.execute("SELECT * FROM bounds").fetchone()
-            if bounds is None:
-                raise sqlite3.DatabaseError("no bounds")
-            _, tail, index_tail, head, trajectories, inserted, sampled, revision = bounds
+            if bounds is None or not _whole(bounds[1:]):
+                raise sqlite3.DatabaseError("the checksum of its bounds is wrong")
+            _, tail, index_tail, head, trajectories, inserted, sampled, revision, _ = bounds
             found = db.execute(
                 f"SELECT number, {', '.join(WORDS)}, crc FROM runs "
                 "WHERE revision > ? AND number >= ? ORDER BY number",
                 (since, index_tail),
             ).fetchall()
-            producers = dict(db.execute("SELECT id, seq FROM producers"))
+            producers = self._producers()
             quarantine = dict(db.execute("SELECT ordinal, reason FROM quarantine"))
         finally:
             db.execute("ROLLBACK")
@@ -231,6 +244,26 @@ class DiskIndex:
 
     def close(self) -> None:
         self._db.close()
+
+    def _producers(self) -> dict[int, int]:
+        found = self._db.execute("SELECT id, seq, crc FROM producers").fetchall()
+        good = [row for row in found if _whole(row)]
+        if len(good) < len(found):
+            log.error(
+                "%s: what %d producers have sent is damaged: items they send again may come twice",
+                self.path,
+                len(found) - len(good),
+            )
+        return {row[0] & _WORD: row[1] for row in good}
+
+
+def _whole(row: tuple[Any, ...]) -> bool:
+    """Whether a row of numbers that ends with its checksum is as it was written."""
+    return all(type(v) is int for v in row) and row_crc(*row[:-1]) == row[-1]
+
+
+def _signed(word: int) -> int:
+    return word - 2**64 if word >= 2**63 else word
 
 
 def fold_log(path: Path) -> None:

@@ -121,7 +121,7 @@ class DiskStorage(Storage):
         elif not files.exists(self.path / "layout.json"):
             raise FileNotFoundError(f"{self.path}: no storage is there (layout.json is missing)")
         try:
-            described = self._describe()
+            described = read_description(self.path)
             rows = _rows(capacity, described)
             nbytes = _native.control_bytes(rows)
             segment = Segment.anonymous(nbytes, lambda m: _native.format_control(m, rows))
@@ -135,29 +135,6 @@ class DiskStorage(Storage):
             raise
 
     # -- opening ------------------------------------------------------------------------------
-
-    def _describe(self) -> dict[str, Any] | None:
-        """What layout.json says, or None in a new directory."""
-        path = self.path / "layout.json"
-        if not files.exists(path):
-            return None
-        try:
-            described = dict(json.loads(files.read(path)))
-            if described["format"] > FORMAT:
-                raise ValueError(
-                    f"{path}: format {described['format']}, this contig reads up to {FORMAT}; "
-                    "use a newer one"
-                )
-            if described["crc"] != _crc(described):
-                raise ValueError("its checksum is wrong")
-        except (ValueError, KeyError, TypeError) as error:
-            if "use a newer one" in str(error):
-                raise
-            raise ValueError(
-                f"{path} is damaged ({error}): without it the rows cannot be read. Restore it from "
-                "a checkpoint of this storage; it does not change after the first row"
-            ) from error
-        return described
 
     def publish(self, layout: Layout) -> Schema:
         if self._schema is None:
@@ -239,6 +216,11 @@ class DiskStorage(Storage):
     def _ordinals(self, entries: Any, low: int, high: int) -> list[int]:
         ends = entries[:, 0] + (entries[:, 1] >> 8)
         return [int(o) for o in np.unique(entries[(entries[:, 0] < high) & (ends > low), 5])]
+
+    def damaged(self, low: int, high: int) -> list[int]:
+        """Trajectories (`id`) with damaged rows among [low, high); reads all of them."""
+        low = max(low, int(self.tape.snapshot()[1]))
+        return self._damaged(self._entries(), low, high)
 
     def _damaged(self, entries: Any, low: int, high: int) -> list[int]:
         """Trajectories with damaged rows among some."""
@@ -545,6 +527,30 @@ def _reader(path: str, capacity: int, ndim: int) -> DiskStorage:
     return DiskStorage(path, capacity, read_only=True, ndim=ndim)
 
 
+def read_description(directory: Path) -> dict[str, Any] | None:
+    """What layout.json says, or None in a new directory."""
+    path = directory / "layout.json"
+    if not files.exists(path):
+        return None
+    try:
+        described = dict(json.loads(files.read(path)))
+        if described["format"] > FORMAT:
+            raise ValueError(
+                f"{path}: format {described['format']}, this contig reads up to {FORMAT}; "
+                "use a newer one"
+            )
+        if described["crc"] != _crc(described):
+            raise ValueError("its checksum is wrong")
+    except (ValueError, KeyError, TypeError) as error:
+        if "use a newer one" in str(error):
+            raise
+        raise ValueError(
+            f"{path} is damaged ({error}): without it the rows cannot be read. Restore it from "
+            "a checkpoint of this storage; it does not change after the first row"
+        ) from error
+    return described
+
+
 def _rows(capacity: int | None, described: Any) -> int:
     """Rows there are to be addresses for."""
     most = _MOST_ROWS if capacity is None else capacity
@@ -577,6 +583,16 @@ def _lock(path: Path) -> int:
     return fd
 
 
+@contextmanager
+def hold_directory(path: Path) -> Iterator[None]:
+    """Nobody else writes there meanwhile."""
+    fd = _lock(path / "lock")
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
 def _open_index(path: Path, writable: bool) -> DiskIndex:
     try:
         return DiskIndex(path, writable)
@@ -591,8 +607,12 @@ def _load(index: DiskIndex, path: Path) -> IndexState:
         raise _damaged_index(path, error) from error
 
 
-def _damaged_index(path: Path, error: Exception) -> ValueError:
-    return ValueError(
+class DamagedIndexError(ValueError):
+    """SQLite cannot read a storage's index."""
+
+
+def _damaged_index(path: Path, error: Exception) -> DamagedIndexError:
+    return DamagedIndexError(
         f"{path} is damaged ({error}). `contig inspect --repair {path.parent}` sets it aside and "
         "rebuilds what can be read"
     )

@@ -1,0 +1,184 @@
+"""``contig inspect``: what is in a storage on disk, whether it is whole, and how it went.
+
+contig inspect runs/demo                              the newest episodes
+contig inspect runs/demo --min-return 100 --since 1h  some of them
+contig inspect runs/demo --verify                     every row's checksum
+contig inspect runs/demo --repair                     sets aside what is damaged
+contig inspect runs/demo --plot returns.png           returns and lengths over time
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..tape.disk import DiskStorage
+from ..tape.disk.repair import Damage, repair, verify
+
+__all__ = ["add_arguments", "run"]
+
+Array = np.ndarray[Any, Any]
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_HEADINGS = ("id", "traj_id", "steps", "return", "end", "version", "writer", "time")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", type=Path, help="the storage's directory")
+    some = parser.add_argument_group("which episodes")
+    some.add_argument("--min-return", type=float)
+    some.add_argument("--max-return", type=float)
+    some.add_argument("--min-length", type=int, help="in steps")
+    some.add_argument("--max-length", type=int)
+    some.add_argument("--since", type=moment, help="a time, or how long ago: 2026-11-01, 90m, 2d")
+    some.add_argument("--until", type=moment)
+    some.add_argument("--version", type=int, help="of the policy")
+    some.add_argument("--writer", type=int)
+    some.add_argument("--limit", type=int, default=20, help="the newest so many; 0: all")
+    what = parser.add_argument_group("what else")
+    what.add_argument("--json", action="store_true", help="a JSON object per episode")
+    what.add_argument("--verify", action="store_true", help="check every row")
+    what.add_argument("--repair", action="store_true", help="set aside what is damaged")
+    what.add_argument("--plot", type=Path, metavar="PNG", help="returns and lengths over time")
+
+
+def moment(text: str) -> float:
+    """Seconds since 1970, of a date or of a time ago."""
+    ago = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if ago is not None:
+        return time.time() - float(ago[1]) * _UNITS[ago[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected a date (2026-11-01T12:30) or a time ago (90m, 2d)"
+        ) from None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit status: 0, or 1 if something is damaged, or 2 if there is no storage to look at."""
+    try:
+        if args.repair:
+            for line in repair(args.path):
+                print(line)
+        storage = DiskStorage(args.path, read_only=True)
+    except (OSError, ValueError) as error:
+        print(f"contig inspect: {error}", file=sys.stderr)
+        return 2
+    try:
+        return _inspect(storage, args)
+    finally:
+        storage.close()
+
+
+def _inspect(storage: DiskStorage, args: argparse.Namespace) -> int:
+    episodes = storage.episodes()
+    chosen = episodes[_wanted(episodes, args)]
+    shown = chosen[-args.limit :] if args.limit else chosen
+    if args.json:
+        for line in shown:
+            print(json.dumps(_as_json(line)))
+    else:
+        _print_summary(storage, episodes)
+        _print_table(shown, len(chosen))
+    status = _report_damage(storage, args.verify)
+    if args.plot is not None:
+        _plot(chosen, args.plot)
+        print(f"{args.plot}: returns and lengths of {len(chosen)} episodes", file=sys.stderr)
+    return status
+
+
+def _wanted(e: Array, args: argparse.Namespace) -> Array:
+    """A mask of the episodes that were asked for."""
+    keep = np.ones(len(e), bool)
+    bounds = (
+        ("return", args.min_return, args.max_return),
+        ("steps", args.min_length, args.max_length),
+        ("time", args.since, args.until),
+        ("policy_version", args.version, args.version),
+        ("writer", args.writer, args.writer),
+    )
+    for field, low, high in bounds:
+        if low is not None:
+            keep &= e[field] >= low
+        if high is not None:
+            keep &= e[field] <= high
+    return keep
+
+
+def _print_summary(storage: DiskStorage, e: Array) -> None:
+    layout = storage.layout
+    record = 0 if layout is None else layout.record_size
+    print(f"{storage.path}: {len(storage):,} rows of {record:,} bytes, {len(e):,} episodes")
+    if layout is not None:
+        for leaf in layout.leaves:
+            print(f"  {'.'.join(map(str, leaf.path))}: {leaf.dtype} {list(leaf.shape)}")
+
+
+def _print_table(e: Array, of: int) -> None:
+    if not len(e):
+        print("no such episodes")
+        return
+    rows = [_HEADINGS, *(_cells(line) for line in e)]
+    widths = [max(len(r[i]) for r in rows) for i in range(len(_HEADINGS))]
+    for row in rows:
+        print("  ".join(cell.rjust(w) for cell, w in zip(row, widths)))
+    if len(e) < of:
+        print(f"the newest {len(e):,} of {of:,}; --limit 0 shows all")
+
+
+def _cells(e: Any) -> tuple[str, ...]:
+    end = "terminated" if e["terminated"] else "truncated" if e["truncated"] else "open"
+    when = datetime.fromtimestamp(float(e["time"])).strftime("%Y-%m-%d %H:%M:%S")
+    numbers = [str(e[f]) for f in ("id", "traj_id", "steps")]
+    cut = "+" if e["trimmed"] else ""
+    ids = [str(e[f]) for f in ("policy_version", "writer")]
+    return (*numbers[:2], cut + numbers[2], f"{e['return']:.6g}", end, *ids, when)
+
+
+def _as_json(e: Any) -> dict[str, Any]:
+    return {name: e[name].item() for name in e.dtype.names}
+
+
+def _report_damage(storage: DiskStorage, all_rows: bool) -> int:
+    """Prints what is set aside; with `all_rows`, looks for more."""
+    damage = verify(storage) if all_rows else Damage(dict(storage.quarantined), 0)
+    for ordinal, reason in damage.trajectories.items():
+        print(f"episode {ordinal} is set aside: {reason}", file=sys.stderr)
+    if all_rows:
+        state = "whole" if not damage.trajectories else "damaged; --repair sets that aside for good"
+        print(f"{damage.rows_checked:,} rows checked: {state}", file=sys.stderr)
+    return 1 if damage.trajectories else 0
+
+
+def _plot(e: Array, path: Path) -> None:
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise SystemExit("contig inspect --plot: pip install 'contig[plot]'") from None
+    figure, axes = pyplot.subplots(2, 1, sharex=True, figsize=(9, 6), layout="constrained")
+    when = [datetime.fromtimestamp(float(t)) for t in e["time"]]
+    for axis, field, label in zip(axes, ("return", "steps"), ("return", "length (steps)")):
+        axis.plot(when, e[field], ".", markersize=3, alpha=0.4, label="episodes")
+        if len(e) >= 20:
+            window = max(len(e) // 50, 5)
+            mean = np.convolve(e[field], np.ones(window) / window, "valid")
+            axis.plot(when[window - 1 :], mean, linewidth=2, label=f"mean of {window}")
+            axis.legend(loc="best")
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+    axes[-1].set_xlabel("time")
+    figure.autofmt_xdate()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
