@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#if defined(__linux__) || defined(__APPLE__)
+#include <sys/mman.h>
+#endif
+
 #include "copy.h"
 #include "crc32c.h"
 
@@ -51,6 +55,19 @@ uint64_t gather_columns(const Tape& tape, const int64_t* seqs, size_t n, const T
     count = upcoming;
   }
   return tail_after(tape);
+}
+
+void read_ahead(const Tape& tape, const int64_t* seqs, size_t n) {
+#if defined(__linux__) || defined(__APPLE__)
+  constexpr uintptr_t page = 4096;
+  for (size_t i = 0; i < n; ++i) {
+    const auto row = reinterpret_cast<uintptr_t>(tape.row(static_cast<uint64_t>(seqs[i])));
+    const uintptr_t first = row / page * page;
+    madvise(reinterpret_cast<void*>(first), row + tape.stride() - first, MADV_WILLNEED);
+  }
+#else
+  (void)tape, (void)seqs, (void)n;
+#endif
 }
 
 namespace {

@@ -1,4 +1,6 @@
 // The tape, as Python sees it, and gathering from it.
+#include <atomic>
+#include <chrono>
 #include <cstring>
 
 #include "../gather.h"
@@ -100,12 +102,18 @@ class Gatherer {
       std::memcpy(block->data + starts_[static_cast<size_t>(index_)], p, n * sizeof(int64_t));
     const Tape& tape = tape_.tape;
     std::vector<int64_t> damaged;
+    const bool stored = tape.checked(), wait = stored && cold_.load(std::memory_order_relaxed);
     const auto copy = [&] {
-      if (tape.checked()) find_damaged(tape, p, n, &damaged);
-      return verdict(p, n, gather_columns(tape, p, n, targets.data(), targets.size()));
+      const auto began = std::chrono::steady_clock::now();
+      if (wait) read_ahead(tape, p, n);
+      if (stored) find_damaged(tape, p, n, &damaged);
+      const uint64_t lost =
+          verdict(p, n, gather_columns(tape, p, n, targets.data(), targets.size()));
+      if (stored) judge(std::chrono::steady_clock::now() - began, n);
+      return lost;
     };
     uint64_t lost;
-    if (n * tape.record_size() < kKeepGil) {
+    if (n * tape.record_size() < kKeepGil && !wait) {
       lost = copy();
     } else {
       NoGil no_gil;
@@ -117,6 +125,13 @@ class Gatherer {
   }
 
  private:
+  // Rows that took longer than from memory came from the disk: the next ones are asked for
+  // together, and nobody waits for the GIL meanwhile.
+  void judge(std::chrono::nanoseconds took, size_t n) {
+    const uint64_t from_memory = n * (3000 + tape_.tape.record_size() / 2);
+    cold_.store(static_cast<uint64_t>(took.count()) > from_memory, std::memory_order_relaxed);
+  }
+
   // How old what readers draw is, in rows written since.
   void count(const int64_t* seqs, size_t n) const {
     Header& h = tape_.tape.header();
@@ -131,6 +146,7 @@ class Gatherer {
   std::vector<int64_t> sizes_, stored_;
   int index_;
   std::vector<size_t> starts_, extra_;
+  std::atomic<bool> cold_{true};  // of a storage on disk: the last rows were not in memory
 };
 
 uint64_t gather_packed(const TapeHandle& t, Seqs seqs, Bytes out) {
