@@ -86,7 +86,7 @@ class Tape {
   bool publish(const char* schema, uint64_t schema_bytes, uint64_t record_size);
   // The same for rows that somebody else stores, in extents of 2^shift rows, each row followed by
   // its checksum.
-  void publish_stored(uint64_t record_size, uint64_t stride, uint64_t shift);
+  void publish_stored(uint64_t record_size, uint64_t stride, uint64_t shift, uint64_t most_extents);
   bool ready() const { return h_->ready.load(std::memory_order_acquire) != 0; }
   uint64_t file_bytes() const { return h_->data_offset + data_bytes(); }
   uint64_t data_bytes() const { return (h_->n_extents << h_->extent_shift) * h_->row_stride; }

@@ -117,13 +117,14 @@ bool Tape::publish(const char* schema, uint64_t schema_bytes, uint64_t record_si
   return true;
 }
 
-void Tape::publish_stored(uint64_t record_size, uint64_t stride, uint64_t shift) {
+void Tape::publish_stored(uint64_t record_size, uint64_t stride, uint64_t shift,
+                          uint64_t most_extents) {
   h_->record_size = record_size;
   h_->row_stride = stride;
   h_->row_crc = 1;
   h_->extent_shift = shift;
   // Whole extents are kept, so live rows may lie in one more than they fill.
-  h_->n_extents = ((h_->capacity - 1) >> shift) + 2;
+  h_->n_extents = std::min(((h_->capacity - 1) >> shift) + 2, most_extents);
   h_->ready.store(1, release);
 }
 

@@ -386,10 +386,11 @@ void bind_tape(nb::module_& m) {
              return to_array(places);
            })
       .def("publish_stored",
-           [](TapeHandle& t, uint64_t record_size, uint64_t stride, uint64_t shift) {
-             if (stride < record_size + 4 || shift > 40)
+           [](TapeHandle& t, uint64_t record_size, uint64_t stride, uint64_t shift,
+              uint64_t most_extents) {
+             if (stride < record_size + 4 || shift > 40 || most_extents < 3)
                throw std::invalid_argument("publish_stored: a stride that has no room for a row");
-             t.tape.publish_stored(record_size, stride, shift);
+             t.tape.publish_stored(record_size, stride, shift, most_extents);
            })
       .def("set_producer",
            [](TapeHandle& t, uint64_t producer, uint64_t seq) {

@@ -44,6 +44,7 @@ _WHERE = {
     ),
     "contig.accumulate": ("TrajectoryAccumulator",),
     "contig.tape": ("LazyTensorStorage", "SharedStorage", "Storage", "Writer"),
+    "contig.tape.disk": ("DiskStorage", "LazyMemmapStorage"),
     "contig.sample": (
         "FifoSampler",
         "LifoSampler",
@@ -63,6 +64,7 @@ _WHERE = {
         "ReplayBufferEnsemble",
         "TensorDictReplayBuffer",
     ),
+    "contig.trajectory": ("Trajectory", "TrajectoryCache", "TrajectoryReplayBuffer"),
     "contig.transport": (
         "RemoteReplayBuffer",
         "Sample",
@@ -112,6 +114,11 @@ if TYPE_CHECKING:
     from .tape import SharedStorage as SharedStorage
     from .tape import Storage as Storage
     from .tape import Writer as Writer
+    from .tape.disk import DiskStorage as DiskStorage
+    from .tape.disk import LazyMemmapStorage as LazyMemmapStorage
+    from .trajectory import Trajectory as Trajectory
+    from .trajectory import TrajectoryCache as TrajectoryCache
+    from .trajectory import TrajectoryReplayBuffer as TrajectoryReplayBuffer
     from .transport import RemoteReplayBuffer as RemoteReplayBuffer
     from .transport import Sample as Sample
     from .transport import SampleInfo as SampleInfo

@@ -239,6 +239,35 @@ def exit_while_waiting(say: Say, hear: Hear, how: str) -> None:
     say(ends=True)
 
 
+def exit_unclosed(say: Say, hear: Hear, in_process: bool) -> None:
+    """Ends without closing a server, while remote samples wait for rows."""
+    import threading
+
+    from contig import LazyTensorStorage, RemoteReplayBuffer, ReplayBuffer, Server, TcpTransport
+    from tests.ingest import items
+
+    storage = LazyTensorStorage(100, example=items.row_example())
+    buffer = ReplayBuffer(storage, batch_size=4, sample_timeout_s=1000.0)
+    server = Server(buffer=buffer, transport=TcpTransport(in_process=in_process)).start()
+    far = RemoteReplayBuffer("127.0.0.1", server.port, prefetch=5)
+
+    waits = threading.Event()
+    draw = buffer.draw
+
+    def draw_later(size: int | None) -> Any:
+        waits.set()
+        return draw(size)
+
+    def sample() -> None:
+        with contextlib.suppress(ConnectionError):  # it is closed at the end
+            far.sample()
+
+    buffer.draw = draw_later  # type: ignore[method-assign,assignment]
+    threading.Thread(target=sample, daemon=True).start()
+    assert waits.wait(20)
+    say(pid=server.pid)
+
+
 def learner_with_child(say: Say, hear: Hear) -> None:
     """A learner that has forked a process, as data loaders and collectors do."""
     from contig import Server, TcpTransport

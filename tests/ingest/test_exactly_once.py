@@ -20,7 +20,7 @@ from tests.ingest.proxy import Proxy
 from tests.ingest.waiting import Threads, until
 
 CLIENTS = 4
-ROLLOUTS = 10_000
+ROLLOUTS, FEWER = 10_000, 4_000
 WIDTH = 200  # 816 bytes an item
 SMALL = TcpTransport(max_frame=96 << 10)  # so that clients make frames of 32 kB
 BLOCKED_S = 60
@@ -70,7 +70,9 @@ def _was_bad(proxy: Proxy, server: Server) -> None:
     for fault in ("cut", "reset", "half", "delay", "replay"):
         assert proxy.counts[fault] > 0, proxy.counts
     assert proxy.counts["connections"] > 5 * CLIENTS
-    assert server.stats().duplicates_dropped > 0
+    stats = server.stats()
+    assert 0 < stats.resent_frames <= stats.duplicates_dropped
+    assert stats.lost_items == 0
     _nothing_is_held(server)
 
 
@@ -125,11 +127,11 @@ def test_queue() -> None:
 
 
 def test_queue_acked_when_received() -> None:
-    _through_queue("received", ROLLOUTS // CLIENTS, seed=2)
+    _through_queue("received", FEWER // CLIENTS, seed=2)
 
 
 def test_tape() -> None:
-    _into_tape(ROLLOUTS // CLIENTS, seed=3)
+    _into_tape(FEWER // CLIENTS, seed=3)
 
 
 @pytest.mark.soak

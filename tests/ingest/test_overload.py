@@ -512,6 +512,17 @@ def test_a_process_ends_while_its_threads_wait(how: str) -> None:
         assert "terminate" not in actor.errors()
 
 
+@pytest.mark.parametrize("in_process", [True, False])
+def test_a_process_ends_without_closing_its_server(in_process: bool) -> None:
+    """It does not wait for a sample that waits, and complains about nothing."""
+    with Actor("exit_unclosed", in_process=in_process) as actor:
+        said = actor.hear()
+        code = actor.wait(15)
+        assert code == 0 and actor.errors() == ""
+        if not in_process:
+            until(lambda: not alive(said["pid"]), "the end of its ingest process")
+
+
 def test_shared_client_under_back_pressure() -> None:
     with small(None) as server:
         with SharedClient(server.name, items.example(), on_full="raise") as client:

@@ -270,11 +270,13 @@ def test_duplicates_are_dropped_and_counted(kind: str) -> None:
             eventually(lambda: server.stats().frames_in == 3)
             stats = server.stats()
             assert stats.duplicates_dropped == 5 and stats.items_in == 5
+            assert stats.resent_frames == 2
             assert stats.tables["default"]["rows_in"] == 5
         with Raw(server, 78, row) as other:  # another producer's items are others
             other.items(0, 2, kind == "tape")
             eventually(lambda: server.stats().items_in == 7)
             assert server.stats().duplicates_dropped == 5
+            assert server.stats().resent_frames == 2
 
 
 def test_every_refusal_is_counted_by_its_reason() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -9,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from contig import LazyTensorStorage
 from contig.tape import BatchQueue
+from contig.transport import hub as hub_module
+from contig.transport import wire
 from contig.transport.connection import Connection
 from contig.transport.hub import Hub, Limits
-from contig.transport.tables import QueueTable
+from contig.transport.tables import QueueTable, TapeTable
 from tests.wire.naive import Fields, frame, seal
 from tests.wire.test_fuzz import ITEM, Loop, Transport
 
@@ -23,11 +28,11 @@ SIZE = ITEM.record_size
 class Peer:
     """One end of a connection, with the server's side in the same thread."""
 
-    def __init__(self, hub: Hub, producer: int = 1) -> None:
+    def __init__(self, hub: Hub, producer: int = 1, ack: str = "committed") -> None:
         self.connection, self.transport = Connection(hub), Transport()
         self.connection.connection_made(self.transport)
         opening = {"table": "default", "producer": producer, "proof": "", "next": 0}
-        opening |= {"layout": ITEM.to_json(), "ack": "committed"}
+        opening |= {"layout": ITEM.to_json(), "ack": ack}
         self.give(HELLO + frame(1, 0, json.dumps(opening).encode()))
         assert self.connection.table is not None
 
@@ -44,6 +49,12 @@ class Peer:
 
     def items(self, first: int, count: int) -> bytes:
         return self.give(frame(4, first, bytes([first]) * (SIZE * count), rows=count))
+
+    @property
+    def refusal(self) -> Any:
+        """The reason in a REFUSE that it got, or None."""
+        _, found, text = bytes(self.transport.written).partition(b'{"reason"')
+        return json.loads(found + text)["reason"] if found else None
 
     def lose(self) -> None:
         self.transport.closing = True
@@ -80,8 +91,8 @@ def setting() -> Iterator[Setting]:
 
 
 def test_what_was_received_goes_in_though_nobody_read_the_answers(setting: Setting) -> None:
-    """Full, not reading, and then gone: its whole frames are taken in when there is room."""
-    peer = Peer(setting.hub)
+    """Full, not reading, and then gone: what was acked as received is taken in when it fits."""
+    peer = Peer(setting.hub, ack="received")
     peer.items(0, 8)
     peer.items(8, 4)  # no room for these
     assert peer.connection.waiting
@@ -91,9 +102,24 @@ def test_what_was_received_goes_in_though_nobody_read_the_answers(setting: Setti
     assert setting.drain() == 4
     assert setting.hub.bytes_held == 0
     # And who comes back does not wait for it for ever.
-    again = Peer(setting.hub)
+    again = Peer(setting.hub, ack="received")
     again.items(12, 4)
     assert setting.drain() == 4
+
+
+def test_what_was_not_acked_is_forgotten_with_its_connection(setting: Setting) -> None:
+    """Acked when they are in the table: what waits for room comes again from the client."""
+    peer = Peer(setting.hub)
+    peer.items(0, 8)
+    peer.items(8, 4)  # no room for these
+    peer.lose()
+    assert setting.hub.bytes_held == 0
+    assert setting.drain() == 8
+    assert setting.drain() == 0
+    again = Peer(setting.hub)
+    again.items(8, 4)
+    assert setting.drain() == 4
+    again.lose()
 
 
 def test_blocked_and_choked_in_any_order(setting: Setting) -> None:
@@ -117,10 +143,9 @@ def test_blocked_and_choked_in_any_order(setting: Setting) -> None:
 
 
 def test_who_waits_for_memory_is_not_read_from() -> None:
-    setting = Setting(Limits(max_frame=8192, max_bytes=10_000))
-    big = Peer(setting.hub, 1)
+    setting = Setting(Limits(max_frame=8192, max_bytes=20_000))
+    big, peer = Peer(setting.hub, 1), Peer(setting.hub, 2)
     assert big.give(seal(Fields(4, rows=300, length=7200), b"")) == b""  # holds the memory
-    peer = Peer(setting.hub, 2)
     rest = peer.items(0, 300)
     assert peer.transport.paused and rest
     peer.connection.pause_writing()
@@ -156,3 +181,106 @@ def test_nothing_is_done_for_a_peer_that_does_not_read(setting: Setting) -> None
     assert len(peer.transport.written) == before + 40  # the ack
     assert setting.drain() == 4
     peer.lose()
+
+
+# -- the end of a server --------------------------------------------------------------------------
+
+
+def test_closing_takes_in_what_fits_and_counts_the_rest(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also of connections that are gone. What was not acked is its client's to send again."""
+    gone, first, second = (Peer(setting.hub, n, "received") for n in (1, 2, 3))
+    safe = Peer(setting.hub, 4)
+    gone.items(0, 8)
+    gone.items(8, 4)  # no room for these, and the following
+    gone.lose()
+    first.items(0, 3)
+    second.items(0, 2)
+    safe.items(0, 4)
+    taken = setting.queue.take(copy=True)  # and nobody has noticed yet that there is room
+    assert taken is not None and len(taken) == 4
+    ticks = itertools.count()
+    setting.loop.time = lambda: float(next(ticks))  # type: ignore[method-assign]
+    asyncio.run(setting.hub.close())
+    assert setting.queue.native.counters()["head"] == 12
+    assert setting.hub.stats.items_in == 12
+    assert setting.hub.stats.lost_items == 5
+    assert "5 items" in caplog.text
+
+
+# -- who has not shown yet that it may ------------------------------------------------------------
+
+
+class Stranger(Peer):
+    """It connects, and says so much of its first frame."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.connection, self.transport = Connection(hub), Transport()
+        self.connection.connection_made(self.transport)
+
+
+def test_the_oldest_stranger_makes_room(monkeypatch: pytest.MonkeyPatch, setting: Setting) -> None:
+    monkeypatch.setattr(hub_module, "_UNPROVEN_BYTES", 5 * 4096)
+    known = Peer(setting.hub)
+    strangers = [Stranger(setting.hub) for _ in range(5)]
+    assert not any(s.transport.closing for s in strangers)
+    strangers.append(Stranger(setting.hub))
+    assert [s.refusal for s in strangers] == ["busy", *[None] * 5]
+    strangers[3].give(HELLO + seal(Fields(1, length=8000), b""))  # a large one counts as such
+    assert [s.refusal for s in strangers] == ["busy", "busy", None, None, None, None]
+    assert strangers[3].connection.receiver.size == 8040
+    # Neither who was let in counts, nor who left.
+    assert not known.transport.closing
+    assert Peer(setting.hub, 2).refusal is None
+    for stranger in strangers:
+        stranger.lose()
+    assert setting.hub._unproven_bytes == 0
+    many = [Stranger(setting.hub) for _ in range(5)]
+    assert not any(s.transport.closing for s in many)
+
+
+def test_an_opening_has_a_largest_size(setting: Setting) -> None:
+    stranger = Stranger(setting.hub)
+    length = wire.HANDSHAKE_BYTES - wire.HEADER_BYTES
+    stranger.give(HELLO + seal(Fields(1, length=length), b""))
+    assert stranger.refusal is None
+    assert stranger.connection.receiver.size == wire.HANDSHAKE_BYTES
+    other = Stranger(setting.hub)
+    other.give(HELLO + seal(Fields(1, length=length + 1), b""))
+    assert other.refusal == "size"
+    assert other.connection.receiver.size == 4096
+
+
+# -- requests -------------------------------------------------------------------------------------
+
+
+def test_requests_are_bounded_in_bytes() -> None:
+    """One may be of any size; of several, the sum counts until they are answered."""
+    storage = LazyTensorStorage(100)
+    storage.publish(ITEM)
+    asked: list[Any] = []
+    tables: Any = {"default": TapeTable(storage)}
+    hub = Hub(Loop(), tables, None, Limits(), lambda *a: asked.append(a))  # type: ignore[arg-type]
+    peer, half = Peer(hub), bytes(wire.MAX_REQUEST_BYTES // 2)
+
+    def answer() -> None:
+        number, _, _, request, payload = asked.pop(0)
+        hub.answer(number, len(payload), frame(13, request, b"{}"))
+
+    peer.give(frame(11, 1, 4 * half))
+    assert len(asked) == 1 and peer.refusal is None
+    answer()
+    for request in range(10):
+        peer.give(frame(11, request, half))
+        peer.give(frame(11, request, half))
+        assert len(asked) == 2 and peer.refusal is None
+        answer()
+        answer()
+    for request in range(3):
+        peer.give(frame(11, request, half))
+    assert len(asked) == 2 and peer.refusal == "busy"
+    answer()  # for somebody who is not there any more
+    peer.lose()
+    assert hub.bytes_held == 0
+    storage.close()

@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from contig import LazyTensorStorage, ReplayBuffer
 from contig.transport import RemoteReplayBuffer, Server, TcpClient, TcpTransport
+from tests.remote.serving import free_port
 from tests.wire.independent_client import ACCEPT, Client, make_frame
 from tests.wire.naive import Fields, frame, seal
 from tests.wire.sniffer import Listener, Sniffer
@@ -437,3 +439,48 @@ def test_wrong_certificate_files() -> None:
     with pytest.raises((OSError, ValueError, RuntimeError), match="no/such|No such file"):
         server.start()
     server.close()
+
+
+# -- who reads the metrics ------------------------------------------------------------------------
+
+
+def test_metrics_for_other_machines_need_tls(certificates: Certificates) -> None:
+    """The token would be sent in the clear."""
+    open_to_all = TcpTransport(host="0.0.0.0", token=TOKEN, metrics_port=free_port())
+    with pytest.raises(ValueError, match="metrics_port.*tls"):
+        Server(ITEM, 2, open_to_all)
+    Server(ITEM, 2, open_to_all._replace(metrics_port=None)).close()
+    Server(ITEM, 2, open_to_all._replace(tls=certificates.own)).close()
+
+
+def test_metrics_for_other_machines_need_the_token(certificates: Certificates) -> None:
+    port = free_port()
+    transport = TcpTransport(host="0.0.0.0", token=TOKEN, tls=certificates.own, metrics_port=port)
+    context = ssl.create_default_context(cafile=certificates.authority)
+
+    def get(**headers: str) -> tuple[int, str]:
+        page = HTTPSConnection("127.0.0.1", port, timeout=20, context=context)
+        page.request("GET", "/metrics", headers=headers)
+        answer = page.getresponse()
+        text = answer.read().decode()
+        page.close()
+        return answer.status, text
+
+    with Server(ITEM, 2, transport._replace(in_process=True)):
+        for wrong in ("", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Basic {TOKEN}", TOKEN, "\xff"):
+            status, text = get(Authorization=wrong)
+            assert status == 401 and "contig_" not in text
+        assert get()[0] == get(Token=TOKEN)[0] == 401
+        for right in (f"Bearer {TOKEN}", f"bearer  {TOKEN} "):
+            status, text = get(authorization=right)
+            assert status == 200 and "contig_connections" in text
+
+
+def test_metrics_of_this_machine_need_nothing(certificates: Certificates) -> None:
+    port = free_port()
+    transport = TcpTransport(token=TOKEN, tls=certificates.own, metrics_port=port, in_process=True)
+    with Server(ITEM, 2, transport):
+        page = HTTPConnection("127.0.0.1", port, timeout=20)
+        page.request("GET", "/metrics")
+        assert page.getresponse().status == 200
+        page.close()

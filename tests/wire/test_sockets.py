@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -222,22 +222,17 @@ def test_frames_that_never_end_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -
     big = {"x": np.zeros(100_000, np.uint8)}
     layout = Layout(big).to_json()
     transport = TcpTransport(max_frame=1 << 20, max_bytes=4 << 20)
-    with Server(big, 2, transport, num_buffers=4) as server:
-        stalled = []
-        for _ in range(8):
-            sock = connected(server.port)
+    with Server(big, 2, transport, num_buffers=4) as server, ExitStack() as stack:
+        stalled = [stack.enter_context(connected(server.port)) for _ in range(8)]
+        for sock in stalled:
             sock.sendall(HELLO + frame(1, 0, opening(layout=layout)))
+        until(lambda: len(server.stats().clients) == 8, "they are let in")
+        for sock in stalled:
             sock.sendall(seal(Fields(4, rows=10, length=1_000_000), b"x"))
-            stalled.append(sock)
-        until(lambda: server.stats().connections == 8, "they are connected")
-        with TcpClient("127.0.0.1", server.port, big) as client:
+        with TcpClient("127.0.0.1", server.port, big, reconnect_s=WAIT_S) as client:
             for n in range(6):
                 client.send({"x": np.full(100_000, n, np.uint8)})
-            try:
-                client.wait(WAIT_S)
-            finally:
-                for sock in stalled:
-                    sock.close()
+            client.wait(WAIT_S)
         for n in range(0, 6, 2):
             sample = server.sample(timeout=WAIT_S)
             assert sample is not None and sample.batch["x"][:, 0].tolist() == [n, n + 1]

@@ -2,6 +2,7 @@
 
     contig serve --example row.json --table online --port 5000
     contig serve --example item.json --queue 256 --port 5000
+    contig serve --example row.json --table online --port 5000 --disk runs
 
 The example is JSON: a nested object whose leaves are ``{"shape": [4], "dtype": "float32"}``, or a
 layout as `Layout.to_json` gives it.
@@ -28,7 +29,8 @@ from ..sample import (
     Sampler,
     SliceSampler,
 )
-from ..tape import LazyTensorStorage
+from ..tape import LazyTensorStorage, Storage
+from ..tape.disk import DiskStorage
 from ..transport import Server, TcpTransport
 
 __all__ = ["add_arguments", "run"]
@@ -44,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--queue", type=int, metavar="BATCH", help="a queue of batches instead of tables"
     )
     what.add_argument("--capacity", type=int, default=1_000_000, help="rows of each table")
+    what.add_argument(
+        "--disk", type=Path, metavar="PATH", help="keep each table in files, in PATH/NAME"
+    )
+    what.add_argument(
+        "--durable", action="store_true", help="with --disk: committed rows survive power loss"
+    )
     what.add_argument(
         "--sampler", choices=("uniform", "prioritized", "slices", "prioritized-slices"),
         default="uniform", help="how tables are sampled from",
@@ -81,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
         while not stop.wait(0.2):
             server.check()
     stats = server.stats()
+    for buffer in server.buffers.values():
+        buffer.storage.close()  # commits what is left
     print(f"closed: {sum(t['rows_in'] for t in stats.tables.values())} rows taken in", flush=True)
     return 0
 
@@ -98,6 +108,8 @@ def _server(args: argparse.Namespace) -> Server:
     if args.queue is not None:
         if args.table:
             raise ValueError("give --queue or --table, not both")
+        if args.disk is not None:
+            raise ValueError("a queue is in memory: give --disk with tables")
         return Server(example, args.queue, transport)
     tables = {}
     for name in args.table or ["default"]:
@@ -107,12 +119,21 @@ def _server(args: argparse.Namespace) -> Server:
             least = max(1.0, args.samples_per_insert, args.batch_size)
             limiter = RateLimiter(args.samples_per_insert, args.min_size, max(buffer, least))
         tables[name] = ReplayBuffer(
-            LazyTensorStorage(args.capacity, example=example),
+            _storage(args, name, example),
             _sampler(args.sampler, args.slice_len),
             batch_size=args.batch_size,
             limiter=limiter,
         )
     return Server(tables=tables, transport=transport)
+
+
+def _storage(args: argparse.Namespace, name: str, example: Any) -> Storage:
+    if args.disk is None:
+        return LazyTensorStorage(args.capacity, example=example)
+    if Path(name).name != name or name in (".", ".."):
+        raise ValueError(f"table {name!r}: a name that can be a directory's")
+    durability = "durable" if args.durable else "committed"
+    return DiskStorage(args.disk / name, args.capacity, durability=durability, example=example)
 
 
 def _sampler(name: str, length: int) -> Sampler:

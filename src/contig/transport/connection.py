@@ -14,6 +14,7 @@ import logging
 import os
 import struct
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from .. import _native
@@ -32,7 +33,6 @@ log = logging.getLogger("contig.transport")
 
 _FIRST_BUFFER = 4096
 _MORE, _READY, _GROW = 0, 1, 2  # native/receiver.h
-_REQUESTS = 64  # of one connection at a time
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -51,10 +51,12 @@ class Connection(asyncio.BufferedProtocol):
         self.rows = self.bytes = self.items = 0
         self.since = time.monotonic()
         self.blocked_at: float | None = None
-        self.requests = 0
+        self.requests = self.request_bytes = 0  # not yet answered
         self._hello: wire.Hello | None = None
         self._nonce = os.urandom(32)
         self._acked = self._received = self._committed = 0
+        self._added = 0  # items of the frame at the front that are in
+        self._unsettled: deque[tuple[int, int]] = deque()  # tickets, and what they stand for
         self._deadline: asyncio.TimerHandle | None = None
         self._leaving = self._choked = False
         self.heard = time.monotonic()
@@ -159,13 +161,14 @@ class Connection(asyncio.BufferedProtocol):
             return False
         self._hello = wire.Hello.parse(first)
         self.receiver.skip(wire.HELLO_BYTES)
-        greeting = wire.Greeting(
-            wire.VERSION, self.hub.token is not None, self._nonce, self.hub.limits.max_frame
-        )
-        self.transport.write(greeting.pack())
+        self.write(self._greeting())
         if self._hello.version != wire.VERSION:
             raise Refused("version", f"protocol {self._hello.version}, expected {wire.VERSION}")
         return True
+
+    def _greeting(self) -> bytes:
+        needs_token, most = self.hub.token is not None, self.hub.limits.max_frame
+        return wire.Greeting(wire.VERSION, needs_token, self._nonce, most).pack()
 
     def _open(self) -> None:
         asked = wire.parse_json(self.receiver.payload())
@@ -183,8 +186,8 @@ class Connection(asyncio.BufferedProtocol):
         producer, following = asked.get("producer"), asked.get("next")
         if not _is_count(producer) or not producer or not _is_count(following):
             raise Refused("producer", "producer: a number of 1 to 2^63 - 1; next: 0 or more")
-        if asked.get("ack") not in self.hub.ack_levels(table):
-            levels = ", ".join(self.hub.ack_levels(table))
+        if asked.get("ack") not in table.ack_levels:
+            levels = ", ".join(table.ack_levels)
             raise Refused("frame", f"ack {asked.get('ack')!r}: this table has {levels}")
         if asked.get("layout") is not None:
             layout = _layout_of(asked["layout"])
@@ -225,16 +228,36 @@ class Connection(asyncio.BufferedProtocol):
         outcome = table.accept(receiver, self.producer)
         self.items += outcome.items
         self.rows += outcome.rows
-        self.hub.took(self, outcome)
-        self._committed = outcome.seen
+        self._added += outcome.items
+        self.hub.took(outcome, items - self._added)
+        self._note(table, outcome.seen)
         if outcome.full:
             return self._block()
-        if self.blocked_at is None:
-            self.hub.stats.duplicates += items - outcome.items
+        self._added = 0
         receiver.pop()
         if self.blocked_at is not None:
             self._unblock()
         return True
+
+    def _note(self, table: Table, seen: int) -> None:
+        """Items up to here are in the table; they are committed when its ticket is settled."""
+        ticket = table.ticket
+        if ticket <= table.settled:
+            self._committed = seen
+        else:
+            self._unsettled.append((ticket, seen))
+            self.hub.unsettled[self.number] = self
+
+    def settle(self) -> None:
+        """Acks what its table has committed meanwhile."""
+        assert self.table is not None
+        settled = self.table.settled
+        while self._unsettled and self._unsettled[0][0] <= settled:
+            self._committed = self._unsettled.popleft()[1]
+        if not self._unsettled:
+            self.hub.unsettled.pop(self.number, None)
+        if not self._leaving:
+            self._send_ack()
 
     def _block(self) -> bool:
         if self.blocked_at is None:
@@ -260,7 +283,9 @@ class Connection(asyncio.BufferedProtocol):
         payload, number = self.receiver.payload(), self.receiver.number
         self.receiver.pop()
         if kind == Type.BYE:
-            self._send_ack()
+            assert self.table is not None
+            self.table.settle()
+            self.settle()
             self.leave()
         elif kind == Type.GET:
             if len(payload) != 8:
@@ -269,8 +294,12 @@ class Connection(asyncio.BufferedProtocol):
             self.hub.want_weights(self, newer, struct.unpack("<d", payload)[0])
         elif kind in (Type.SAMPLE, Type.PRIORITY, Type.STATS):
             self.requests += 1
-            if self.requests > _REQUESTS:
-                raise Refused("busy", f"more than {_REQUESTS} requests at a time")
+            self.request_bytes += len(payload)
+            if self.requests > wire.MAX_REQUESTS:
+                raise Refused("busy", f"more than {wire.MAX_REQUESTS} requests at a time")
+            if self.requests > 1 and self.request_bytes > wire.MAX_REQUEST_BYTES:
+                most = wire.MAX_REQUEST_BYTES
+                raise Refused("busy", f"requests of more than {most} bytes at a time")
             self.hub.forward(self, kind, number, payload)
         else:
             raise Refused("type", f"frames of type {kind} do not come from clients")
@@ -297,7 +326,9 @@ class Connection(asyncio.BufferedProtocol):
         if not self._leaving:
             self._leaving = True
             content = {"reason": refused.reason, "message": str(refused)}
-            self.write(wire.json_frame(Type.REFUSE, content))
+            # Whom it says no to before its hello expects a greeting first.
+            first = [self._greeting()] if self._hello is None else []
+            self.write(*first, wire.json_frame(Type.REFUSE, content))
             self.transport.close()
 
     def leave(self) -> None:
@@ -316,10 +347,21 @@ class Connection(asyncio.BufferedProtocol):
         self._deadline = None
         self.refuse(Refused("deadline", f"no handshake within {self.hub.handshake_s} s"))
 
+    def answered(self, nbytes: int, *parts: Any) -> None:
+        """The answer to a request that had so many bytes."""
+        self.requests -= 1
+        self.request_bytes -= nbytes
+        self.write(*parts)
+
     @property
     def received(self) -> int:
         """Items of its producer that are in whole frames here or in the table."""
         return self._received
+
+    @property
+    def unsaved(self) -> int:
+        """Items that were acked as received and are not in the table."""
+        return max(self._received - self._committed, 0) if self.ack == "received" else 0
 
 
 def _is_count(value: Any) -> bool:

@@ -41,6 +41,7 @@ class Accepted(NamedTuple):
         ndim: batch dims of plain trees, the last of them time.
         seen: the next item to send.
         max_frame: the largest frame the server takes.
+        max_inflight: bytes of items that may be unacked.
     """
 
     sock: socket.socket
@@ -50,6 +51,7 @@ class Accepted(NamedTuple):
     ndim: int
     seen: int
     max_frame: int
+    max_inflight: int
 
 
 def connect(address: Address, opening: dict[str, Any], timeout_s: float) -> Accepted:
@@ -82,7 +84,13 @@ def connect(address: Address, opening: dict[str, Any], timeout_s: float) -> Acce
             "table": address.table,
             "proof": wire.proof(token, "client", greeting.nonce, hello.nonce),
         }
-        sock.sendall(wire.json_frame(Type.OPEN, asked))
+        first = wire.json_frame(Type.OPEN, asked)
+        if len(first) > wire.HANDSHAKE_BYTES:
+            raise LayoutError(
+                f"the layout takes {len(first)} bytes to describe, more than a server reads "
+                f"({wire.HANDSHAKE_BYTES}): use fewer leaves"
+            )
+        sock.sendall(first)
         receiver = _native.Receiver(1 << 16, _LARGEST_ACCEPT)
         answer = _first_frame(sock, receiver, deadline)
         expected = wire.proof(token, "server", hello.nonce, greeting.nonce)
@@ -101,8 +109,10 @@ def _accepted(
     """What ACCEPT says, checked."""
     kind, schema = answer.get("kind"), answer.get("schema")
     seen, ndim = answer.get("seen"), answer.get("ndim", 1)
+    most = answer.get("max_inflight")
     fits = kind in ("queue", "tape") and type(seen) is int and seen >= 0
     fits = fits and type(ndim) is int and 1 <= ndim <= 32
+    fits = fits and type(most) is int and most >= 1
     fits = fits and (isinstance(schema, dict) or (schema is None and kind == "tape"))
     if fits and schema is not None:
         try:
@@ -112,7 +122,9 @@ def _accepted(
         fits = fits and (kind == "queue" or isinstance(schema.get("keys"), dict))
     if not fits:
         raise ValueError(f"the server's ACCEPT makes no sense: {str(answer)[:200]}")
-    return Accepted(sock, receiver, str(kind), schema, int(ndim), int(seen or 0), max_frame)
+    return Accepted(
+        sock, receiver, str(kind), schema, int(ndim), int(seen or 0), max_frame, int(most or 1)
+    )
 
 
 def _encrypted(sock: socket.socket, address: Address) -> socket.socket:

@@ -31,6 +31,8 @@ log = logging.getLogger("contig.transport")
 _WAIT_S = 0.05
 _STALL_CHECK_S = 0.25
 _IDLE_BUFFER = 4096  # what a connection begins with: kept when memory is short
+# Anybody can connect: buffers of all who have not shown yet that they may.
+_UNPROVEN_BYTES = 16 << 20
 
 
 class Limits(NamedTuple):
@@ -58,6 +60,8 @@ class HubStats:
     items_in: int = 0
     rows_in: int = 0
     duplicates: int = 0
+    resent_frames: int = 0
+    lost_items: int = 0
     blocked: int = 0
     blocked_s: float = 0.0
     batches_out: int = 0
@@ -96,6 +100,8 @@ class Hub:
         self._service = service
         self._numbers = 0
         self._bytes = 0  # of all receive buffers
+        self._unproven: dict[int, Connection] = {}  # handshake not done, oldest first
+        self._unproven_bytes = 0
         self._hungry: dict[int, Connection] = {}
         self._blocked: dict[int, Connection] = {}
         self._orphans: dict[int, list[Connection]] = {}  # by producer: gone, but not all taken in
@@ -104,6 +110,9 @@ class Hub:
         self._waker: threading.Thread | None = None
         self._closing = False
         self._queues = [t.queue for t in tables.values() if isinstance(t, QueueTable)]
+        self.unsettled: dict[int, Connection] = {}  # with items whose commit is under way
+        for table in tables.values():
+            table.on_settled(self._settled)
 
     # -- connections --------------------------------------------------------------------------
 
@@ -115,16 +124,31 @@ class Hub:
         self.stats.connections += 1
         self.connections[connection.number] = connection
         self._bytes += connection.receiver.size
+        self._unproven[connection.number] = connection
+        self._unproven_bytes += connection.receiver.size
         self._tell()
         # Always room for one frame of the largest size, or nobody could send one.
         room = self._bytes + self.limits.max_frame <= self.limits.max_bytes
         crowded = len(self.connections) > self.limits.max_connections
         if self._closing or crowded or not room:
             connection.refuse(Refused("busy", "the server has no room for another connection"))
+        self._bound_unproven()
+
+    def _bound_unproven(self) -> None:
+        while self._unproven_bytes > _UNPROVEN_BYTES:
+            oldest = next(iter(self._unproven.values()))
+            self._proven(oldest)  # or on its way out
+            oldest.refuse(Refused("busy", "too many connections are in their handshake"))
+
+    def _proven(self, connection: Connection) -> None:
+        """A connection's memory is one of those let in, or is given back."""
+        if self._unproven.pop(connection.number, None) is not None:
+            self._unproven_bytes -= connection.receiver.size
 
     def opened(self, connection: Connection, following: int) -> int:
         """A handshake is done: how many of its producer's items are in or on their way in."""
         assert connection.table is not None
+        self._proven(connection)
         key = (connection.table_name, connection.producer)
         seen = connection.table.seen(connection.producer, following)
         before = self._current.get(key)
@@ -138,13 +162,16 @@ class Hub:
         if connection.ack == "received" and following > seen:
             # Acked as received by a process that died: they are gone, and it goes on behind them.
             log.warning("%d items of %s were lost", following - seen, connection.peer)
+            self.stats.lost_items += following - seen
             connection.table.skip(connection.producer, following)
             seen = following
         return seen
 
     def left(self, connection: Connection) -> None:
         self.connections.pop(connection.number, None)
+        self.unsettled.pop(connection.number, None)
         self._hungry.pop(connection.number, None)
+        self._proven(connection)
         want = self._wanting.pop(connection.number, None)
         if want is not None:
             want[2].cancel()
@@ -174,10 +201,25 @@ class Hub:
         waiting = self._orphans.get(connection.producer)
         return bool(waiting) and waiting[0] is not connection  # type: ignore[index]
 
-    def took(self, connection: Connection, outcome: Outcome) -> None:
-        self.stats.frames_in += not outcome.full
+    def took(self, outcome: Outcome, missing: int) -> None:
+        """What became of a frame, and how many of its items have not been added (yet)."""
         self.stats.items_in += outcome.items
         self.stats.rows_in += outcome.rows
+        if not outcome.full:  # so what is missing had been seen before
+            self.stats.frames_in += 1
+            self.stats.duplicates += missing
+            self.stats.resent_frames += missing > 0
+
+    def _settled(self) -> None:
+        """Some table has committed more; called in any thread."""
+        try:
+            self.loop.call_soon_threadsafe(self._settle)
+        except RuntimeError:
+            pass  # the loop is closed
+
+    def _settle(self) -> None:
+        for connection in list(self.unsettled.values()):
+            connection.settle()
 
     def drained(self, ns: int) -> None:
         for queue in self._queues:
@@ -189,7 +231,8 @@ class Hub:
         """A larger buffer for a connection, or, if there is no memory, a place in the queue."""
         receiver = connection.receiver
         # Room for what follows the frame, so that the next one does not wait for it to be handled.
-        for size in (min(2 * needed, needed + (1 << 20)), needed):
+        more = min(2 * needed, needed + (1 << 20))
+        for size in (needed,) if connection.number in self._unproven else (more, needed):
             if self._bytes - receiver.size + size <= self.limits.max_bytes:
                 self._resize(connection, size)
                 return True
@@ -223,9 +266,12 @@ class Hub:
         self.loop.call_later(_STALL_CHECK_S, self._drop_stalled)
 
     def _resize(self, connection: Connection, size: int) -> None:
-        self._bytes -= connection.receiver.size
+        before = connection.receiver.size
         connection.receiver.resize(size)
-        self._bytes += connection.receiver.size
+        self._bytes += connection.receiver.size - before
+        if connection.number in self._unproven:
+            self._unproven_bytes += connection.receiver.size - before
+            self._bound_unproven()
 
     def _shrink_idle(self) -> None:
         for connection in self.connections.values():
@@ -287,6 +333,11 @@ class Hub:
             self.block(next(iter(self._blocked.values())))
 
     def _retry(self, done: threading.Event) -> None:
+        self._pump_blocked()
+        self._feed_hungry()
+        done.set()
+
+    def _pump_blocked(self) -> None:
         for connection in list(self._blocked.values()):
             connection.pump()
             waiting = self._orphans.get(connection.producer)
@@ -295,8 +346,6 @@ class Hub:
                 if not waiting:
                     del self._orphans[connection.producer]
                 self._forget(connection)
-        self._feed_hungry()
-        done.set()
 
     def _tell(self) -> None:
         depths = [int(c.receiver.rows) for c in self._blocked.values()]
@@ -344,23 +393,25 @@ class Hub:
             raise Refused("type", "this table can be written to, not sampled from")
         self._service(connection.number, connection.table_name, kind, number, payload)
 
-    def answer(self, number: int, *parts: Any) -> None:
-        """What the learner answered, for the connection of this number."""
+    def answer(self, number: int, asked: int, *parts: Any) -> None:
+        """What the learner answered to a request of `asked` bytes of this connection."""
         connection = self.connections.get(number)
         if connection is not None:
-            connection.requests -= 1
             self.stats.batches_out += 1
             self.stats.bytes_out += sum(len(p) for p in parts)
-            connection.write(*parts)
-
-    def ack_levels(self, table: Table) -> tuple[str, ...]:
-        return ("received", "committed")
+            connection.answered(asked, *parts)
 
     # -- the end ------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Says goodbye to everybody."""
+        """Says goodbye to everybody, after a last attempt to take in what waits."""
         self._closing = True
+        self._pump_blocked()
+        orphans = [o for several in self._orphans.values() for o in several]
+        lost = sum({c.number: c.unsaved for c in (*orphans, *self.connections.values())}.values())
+        if lost:
+            log.warning("closed with %d items that were acked as received and found no room", lost)
+            self.stats.lost_items += lost
         for connection in list(self.connections.values()):
             connection.leave()
         deadline = self.loop.time() + 1.0

@@ -83,6 +83,9 @@ class ServerStats(NamedTuple):
         connections, connections_total: now, and ever.
         frames_in, items_in, rows_in, bytes_in, bytes_out: traffic.
         duplicates_dropped: items that were sent again and had been seen.
+        resent_frames: frames with at least one such item, most of them after a reconnect.
+        lost_items: acked as received, and then the server was closed, or the process died, before
+            there was room for them.
         blocked, blocked_s: how often and how long connections waited for room.
         rejected: refused frames and handshakes, by reason.
         bytes_held: memory of all receive buffers.
@@ -98,6 +101,8 @@ class ServerStats(NamedTuple):
     bytes_in: int = 0
     bytes_out: int = 0
     duplicates_dropped: int = 0
+    resent_frames: int = 0
+    lost_items: int = 0
     blocked: int = 0
     blocked_s: float = 0.0
     rejected: dict[str, int] = {}  # noqa: RUF012

@@ -36,7 +36,7 @@ __all__ = ["Ingest", "REQUEST", "ANSWER"]
 
 # Between the ingest process and the learner's, before each forwarded frame's parts.
 REQUEST = struct.Struct("<QHHQQ")  # connection, bytes of table's name, type, number, payload
-ANSWER = struct.Struct("<QQ")  # connection, bytes
+ANSWER = struct.Struct("<QQQ")  # connection, bytes of the request's payload, bytes
 
 log = logging.getLogger("contig.transport")
 
@@ -80,8 +80,10 @@ class Ingest:
             )
         )
         if self.config["metrics"] is not None:
-            page = MetricsPage(self.hub)
-            self._listeners.append(await page.listen(*self.config["metrics"]))
+            guarded = self.config["metrics_guarded"]
+            page = MetricsPage(self.hub, self.config["token"] if guarded else None)
+            host, port = self.config["metrics"]
+            self._listeners.append(await page.listen(host, port, context if guarded else None))
 
     async def close(self) -> None:
         for listener in self._listeners:
@@ -122,8 +124,8 @@ async def _serve(control: socket.socket) -> None:
 
     async def answer() -> None:
         while True:
-            number, size = ANSWER.unpack(await answers.readexactly(ANSWER.size))
-            hub.answer(number, await answers.readexactly(size))
+            number, asked, size = ANSWER.unpack(await answers.readexactly(ANSWER.size))
+            hub.answer(number, asked, await answers.readexactly(size))
 
     async def outlive_nobody() -> None:
         # A child of the learner may hold the control socket open after the learner died.

@@ -41,7 +41,7 @@ class LinkOptions(NamedTuple):
 
     Attributes:
         ack: what an ack means: "received", "committed" or "durable".
-        max_inflight_msgs: frames that may be unacked.
+        max_inflight_msgs: frames that may be unacked; of their bytes, the server says how many.
         reconnect_s: how long a call waits for a lost server; 0: it never reconnects.
         on_full: "block" or "raise" when too much is in flight.
         send_timeout_s: how long a blocked call waits for room; None: for ever.
@@ -82,6 +82,7 @@ class Link:
         self._outbox: Any = None
         self._unacked: deque[Any] = deque()  # frames, oldest first
         self._unsent = 0  # of them: how many, from the end, are not on their way yet
+        self._unacked_bytes = self._flying_bytes = 0  # of all of them, and of those on their way
         self._acked = 0
         self._requests: dict[int, Any] = {}  # number -> answer, or None while it is awaited
         self._asked: deque[bytes] = deque()  # frames to send before items
@@ -92,9 +93,11 @@ class Link:
         self._closing = self._stopped = False
         self._bye = threading.Event()
         self._idle = False
+        self.held_back = False  # the next frame would be more than the server allows in flight
         first = self._first_connection()
         self.kind, self.schema, self.max_frame = first.kind, first.schema, first.max_frame
         self.ndim = first.ndim
+        self._max_inflight = first.max_inflight
         self._acked = first.seen
         if self.schema is not None:  # a server that comes back must be the same
             self._opening["layout"] = self.schema["layout"]
@@ -113,7 +116,8 @@ class Link:
 
     def begin(self, record_size: int, padded: bool) -> None:
         """Makes room for records of this size, and starts the I/O thread."""
-        self.frame_bytes = min(_COALESCE_BYTES, self.max_frame - wire.HEADER_BYTES)
+        most = min(self.max_frame, max(self._max_inflight, 256)) - wire.HEADER_BYTES
+        self.frame_bytes = min(_COALESCE_BYTES, most)
         self._outbox = _native.Outbox(record_size, padded, self._acked, self.frame_bytes)
         self._thread.start()
 
@@ -150,23 +154,37 @@ class Link:
             ConnectionClosedError: the server is gone, and did not come back in time.
             OverloadError: too much is in flight, and the client was told to raise.
         """
-        frames = len(self._unacked) + self._outbox.full_frames
-        full = frames >= self.options.max_inflight_msgs
+        full = self._too_much()
         if self._failure is None and not self._closing and self._lost_at is None and not full:
             return
-        self.blocked += full
+        self.blocked += bool(full)
         self._wait_for(self._has_room, self.options.send_timeout_s, "room to send")
 
     def _has_room(self) -> bool:
-        frames = len(self._unacked) + self._outbox.full_frames
-        if frames < self.options.max_inflight_msgs:
+        full = self._too_much()
+        if not full:
             return self._lost_at is None
         if self._lost_at is None and self.options.on_full == "raise":
-            raise OverloadError(
-                f"{frames} frames are in flight, more than max_inflight_msgs="
-                f"{self.options.max_inflight_msgs}: the server does not keep up"
-            )
+            raise OverloadError(f"{full}: the server does not keep up")
         return False
+
+    def _too_much(self) -> str:
+        """What there is too much of, in flight or gathered; "" if another item may be added."""
+        while self._outbox.full_frames:
+            self._line_up(self._outbox.take(False))
+        most = self.options.max_inflight_msgs
+        if len(self._unacked) >= most:
+            return f"{len(self._unacked)} frames are in flight, with max_inflight_msgs={most}"
+        nbytes = self._unacked_bytes + self._outbox.open_bytes
+        if nbytes >= self._max_inflight:
+            return f"{nbytes} bytes are in flight, and the server allows {self._max_inflight}"
+        return ""
+
+    def _line_up(self, frame: Any) -> None:
+        """A frame is complete, and waits for its turn to be sent. With the lock."""
+        self._unacked.append(frame)
+        self._unsent += 1
+        self._unacked_bytes += frame.nbytes
 
     def check(self) -> None:
         """Raises if the link is closed or failed."""
@@ -235,15 +253,15 @@ class Link:
 
     def request(self, kind: int, payload: bytes, timeout: float | None) -> tuple[int, bytes]:
         """Asks, and waits for the answer: its type and payload."""
-        return self.collect(self.ask(kind, payload), timeout)
+        return self.collect(self.ask(kind, payload, timeout=timeout), timeout)
 
-    def ask(self, kind: int, payload: bytes, number: int | None = None) -> int:
-        """Sends a request and returns its number."""
+    def ask(
+        self, kind: int, payload: bytes, number: int | None = None, timeout: float | None = None
+    ) -> int:
+        """Sends a request and returns its number; waits while the server would refuse it."""
         with self.lock:
-            if self._failure is not None:
-                raise ConnectionClosedError(str(self._failure)) from self._failure
-            if self._closing:
-                raise ClosedError("this client is closed")
+            self.check()
+            self._wait_for(lambda: self._may_ask(len(payload)), timeout, "answers")
             self._numbers += 1
             mine = self._numbers
             sent = mine if number is None else number
@@ -252,6 +270,12 @@ class Link:
             self._asked.append(frame)
             self.kick()
             return mine if kind != Type.GET else 0
+
+    def _may_ask(self, nbytes: int) -> bool:
+        """Whether the server takes another request of this size. With the lock."""
+        awaited = [len(f) for f in self._requests.values() if isinstance(f, bytes)]
+        fits = sum(awaited) + nbytes <= wire.MAX_REQUEST_BYTES
+        return not awaited or (fits and len(awaited) < wire.MAX_REQUESTS)
 
     def collect(self, number: int, timeout: float | None) -> tuple[int, bytes]:
         """Waits for a request's answer."""
@@ -343,7 +367,8 @@ class Link:
         """The server is back: drops what it has, sends the rest again. With the lock."""
         self.took(connection.seen)
         self.resends += len(self._unacked) - self._unsent
-        self._unsent = len(self._unacked)
+        self._unsent, self._flying_bytes = len(self._unacked), 0
+        self._max_inflight = connection.max_inflight
         self._asked.clear()
         self._asked.extend(f for f in self._requests.values() if isinstance(f, bytes))
         self._lost_at = None
@@ -354,8 +379,12 @@ class Link:
         if acked > self._acked:
             self._acked, self._attempt = acked, 0
         while self._unacked and self._unacked[0].first + self._unacked[0].items <= self._acked:
-            self._unacked.popleft()
-        self._unsent = min(self._unsent, len(self._unacked))
+            size = self._unacked.popleft().nbytes
+            self._unacked_bytes -= size
+            if self._unsent > len(self._unacked):  # a server that came back has it already
+                self._unsent -= 1
+            else:
+                self._flying_bytes -= size
         self.lock.notify_all()
 
     def next_parts(self, opened_at: float | None) -> tuple[list[Any], float | None]:
@@ -363,26 +392,36 @@ class Link:
         parts: list[Any] = []
         while self._asked:
             parts.append(self._asked.popleft())
-        while self._unsent and len(parts) < _IOVS:
-            frame = self._unacked[len(self._unacked) - self._unsent]
+        self.held_back = False
+        while len(parts) < _IOVS:
+            if not self._unsent:
+                full = self._outbox.full_frames > 0
+                if not full and self._outbox.empty:
+                    return parts, None
+                # At once if nothing is in flight, else when it is full or has waited long enough.
+                if not full and self._unacked and not self._closing:
+                    now = time.monotonic()
+                    if opened_at is None:
+                        return parts, now
+                    if now - opened_at < _COALESCE_S:
+                        return parts, opened_at
+                self._line_up(self._outbox.take(True))
+                opened_at = None
+            frame = self._unacked[-self._unsent]
+            flying = self._flying_bytes
+            if flying and flying + frame.nbytes > self._max_inflight:
+                self.held_back = True  # until an ack comes
+                return parts, None
             parts += [frame.head, frame]
             self._unsent -= 1
-        while len(parts) < _IOVS and self._outbox is not None:
-            full = self._outbox.full_frames > 0
-            if not full and self._outbox.empty:
-                return parts, None
-            # At once if nothing is in flight, else when it is full or has waited long enough.
-            if not full and self._unacked and not self._closing:
-                now = time.monotonic()
-                if opened_at is None:
-                    return parts, now
-                if now - opened_at < _COALESCE_S:
-                    return parts, opened_at
-            frame = self._outbox.take(True)
-            self._unacked.append(frame)
-            parts += [frame.head, frame]
-            opened_at = None
+            self._flying_bytes += frame.nbytes
         return parts, opened_at
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is something to send right now. With the lock."""
+        items = self._unsent > 0 or not self._outbox.empty
+        return bool(self._asked) or (items and not self.held_back)
 
     def answered(self, kind: int, number: int, payload: bytes) -> None:
         with self.lock:
@@ -434,7 +473,7 @@ class _Pump:
         with link.lock:
             if self._opened_at is not None:
                 return max(self._opened_at + _COALESCE_S - time.monotonic(), 0.0)
-            if link._asked or not link._outbox.empty:
+            if link.has_more:
                 return 0.0
             link._idle = True
             return None

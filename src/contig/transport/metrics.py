@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
+import ssl
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -31,6 +33,8 @@ def hub_stats(hub: Hub) -> dict[str, Any]:
         "items_in": s.items_in,
         "rows_in": s.rows_in,
         "duplicates_dropped": s.duplicates,
+        "resent_frames": s.resent_frames,
+        "lost_items": s.lost_items,
         "blocked": s.blocked,
         "blocked_s": s.blocked_s,
         "requests_answered": s.batches_out,
@@ -59,12 +63,12 @@ def table_stats(table: Any) -> dict[str, Any]:
     """What a table itself counts; it outlives the process."""
     if isinstance(table, QueueTable):
         c = table.queue.native.counters()
-        out = c["taken"] * table.queue.batch_size
+        depth = max(c["head"] - c["taken"] * table.queue.batch_size, 0)
         return {
             "kind": "queue",
-            "rows_in": c["head"],
-            "rows_out": min(out, c["head"]),
-            "depth": max(c["head"] - out, 0),
+            "rows_in": c["items"],
+            "rows_out": c["items"] - depth,
+            "depth": depth,
             "capacity": table.queue.batch_size * table.queue.num_buffers,
             "blocked": c["blocked"],
             "fresh_blocks": c["fresh"],
@@ -87,10 +91,16 @@ def table_stats(table: Any) -> dict[str, Any]:
 
 
 class MetricsPage:
-    """Prometheus text over HTTP, for ``GET /metrics``."""
+    """Prometheus text over HTTP, for ``GET /metrics``.
 
-    def __init__(self, hub: Hub) -> None:
+    Args:
+        hub: whose counters.
+        token: what readers must send as ``Authorization: Bearer``; None: nothing.
+    """
+
+    def __init__(self, hub: Hub, token: str | None = None) -> None:
         self._hub = hub
+        self._token = token
         self._heads: dict[str, deque[tuple[float, int]]] = {}
         self._watch()
 
@@ -115,17 +125,20 @@ class MetricsPage:
                 return now - then
         return 0.0
 
-    async def listen(self, host: str, port: int) -> Any:
-        return await asyncio.start_server(self._answer, host, port)
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> Any:
+        return await asyncio.start_server(self._answer, host, port, ssl=tls)
 
     async def _answer(self, reader: Any, writer: Any) -> None:
         try:
             async with asyncio.timeout(5):
                 head = await reader.readuntil(b"\r\n\r\n")
             path = head.split(b" ", 2)[1] if head.count(b" ") >= 2 else b""
-            found = head.startswith(b"GET ") and path.split(b"?")[0] == b"/metrics"
-            body = self.text().encode() if found else b"try GET /metrics\n"
-            status = b"200 OK" if found else b"404 Not Found"
+            if not self._may_read(head):
+                status, body = b"401 Unauthorized", b"Authorization: Bearer <token>\n"
+            elif head.startswith(b"GET ") and path.split(b"?")[0] == b"/metrics":
+                status, body = b"200 OK", self.text().encode()
+            else:
+                status, body = b"404 Not Found", b"try GET /metrics\n"
             writer.write(
                 b"HTTP/1.1 " + status + b"\r\nContent-Type: text/plain; version=0.0.4\r\n"
                 b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
@@ -137,6 +150,17 @@ class MetricsPage:
             pass
         finally:
             writer.close()
+
+    def _may_read(self, head: bytes) -> bool:
+        """Whether a request's head has the token, compared in constant time."""
+        if self._token is None:
+            return True
+        for line in head.split(b"\r\n")[1:]:
+            name, _, value = line.partition(b":")
+            scheme, _, given = value.strip().partition(b" ")
+            if name.strip().lower() == b"authorization" and scheme.lower() == b"bearer":
+                return hmac.compare_digest(given.strip(), self._token.encode())
+        return False
 
     def text(self) -> str:
         """The page."""
@@ -156,6 +180,8 @@ class MetricsPage:
             ("bytes_out", "counter", "bytes of batches and weights sent"),
             ("items_in", "counter", "items taken in"),
             ("duplicates_dropped", "counter", "items that were sent again and had been seen"),
+            ("resent_frames", "counter", "frames with items that had been seen"),
+            ("lost_items", "counter", "items acked as received that did not get into a table"),
             ("blocked", "counter", "times a connection had to wait for room"),
             ("blocked_s", "counter", "seconds connections waited for room"),
             ("requests_answered", "counter", "samples, priorities and statistics answered"),

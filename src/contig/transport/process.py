@@ -57,7 +57,8 @@ class IngestProcess:
         self._arrived = threading.Condition()
         self._last_stats: dict[str, Any] | None = None
         self._start()
-        threading.Thread(target=self._watch, name="contig-ingest", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, name="contig-ingest", daemon=True)
+        self._watcher.start()
 
     @property
     def pid(self) -> int:
@@ -86,9 +87,9 @@ class IngestProcess:
         self._control = mine
         self._ready = threading.Event()
         self._told = None
-        threading.Thread(
-            target=self._read, args=(mine,), name="contig-control", daemon=True
-        ).start()
+        self._reader = threading.Thread(target=self._read, args=(mine,), name="contig-control")
+        self._reader.daemon = True
+        self._reader.start()
         self._send(config)
         deadline = time.monotonic() + _START_S
         while not self._ready.wait(0.05) and not self._stopping:
@@ -185,3 +186,5 @@ class IngestProcess:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+            self._reader.join(_STOP_S)  # what it said last
+        self._watcher.join(_STOP_S)

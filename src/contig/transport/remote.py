@@ -115,7 +115,8 @@ class RemoteReplayBuffer:
     def _ask(self, size: int | None) -> int:
         if size is not None and size < 1:
             raise ValueError(f"batch_size must be at least 1, got {size}")
-        return self._client.asking.ask(Type.SAMPLE, struct.pack("<Q", size or 0))
+        asked = struct.pack("<Q", size or 0)
+        return self._client.asking.ask(Type.SAMPLE, asked, timeout=self.sample_timeout_s)
 
     def _batch(self, kind: int, payload: bytes) -> Batch:
         if kind != Type.BATCH:

@@ -9,14 +9,16 @@ Thread-safe.
 
 from __future__ import annotations
 
-import asyncio
+import atexit
 import ipaddress
 import json
+import os
 import socket
 import sys
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -27,12 +29,14 @@ from ..errors import ClosedError, ServerError
 from ..layout import Layout
 from ..replay import ReplayBuffer
 from ..tape import BatchQueue, SharedStorage
+from ..tape.disk import DiskStorage
 from ..tape.segment import Segment
 from .board import WeightsBoard
+from .disk_table import DiskTable
 from .hub import Limits
+from .in_process import InProcess
 from .info import HistSnapshot, Sample, SampleInfo, ServerStats
-from .ingest import Ingest
-from .metrics import hub_stats, table_stats
+from .metrics import table_stats
 from .process import IngestProcess
 from .service import SampleService
 from .tables import QueueTable, Table, TapeTable
@@ -52,10 +56,12 @@ class TcpTransport(NamedTuple):
         host: the address to bind; another than this machine's own needs a token.
         token: what clients must know. It is never sent.
         tls: paths of a certificate chain and its key, PEM.
-        metrics_port: where ``/metrics`` is served, on the same host; None: nowhere.
+        metrics_port: where ``/metrics`` is served, on the same host; None: nowhere. If other
+            machines can reach it, it needs `tls`, and readers send the token (Bearer).
         max_frame, max_bytes: bounds of one frame, and of everything received and not yet taken in.
         max_restarts: how often the ingest process is started again if it dies.
-        in_process: hold the sockets in a thread of this process, for debugging.
+        in_process: hold the sockets in a thread of this process, for debugging. Tables on disk are
+            always served like that; `contig serve --disk` does it in a process of its own.
     """
 
     port: int = 0
@@ -80,11 +86,22 @@ class TcpTransport(NamedTuple):
                 f"host {self.host!r} can be reached from other machines: give a token "
                 '(TcpTransport(token=...)), or bind "127.0.0.1"'
             )
+        if self.metrics_port is not None and self.tls is None and not _is_local(self.host):
+            raise ValueError(
+                f"metrics_port: on host {self.host!r} readers of /metrics would send the token for "
+                'all to see: give tls, or bind "127.0.0.1"'
+            )
         if not 1024 <= self.max_frame <= self.max_bytes // 2:
             raise ValueError(
                 f"max_frame {self.max_frame}: at least 1024 and at most half of max_bytes "
                 f"({self.max_bytes})"
             )
+
+
+def _tape_table(buffer: ReplayBuffer) -> Table:
+    if isinstance(buffer.storage, DiskStorage):
+        return DiskTable(buffer.storage, buffer.limiter)
+    return TapeTable(buffer.storage, buffer.limiter)
 
 
 def _check_fits(layout: Layout, max_frame: int) -> None:
@@ -135,6 +152,11 @@ class Server:
             transport.check()
         self.name = uuid.uuid4().hex[:16] if name is None else name
         self.transport = transport
+        for name, table in {**(tables or {}), **({_DEFAULT: buffer} if buffer else {})}.items():
+            if isinstance(table.storage, DiskStorage) and table.storage.read_only:
+                raise ValueError(
+                    f"table {name!r}: {table.storage.path} was opened to read, and a server writes"
+                )
         self._queue: BatchQueue | None = None
         self._buffers = {_DEFAULT: buffer} if buffer is not None else dict(tables or {})
         if given[0]:
@@ -145,9 +167,11 @@ class Server:
                 _check_fits(layout, transport.max_frame)
             self._queue = BatchQueue.create(layout, batch_size, num_buffers, f"{self.name}.queue")
         self._board: WeightsBoard | None = None
-        self._ingest: IngestProcess | _InProcess | None = None
+        self._ingest: IngestProcess | InProcess | None = None
         self._service: SampleService | None = None
         self._listening: socket.socket | None = None
+        self._port: int | None = None
+        self._pid = os.getpid()
         self._info: Segment | None = None
         self._unfeed: list[Any] = []
         self._closed = self._ending = self._flush = self._shown = False
@@ -168,8 +192,10 @@ class Server:
         self._listening = socket.create_server((t.host, t.port), family=family, backlog=1024)
         self._service = SampleService(self._buffers, t.max_frame)
         try:
-            if t.in_process:
-                self._ingest = _InProcess(self, self._config(), self._listening, self._service)
+            if t.in_process or self._on_disk():
+                self._ingest = InProcess(
+                    self._config(), self._tables(), self._board, self._listening, self._service
+                )
             else:
                 fds = [int(c["fd"]) for c in self._config()["tables"].values() if "fd" in c]
                 self._ingest = IngestProcess(
@@ -179,16 +205,23 @@ class Server:
             self._listening.close()
             self._service.close()
             raise
+        self._port = int(self._listening.getsockname()[1])
         self._shown = self._board is not None
         self._unfeed = [b.feed(self.check) for b in self._buffers.values()]
+        _running.add(self)
         return self
 
     @property
+    def buffers(self) -> dict[str, ReplayBuffer]:
+        """The tables, by name; empty for a queue."""
+        return dict(self._buffers)
+
+    @property
     def port(self) -> int:
-        """Where it listens."""
-        if self._listening is None:
+        """Where it listens, or did before it was closed."""
+        if self._port is None:
             raise ServerError("the server is not started: it has no port yet")
-        return int(self._listening.getsockname()[1])
+        return self._port
 
     def close(self, flush: bool = False) -> None:
         """Says goodbye to clients and stops taking items in.
@@ -202,12 +235,12 @@ class Server:
         if self._ingest is not None:
             self._ingest.stop()
         self._closed = True  # only now: until here items may come in
+        for end in self._unfeed:
+            end()  # so that remote samples that wait for rows give up
         if self._service is not None:
             self._service.close()
         if self._listening is not None:
             self._listening.close()
-        for end in self._unfeed:
-            end()
         if self._queue is not None:
             self._queue.native.close()
             self._queue.close()
@@ -287,7 +320,7 @@ class Server:
             queue_depth_sum=c["depth_sum"],
             queue_depth_max=c["depth_max"],
             push_blocked_count=c["blocked"],
-            samples_inserted_total=c["head"],
+            samples_inserted_total=c["items"],
             fresh_blocks=c["fresh"],
             drain_round=HistSnapshot.of(queue.native.histogram("drain_round")),
             memcpy=HistSnapshot.of(queue.native.histogram("memcpy")),
@@ -332,7 +365,11 @@ class Server:
     def _tables(self) -> dict[str, Table]:
         if self._queue is not None:
             return {_DEFAULT: QueueTable(self._queue)}
-        return {n: TapeTable(b.storage, b.limiter) for n, b in self._buffers.items()}
+        return {n: _tape_table(b) for n, b in self._buffers.items()}
+
+    def _on_disk(self) -> bool:
+        """Whether a table is on disk: one process writes there, and it is this one."""
+        return any(isinstance(b.storage, DiskStorage) for b in self._buffers.values())
 
     def _describe(self) -> dict[str, Any]:
         """The tables, as another process of this host may attach to them."""
@@ -365,7 +402,7 @@ class Server:
         t = self.transport
         tables = self._describe()
         for name, buffer in self._buffers.items():
-            if tables[name]["name"] is None:
+            if tables[name]["name"] is None and not self._on_disk():
                 tables[name]["fd"] = buffer.storage.fd
         limits = Limits(t.max_frame, t.max_bytes)
         return {
@@ -375,8 +412,20 @@ class Server:
             "limits": limits._asdict(),
             "handshake_s": HANDSHAKE_S,
             "metrics": None if t.metrics_port is None else [t.host, t.metrics_port],
+            "metrics_guarded": not _is_local(t.host),
             "board": None if self._board is None else f"{self.name}.weights",
         }
+
+
+_running: weakref.WeakSet[Server] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Ends the threads of servers that nobody closed, while there still is an interpreter."""
+    for server in list(_running):
+        if server._pid == os.getpid():  # a forked child has no part in its parent's
+            server.close()
 
 
 def _json_key(key: Any) -> Any:
@@ -420,79 +469,3 @@ def find_server(name: str) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
 def server_closed(memory: np.ndarray[Any, Any]) -> bool:
     """Whether the server was closed since it was found."""
     return bool(memory[16])
-
-
-class _InProcess:
-    """The hub in a thread of this process."""
-
-    def __init__(
-        self,
-        server: Server,
-        config: dict[str, Any],
-        listening: socket.socket,
-        service: SampleService,
-    ) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._service = service
-        self._ingest = Ingest(config, self._loop, server._tables(), self._forward)
-        self._ingest.hub.board = server._board
-        self._failure: BaseException | None = None
-        self._last: dict[str, Any] = {}
-        self._stopped = False
-        self._ready = threading.Event()
-        copy = socket.socket(fileno=socket.dup(listening.fileno()))
-        self._thread = threading.Thread(target=self._run, args=(copy,), daemon=True)
-        self._thread.start()
-        self._ready.wait()
-        self.check()
-
-    def _run(self, listening: socket.socket) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_until_complete(self._ingest.listen(listening))
-        except BaseException as error:
-            self._failure = error
-            self._ready.set()
-            return
-        self._ready.set()
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.close()
-
-    def _forward(self, number: int, table: str, kind: int, request: int, payload: bytes) -> None:
-        def work() -> None:
-            parts = self._service.answer(table, kind, request, payload)
-            self._loop.call_soon_threadsafe(self._ingest.hub.answer, number, *parts)
-
-        self._service.submit(table, kind, work)
-
-    def check(self) -> None:
-        if self._failure is not None:
-            raise ServerError("the server's thread failed") from self._failure
-
-    def tell(self, **content: Any) -> None:
-        if content["op"] == "published":
-            self._loop.call_soon_threadsafe(self._ingest.hub.published)
-
-    def show(self, board: WeightsBoard, name: str) -> None:
-        def take() -> None:
-            self._ingest.hub.board = board
-            self._ingest.hub.published()
-
-        self._loop.call_soon_threadsafe(take)
-
-    def stats(self) -> dict[str, Any]:
-        async def read() -> dict[str, Any]:
-            return hub_stats(self._ingest.hub)
-
-        if not self._stopped:
-            self._last = asyncio.run_coroutine_threadsafe(read(), self._loop).result(5.0)
-        return self._last
-
-    def stop(self) -> None:
-        self.stats()
-        self._stopped = True
-        asyncio.run_coroutine_threadsafe(self._ingest.close(), self._loop).result(5.0)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5.0)

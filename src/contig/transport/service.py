@@ -9,11 +9,14 @@ Threads of its own; the buffers take turns with the learner's own calls.
 
 from __future__ import annotations
 
+import logging
+import queue
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +28,10 @@ from .wire import Type
 
 __all__ = ["SampleService", "answer_request"]
 
+log = logging.getLogger("contig.transport")
+
 _WORKERS = 2  # for each table's samples, which may wait; others go past them
+_END_S = 2.0  # for what is being answered while the server is closed
 
 
 def answer_request(
@@ -71,6 +77,43 @@ def _priorities(buffer: ReplayBuffer, payload: bytes) -> None:
     buffer.update_priority(seqs, np.frombuffer(payload, np.float64, n, 8 + 8 * n))
 
 
+class _Workers:
+    """Threads that make calls, in the order in which they are given.
+
+    An executor's would keep the interpreter from ending while a sample waits for its first rows.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._threads = [threading.Thread(target=self._run, name=name) for _ in range(count)]
+        for thread in self._threads:
+            thread.daemon = True
+            thread.start()
+
+    def submit(self, call: Callable[[], None]) -> None:
+        if not self._closed:
+            self._calls.put(call)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            if self._closed:
+                continue  # nobody waits for it any more
+            try:
+                call()
+            except Exception:
+                log.exception("a request was not answered")
+
+    def close(self) -> None:
+        self._closed = True
+        for _ in self._threads:
+            self._calls.put(None)
+
+    def join(self, deadline: float) -> None:
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+
+
 class SampleService:
     """Answers what an ingest process forwards.
 
@@ -81,18 +124,19 @@ class SampleService:
     def __init__(self, buffers: dict[str, ReplayBuffer], max_frame: int) -> None:
         self._buffers = buffers
         self._max_frame = max_frame
-        self._samples = {n: ThreadPoolExecutor(_WORKERS, "contig-sample") for n in buffers}
-        self._others = ThreadPoolExecutor(1, "contig-service")
+        self._samples = {n: _Workers(_WORKERS, "contig-sample") for n in buffers}
+        self._others = _Workers(1, "contig-request")
         self._writing = threading.Lock()
         self._socket: socket.socket | None = None
+        self._reader: threading.Thread | None = None
 
     def attach(self) -> socket.socket:
         """A new line to an ingest process: its end of it."""
         mine, theirs = socket.socketpair()
         self._socket = mine
-        threading.Thread(
-            target=self._read, args=(mine,), name="contig-service", daemon=True
-        ).start()
+        self._reader = threading.Thread(target=self._read, args=(mine,), name="contig-service")
+        self._reader.daemon = True
+        self._reader.start()
         return theirs
 
     def _read(self, line: socket.socket) -> None:
@@ -111,12 +155,8 @@ class SampleService:
                 payload = source.read(size)
                 if table not in self._samples or len(payload) < size:
                     return  # it died in the middle of a request
-                try:
-                    self.submit(
-                        table, kind, self._answer, line, number, table, kind, request, payload
-                    )
-                except RuntimeError:  # closed
-                    return
+                asked = (line, number, table, kind, request, payload)
+                self.submit(table, kind, partial(self._answer, *asked))
 
     def _answer(
         self, line: socket.socket, number: int, table: str, kind: int, request: int, payload: bytes
@@ -125,7 +165,7 @@ class SampleService:
         size = sum(memoryview(p).nbytes for p in parts)
         try:
             with self._writing:
-                line.sendall(ANSWER.pack(number, size))
+                line.sendall(ANSWER.pack(number, len(payload), size))
                 for part in parts:
                     line.sendall(part)
         except OSError:
@@ -135,16 +175,23 @@ class SampleService:
         """The parts of the frame that answers a request."""
         return answer_request(self._buffers[table], kind, request, payload, self._max_frame)
 
-    def submit(self, table: str, kind: int, call: Callable[..., None], *args: Any) -> None:
+    def submit(self, table: str, kind: int, call: Callable[[], None]) -> None:
         """Runs something in the threads for such requests."""
-        pool = self._samples[table] if kind == Type.SAMPLE else self._others
-        pool.submit(call, *args)
+        workers = self._samples[table] if kind == Type.SAMPLE else self._others
+        workers.submit(call)
 
     def close(self) -> None:
+        """Ends the threads. A draw that waits for a rate limiter is not waited for."""
         if self._socket is not None:
             try:
                 self._socket.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
-        for pool in (*self._samples.values(), self._others):
-            pool.shutdown(wait=False, cancel_futures=True)
+        deadline = time.monotonic() + _END_S
+        every = (*self._samples.values(), self._others)
+        for workers in every:
+            workers.close()
+        for workers in every:
+            workers.join(deadline)
+        if self._reader is not None:
+            self._reader.join(max(deadline - time.monotonic(), 0.0))

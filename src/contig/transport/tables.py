@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import _native
@@ -18,7 +19,6 @@ from ..errors import LayoutError
 from ..layout import Layout
 from ..sample import RateLimiter
 from ..tape import Storage
-from ..tape.disk.writing import StagedWriter
 from ..tape.queue import BatchQueue
 from .wire import Refused
 
@@ -47,6 +47,7 @@ class Table(ABC):
 
     kind: str
     ndim = 1  # batch dims of plain trees that clients give to `extend`
+    ack_levels: tuple[str, ...] = ("received", "committed")
 
     @property
     @abstractmethod
@@ -83,6 +84,24 @@ class Table(ABC):
 
     @abstractmethod
     def rows_in(self) -> int: ...
+
+    # What is in a table in memory is committed at once; on disk that takes a while.
+
+    @property
+    def ticket(self) -> int:
+        """Stands for everything accepted so far."""
+        return 0
+
+    @property
+    def settled(self) -> int:
+        """The newest ticket of which everything is committed."""
+        return 0
+
+    def settle(self) -> None:  # noqa: B027
+        """Returns when everything accepted is committed."""
+
+    def on_settled(self, call: Callable[[], None]) -> None:  # noqa: B027
+        """Has something called, in any thread, whenever `settled` grows."""
 
 
 def _refuse_gap(first: int, seen: int) -> None:
@@ -171,15 +190,15 @@ class TapeTable(Table):
         if self.limiter is not None:
             most = self.limiter.room(self.storage)
             if most < 1:
-                return Outcome(self.seen(producer, receiver.number), 0, 0, True)
+                return Outcome(int(self.storage.tape.seen(producer, receiver.number)), 0, 0, True)
         writer = self._writer(producer)
-        if isinstance(writer, StagedWriter):
-            seen, items, rows, gap = writer.accept(receiver, producer, most)
-        else:
-            seen, items, rows, gap = _native.accept_runs(writer, receiver, producer, most)
+        seen, items, rows, gap = self._append(writer, receiver, producer, most)
         if gap:
             _refuse_gap(receiver.number, seen)
         return Outcome(seen, items, rows, seen < receiver.number + receiver.runs)
+
+    def _append(self, writer: Any, receiver: Any, producer: int, most: int) -> Any:
+        return _native.accept_runs(writer, receiver, producer, most)
 
     def _writer(self, producer: int) -> Any:
         writer = self._writers.get(producer)

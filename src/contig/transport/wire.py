@@ -21,8 +21,10 @@ __all__ = ["Greeting", "Hello", "Refused", "Type", "proof"]
 MAGIC = b"contig/1"
 VERSION = 1
 HELLO_BYTES, GREETING_BYTES = 48, 64
-HANDSHAKE_BYTES = 1 << 20  # the largest OPEN
+HANDSHAKE_BYTES = 256 << 10  # the largest OPEN: a layout of some thousand leaves
 HANDSHAKE_S = 5.0
+MAX_REQUESTS = 64  # of one connection, not yet answered
+MAX_REQUEST_BYTES = 8 << 20  # of their payloads, if there is more than one
 HEADER_BYTES = _native.FRAME_HEADER
 
 _TLS_RECORDS = (b"\x15", b"\x16")  # an alert, a handshake

@@ -7,6 +7,7 @@ appends. Other processes see what changed by `revision`.
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Iterable
@@ -40,7 +41,8 @@ CREATE INDEX runs_by_revision ON runs (revision);
 CREATE TABLE producers (id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE bounds (
   one INTEGER PRIMARY KEY CHECK (one = 0), tail INTEGER, index_tail INTEGER, head INTEGER,
-  trajectories INTEGER, inserted INTEGER, sampled INTEGER, revision INTEGER, crc INTEGER
+  index_head INTEGER, trajectories INTEGER, inserted INTEGER, sampled INTEGER, revision INTEGER,
+  crc INTEGER
 );
 CREATE TABLE quarantine (ordinal INTEGER PRIMARY KEY, reason TEXT NOT NULL);
 """
@@ -121,6 +123,8 @@ class DiskIndex:
     def __init__(self, path: Path, writable: bool) -> None:
         self.path = path
         mode = "rwc" if writable else "ro"
+        if not writable and not os.access(path.parent, os.W_OK) and not _has_log(path):
+            mode += "&immutable=1"  # SQLite would make a log's index there
         self._db = sqlite3.connect(
             f"file:{_quoted(path)}?mode={mode}",
             uri=True,
@@ -138,9 +142,14 @@ class DiskIndex:
             if writable:
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute("PRAGMA wal_autocheckpoint=0")
-                self._db.execute("PRAGMA synchronous=NORMAL")
+                self._db.execute("PRAGMA synchronous=FULL")
                 if version == 0:
+                    if any(path.parent.glob("extents/*.rec")):
+                        raise sqlite3.DatabaseError("it is empty, but there are files of rows")
                     self._create()
+        except UnicodeDecodeError as error:  # of a message of SQLite's that quotes what it found
+            self._db.close()
+            raise sqlite3.DatabaseError(str(error)) from error
         except BaseException:
             self._db.close()
             raise
@@ -148,7 +157,7 @@ class DiskIndex:
     def _create(self) -> None:
         self._db.executescript(
             f"BEGIN; {_SCHEMA} "
-            f"INSERT INTO bounds VALUES (0, 0, 0, 0, 0, 0, 0, 0, {row_crc(*[0] * 7)}); "
+            f"INSERT INTO bounds VALUES (0, 0, 0, 0, 0, 0, 0, 0, 0, {row_crc(*[0] * 8)}); "
             f"PRAGMA user_version={FORMAT}; COMMIT;"
         )
 
@@ -174,13 +183,14 @@ class DiskIndex:
                 changes.tail,
                 changes.index_tail,
                 changes.head,
+                max(changes.index_tail, *(n + 1 for n in changes.entries), 0),
                 changes.trajectories,
                 *changes.limiter,
                 revision,
             )
             db.execute(
-                "UPDATE bounds SET tail=?, index_tail=?, head=?, trajectories=?, inserted=?, "
-                "sampled=?, revision=?, crc=?",
+                "UPDATE bounds SET tail=?, index_tail=?, head=?, index_head=?, trajectories=?, "
+                "inserted=?, sampled=?, revision=?, crc=?",
                 (*bounds, row_crc(*bounds)),
             )
             db.execute("COMMIT")
@@ -201,13 +211,19 @@ class DiskIndex:
 
     def load(self, since: int = -1) -> IndexState:
         """The index, or what changed after a revision."""
+        try:
+            return self._load(since)
+        except UnicodeDecodeError as error:  # of a message of SQLite's that quotes what it found
+            raise sqlite3.DatabaseError(str(error)) from error
+
+    def _load(self, since: int) -> IndexState:
         db = self._db
         db.execute("BEGIN")
         try:
             bounds = db.execute("SELECT * FROM bounds").fetchone()
             if bounds is None or not _whole(bounds[1:]):
                 raise sqlite3.DatabaseError("the checksum of its bounds is wrong")
-            _, tail, index_tail, head, trajectories, inserted, sampled, revision, _ = bounds
+            tail, index_tail, head, index_head, trajectories, *limiter, revision, _ = bounds[1:]
             found = db.execute(
                 f"SELECT number, {', '.join(WORDS)}, crc FROM runs "
                 "WHERE revision > ? AND number >= ? ORDER BY number",
@@ -217,8 +233,17 @@ class DiskIndex:
             quarantine = dict(db.execute("SELECT ordinal, reason FROM quarantine"))
         finally:
             db.execute("ROLLBACK")
-        entries, bad = _entries(found, index_tail if since < 0 else None)
-        index_head = int(entries[-1, 15]) + 1 if len(entries) else index_tail
+        good = _good(found)
+        bad: list[int] = []
+        if since < 0:
+            entries, bad = _complete(good, tail, head, range(index_tail, index_head))
+            # What goes on from an entry that is not there has a hole.
+            for ordinal in entries[np.isin(entries[:, 2], bad), 5]:
+                quarantine.setdefault(int(ordinal), "a part of it is damaged")
+        else:
+            entries = np.array(list(good.values()), np.int64).reshape(-1, 16)
+            if len(good) < len(found):
+                raise sqlite3.DatabaseError("an entry's checksum is wrong")
         self.revision = revision
         return IndexState(
             tail,
@@ -226,7 +251,7 @@ class DiskIndex:
             head,
             index_head,
             trajectories,
-            (inserted, sampled),
+            (limiter[0], limiter[1]),
             entries,
             producers,
             quarantine,
@@ -281,58 +306,63 @@ def _row(words: np.ndarray[Any, Any], revision: int) -> tuple[int, ...]:
     return (int(values[15]), *kept, entry_crc(values), revision)
 
 
-def _entries(
-    found: Iterable[tuple[int, ...]], first_number: int | None
-) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """Rows as words, checked; what is damaged or missing gets a stand-in that covers its rows."""
-    rows = list(found)
-    bad: list[int] = []
+def _good(found: Iterable[tuple[Any, ...]]) -> dict[int, np.ndarray[Any, Any]]:
+    """Those of the rows read that are as they were written, as words, by number."""
     good: dict[int, np.ndarray[Any, Any]] = {}
-    for row in rows:
+    for row in found:
         words = np.zeros(16, np.int64)
         try:
             words[: len(WORDS)] = row[1:-1]
             words[15] = row[0]
-            whole = row[-1] == entry_crc(words)
         except (TypeError, ValueError, OverflowError):
-            whole = False
-        if whole:
+            continue
+        if row[-1] == entry_crc(words):
             good[int(row[0])] = words
-    if not good:
-        return np.zeros((0, 16), np.int64), bad
-    start = min(good) if first_number is None else first_number
-    out = []
-    for number in range(start, max(good) + 1):
-        if number in good:
-            out.append(good[number])
-            continue
-        if first_number is None:
-            continue
-        bad.append(number)
-        out.append(_stand_in(number, good))
-    return np.array(out).reshape(-1, 16), bad
+    return good
 
 
-def _stand_in(number: int, good: dict[int, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+def _complete(
+    good: dict[int, np.ndarray[Any, Any]], tail: int, head: int, numbers: range
+) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """All entries, those that are damaged or missing replaced by stand-ins that share the rows
+    between their neighbours; and the numbers of these."""
+    out: list[np.ndarray[Any, Any]] = []
+    bad: list[int] = []
+    missing: list[int] = []
+    end = tail
+    for number in (*numbers, -1):
+        words = good.get(number)
+        if words is None and number >= 0:
+            missing.append(number)
+            continue
+        first = head if words is None else int(words[0])
+        rows = max(first - end, 0)
+        for i, lost in enumerate(missing):
+            low, high = (end + rows * k // len(missing) for k in (i, i + 1))
+            out.append(_stand_in(lost, low, high))
+        bad += missing
+        missing = []
+        if words is not None:
+            out.append(words)
+            end = int(words[0] + (words[1] >> 8))
+    return np.array(out, np.int64).reshape(-1, 16), bad
+
+
+def _stand_in(number: int, first: int, last: int) -> np.ndarray[Any, Any]:
     """An entry for rows of which nothing is known but that they lie between others."""
-    before = max((n for n in good if n < number), default=None)
-    after = min(n for n in good if n > number)
-    missing = after - (number if before is None else before)
     words = np.zeros(16, np.int64)
-    end = int(good[after][0])
-    first = end - missing if before is None else int(good[before][0] + (good[before][1] >> 8))
-    mine = number - (number if before is None else before + 1)
-    share = max(end - first, 0)
-    gap = missing if before is None else after - before - 1
-    low = first + share * mine // gap
-    high = first + share * (mine + 1) // gap
-    words[0], words[1] = low, max(high - low, 0) << 8 | 8
+    words[0], words[1] = first, (last - first) << 8 | 8
     words[2] = words[3] = -1
     words[5] = -(number + 2)  # no trajectory has this number
     words[6] = words[8] = -1
     words[10] = time.time_ns()
     words[15] = number
     return words
+
+
+def _has_log(path: Path) -> bool:
+    log = path.with_name(path.name + "-wal")
+    return log.exists() and log.stat().st_size > 0
 
 
 def _quoted(path: Path) -> str:

@@ -18,7 +18,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,8 @@ class DiskStorage(Storage):
         self._wanted_capacity = capacity
         self._appending = threading.RLock()
         self._committer: Committer | None = None
+        self._listeners: list[Callable[[], None]] = []
+        self.ticket = 0  # of the newest append
         self._index: DiskIndex | None = None
         self._extents: Extents | None = None
         self._bad_rows: np.ndarray[Any, Any] = np.zeros((0, 2), np.int64)
@@ -122,7 +124,7 @@ class DiskStorage(Storage):
             raise FileNotFoundError(f"{self.path}: no storage is there (layout.json is missing)")
         try:
             described = read_description(self.path)
-            rows = _rows(capacity, described)
+            rows = _MOST_ROWS if capacity is None else capacity
             nbytes = _native.control_bytes(rows)
             segment = Segment.anonymous(nbytes, lambda m: _native.format_control(m, rows))
             super().__init__(segment, ndim)
@@ -163,8 +165,13 @@ class DiskStorage(Storage):
         schema = Schema.from_bytes(json.dumps(described["schema"]).encode())
         stride, rows = int(described["stride"]), int(described["rows_per_extent"])
         tape = self.tape
-        tape.publish_stored(schema.layout.record_size, stride, rows.bit_length() - 1)
-        places = (self.capacity - 1 >> rows.bit_length() - 1) + 2
+        shift, most = rows.bit_length() - 1, max(_MOST_BYTES // (rows * stride), 3)
+        tape.publish_stored(schema.layout.record_size, stride, shift, most)
+        places = min((self.capacity - 1 >> shift) + 2, most)
+        if places == most:  # there are not as many addresses as rows are wanted
+            most_bytes = (most - 2) * rows * stride
+            self._max_bytes = min(self._max_bytes or most_bytes, most_bytes)
+            self._bounded = True
         self._extents = Extents(self.path / "extents", places, rows, stride, not self.read_only)
         tape.attach_region(self._extents.region)
         path = self.path / "index.sqlite"
@@ -173,7 +180,7 @@ class DiskStorage(Storage):
         self._schema = schema
         if not self.read_only:
             durable = self.durability == "durable"
-            self._committer = Committer(self._index, durable, self._sync, self._retain)
+            self._committer = Committer(self._index, durable, self._sync, self._after_commit)
 
     def _take_in(self, state: IndexState) -> None:
         """The index as it was found, into the tape; rows that cannot be trusted, aside."""
@@ -359,7 +366,7 @@ class DiskStorage(Storage):
         first = native.commit_staged()
         if self._bounded:
             self._retire()
-        self._committer.add(self._changes(index_head, producers))
+        self.ticket = self._committer.add(self._changes(index_head, producers))
         return int(first)
 
     def _retire(self) -> None:
@@ -393,8 +400,19 @@ class DiskStorage(Storage):
             work = self._extents.unsynced_files()
         work.sync()
 
-    def _retain(self, changes: Changes) -> None:
-        """After a commit: deletes files that hold nothing any more."""
+    @property
+    def settled(self) -> int:
+        """The newest ticket whose append is committed; see `ticket`."""
+        return 0 if self._committer is None else self._committer.done
+
+    def on_commit(self, call: Callable[[], None]) -> None:
+        """Has something called in the committing thread after each commit."""
+        self._listeners.append(call)
+
+    def _after_commit(self, changes: Changes) -> None:
+        """Tells who waits, and deletes files that hold nothing any more."""
+        for call in self._listeners:
+            call()
         assert self._extents is not None
         if changes.tail // self._extents.rows == 0:
             return
@@ -549,14 +567,6 @@ def read_description(directory: Path) -> dict[str, Any] | None:
             "a checkpoint of this storage; it does not change after the first row"
         ) from error
     return described
-
-
-def _rows(capacity: int | None, described: Any) -> int:
-    """Rows there are to be addresses for."""
-    most = _MOST_ROWS if capacity is None else capacity
-    if described is not None:
-        most = min(most, max(_MOST_BYTES // int(described["stride"]), 1))
-    return most
 
 
 def _crc(described: dict[str, Any]) -> int:

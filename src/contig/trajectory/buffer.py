@@ -1,0 +1,428 @@
+"""TrajectoryReplayBuffer: whole trajectories in, single steps of them out.
+
+    add_trajectories -> flatten [T, B] -> record -> rows (memory or directory) -> index
+    sample           -> window of the index -> seqs -> gather -> dict of tensors
+
+Thread-safe: any number of threads may add and sample. A trajectory counts when all of its rows are
+stored; until then no sample sees it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+
+from ..batch import Batch
+from ..convert import to_torch
+from ..errors import ClosedError, EmptyBufferError, NothingEligibleError
+from ..replay.prefetch import Prefetcher
+from ..sample import Rng
+from ..tree import Nested
+from . import checkpoint, rlinf
+from .cache import TrajectoryCache
+from .mixing import join_batches, share
+from .record import Record, parse_optional
+from .source import open_source
+from .store import Store
+from .trajectory import Array, flatten_trajectory
+
+__all__ = ["TrajectoryReplayBuffer"]
+
+_TRIES = 100  # before adding is stopped for a moment
+_PASSING = (EmptyBufferError, NothingEligibleError)
+
+
+class TrajectoryReplayBuffer:
+    """Keeps trajectories ``[T, B, ...]`` and samples their steps, uniformly over a window.
+
+    Args:
+        seed: of its own random numbers; None: fresh ones.
+        enable_cache, cache_size: whether, and how many, trajectories read whole stay in memory.
+        sample_window_size: sample from the so many newest trajectories; 0: from all.
+        auto_save: keep rows in a directory; else the window is kept in memory.
+        auto_save_path: that directory. An existing one is opened with what it holds.
+        trajectory_format: "pt" or "pkl", of `export_rlinf`.
+        optional: fields that a trajectory may lack: a list of those that the first one has, or a
+            mapping from fields to a ShapeDtype of one row. Samples then have ``"mask"``: for each
+            of them, which rows have it. The others are zeros.
+        max_staleness: sample only what the newest weights, and so many before them, have made
+            (`model_weights_id`, in the order in which they first came).
+        prefetch: batches drawn ahead in a thread.
+        demo_buffer: another buffer that a part of each sample comes from; these rows come last,
+            and ``"is_demo"`` marks them.
+        demo_ratio: the size of that part, on average.
+        max_bytes: of rows to keep in the directory; the oldest trajectories go.
+        output: "torch" or "numpy".
+    """
+
+    def __init__(
+        self,
+        seed: int | None = 1234,
+        enable_cache: bool = True,
+        cache_size: int = 5,
+        sample_window_size: int = 100,
+        auto_save: bool = False,
+        auto_save_path: str | FilePath = "",
+        trajectory_format: str = "pt",
+        *,
+        optional: Mapping[Any, Any] | Iterable[Any] = (),
+        max_staleness: int | None = None,
+        prefetch: int = 0,
+        demo_buffer: TrajectoryReplayBuffer | None = None,
+        demo_ratio: float = 0.5,
+        max_bytes: int | None = None,
+        output: str = "torch",
+    ) -> None:
+        _check_choice("trajectory_format", trajectory_format, rlinf.FORMATS)
+        _check_choice("output", output, ("torch", "numpy"))
+        _check_least("sample_window_size", sample_window_size, 0)
+        _check_least("max_staleness", max_staleness, 0)
+        _check_least("prefetch", prefetch, 0)
+        if not 0.0 <= demo_ratio <= 1.0:
+            raise ValueError(f"demo_ratio must be between 0 and 1, got {demo_ratio}")
+        if demo_buffer is not None and demo_buffer.demo_buffer is not None:
+            raise ValueError("demo_buffer: it has a demo buffer itself; give it none")
+        if auto_save and not str(auto_save_path):
+            raise ValueError("auto_save=True needs auto_save_path, a directory")
+        self.seed = seed
+        self.sample_window_size = sample_window_size
+        self.auto_save = auto_save
+        self.auto_save_path = FilePath(auto_save_path) if auto_save else None
+        self.trajectory_format = trajectory_format
+        self.demo_buffer: TrajectoryReplayBuffer | None = demo_buffer
+        self.demo_ratio = demo_ratio
+        self.cache = TrajectoryCache(cache_size) if enable_cache else None
+        self._output = output
+        self._rng = Rng(seed)
+        self._adding = threading.RLock()  # one writer at a time
+        self._turn = threading.RLock()  # one sampler at a time
+        self._taking = threading.Lock()
+        self._ahead = 0  # chunks of the batches that are drawn ahead
+        self._closed = False
+        self._store = Store(
+            sample_window_size,
+            max_staleness,
+            parse_optional(optional),
+            self.auto_save_path,
+            max_bytes,
+        )
+        self._prefetcher = (
+            Prefetcher(lambda: self._draw(self._ahead), self._mark, prefetch) if prefetch else None
+        )
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def add_trajectories(self, trajectories: Iterable[Any]) -> list[int]:
+        """Adds trajectories, each in one append. They can be sampled when this returns.
+
+        Args:
+            trajectories: `Trajectory` objects, or mappings of such fields.
+
+        Returns:
+            their ids.
+
+        Raises:
+            LayoutError, ValueError: one does not fit; none was added.
+            StorageFull: the disk is full; those before it were added.
+        """
+        flats = [flatten_trajectory(t) for t in trajectories]
+        with self._adding:
+            self._open()
+            return self._store.add(flats)
+
+    def flush(self) -> None:
+        """Returns when everything added is committed: it survives any crash of the process.
+
+        Raises:
+            OSError: it cannot be committed.
+        """
+        self._open()
+        storage = self._store.rows.storage
+        if storage is not None:
+            storage.flush()
+
+    def clear(self) -> None:
+        """Deletes every trajectory; ids begin at 0 again."""
+        self._drain()
+        with self._turn, self._adding:
+            self._open()
+            self._store.clear()
+            if self.cache is not None:
+                self.cache.clear()
+
+    # -- sampling -----------------------------------------------------------------------------
+
+    def sample(self, num_chunks: int) -> dict[str, Any]:
+        """Steps of the window's trajectories, uniformly, with replacement: ``[num_chunks, ...]``.
+
+        Raises:
+            EmptyBufferError: nothing was added. NothingEligibleError: all is too stale.
+        """
+        if num_chunks < 1:
+            raise ValueError(f"num_chunks must be at least 1, got {num_chunks}")
+        if self._prefetcher is None:
+            return self._to_output(*self._draw(num_chunks))
+        with self._taking:
+            if num_chunks != self._ahead:
+                self._drain()
+                self._ahead = num_chunks
+            drawn = self._prefetcher.take(_PASSING)
+        return self._to_output(*drawn)
+
+    def _draw(self, n: int) -> tuple[Batch, int]:
+        """A batch, and how many of its rows are demos."""
+        with self._turn:
+            before = self._rng.words.copy()
+            try:
+                return self._draw_both(n)
+            except BaseException:
+                self._rng.words[:] = before  # a draw that failed uses no random numbers up
+                raise
+
+    def _draw_both(self, n: int) -> tuple[Batch, int]:
+        demos = self.demo_buffer
+        if demos is None:
+            return self._draw_own(n), 0
+        count = share(n, self.demo_ratio, self._rng)
+        mine = self._draw_own(n - count) if count < n else None
+        if count == 0:
+            assert mine is not None
+            return mine, 0
+        theirs = demos._draw_own(count)
+        own, other = self._store.record, demos._store.record
+        if own is None:  # there are demos only
+            return theirs, count
+        assert other is not None
+        return join_batches(mine, own, theirs, other), count
+
+    def _draw_own(self, n: int) -> Batch:
+        """Rows of this buffer's own trajectories."""
+        with self._turn:
+            self._open()
+            for _ in range(_TRIES):
+                batch = self._store.try_draw(self._rng, n)
+                if batch is not None:
+                    return batch
+            with self._adding:  # others added faster than we could read
+                batch = self._store.try_draw(self._rng, n)
+            if batch is None:
+                raise NothingEligibleError("the rows that could be sampled are damaged")
+            return batch
+
+    def _to_output(self, batch: Batch, demos: int) -> dict[str, Any]:
+        tree = batch.tree() if self._output == "numpy" else batch.torch()
+        out = Record.output(tree)
+        if self.demo_buffer is not None:
+            is_demo = np.arange(len(batch)) >= len(batch) - demos
+            out["is_demo"] = is_demo if self._output == "numpy" else to_torch(is_demo)
+        return Nested.of(out)  # type: ignore[no-any-return]
+
+    def _mark(self) -> Any:
+        demos = self.demo_buffer
+        return self._rng.state(), None if demos is None else demos._rng.state()
+
+    def _drain(self) -> None:
+        """Throws away what was drawn ahead, and takes its random numbers back."""
+        if self._prefetcher is None:
+            return
+        mark, _ = self._prefetcher.drain()
+        if mark is not None:
+            self._rng.load(mark[0])
+            if self.demo_buffer is not None:
+                self.demo_buffer._rng.load(mark[1])
+
+    # -- asking -------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Trajectories that are stored."""
+        return len(self._store.table)
+
+    def __len__(self) -> int:
+        return len(self._store.table)
+
+    @property
+    def total_samples(self) -> int:
+        """Steps that are stored: the sum of T * B."""
+        return self._store.table.total_samples
+
+    @property
+    def trajectory_counter(self) -> int:
+        """The id that the next trajectory will get."""
+        return self._store.counter
+
+    @property
+    def trajectory_index(self) -> list[dict[str, Any]]:
+        """An entry per stored trajectory, the oldest first: uuid, trajectory_id, num_samples,
+        shape, max_episode_length, model_weights_id."""
+        return [e.public() for e in self._store.table.entries()]
+
+    def is_ready(self, min_size: int) -> bool:
+        """Whether so many trajectories came in; those that the window has let go of count."""
+        return max(self._store.came, len(self)) >= min_size
+
+    def get_stats(self) -> dict[str, float]:
+        """Counters, by name."""
+        window = self._store.table.window()
+        return {
+            "num_trajectories": len(self),
+            "total_samples": self.total_samples,
+            "cache_size": 0 if self.cache is None else len(self.cache),
+            "window_trajectories": len(window.firsts),
+            "window_samples": window.total,
+            "damaged_trajectories": self._store.damaged,
+        }
+
+    def read_trajectory(self, trajectory_id: int) -> dict[str, Any]:
+        """A whole trajectory: its fields, ``[T, B, ...]``, without those it lacks and without
+        bootstrap rows; `max_episode_length`; `model_weights_id`. The caller owns it.
+
+        Raises:
+            KeyError: no such trajectory is stored.
+        """
+        entry = self._store.table.find(trajectory_id)
+        if entry is None:
+            raise KeyError(f"no trajectory {trajectory_id} is stored")
+        self._open()
+        found = None if self.cache is None else self.cache.get(trajectory_id)
+        if found is not None and found[0] == entry:  # ids begin again after `clear`
+            batch = found[1]
+        else:
+            batch = self._store.gather(entry)
+            if self.cache is not None:
+                self.cache.put(trajectory_id, (entry, batch))
+        make = to_torch if self._output == "torch" else _as_it_is
+        return self._store.whole(batch, entry, make)
+
+    # -- checkpoints --------------------------------------------------------------------------
+
+    def save_checkpoint(self, save_path: str | FilePath) -> None:
+        """Writes every stored trajectory, the counters and the random numbers to a directory.
+
+        It appears whole or not at all, and replaces an earlier checkpoint there. Of a buffer with
+        `auto_save` it is made by hard links. Adding waits meanwhile.
+        """
+        path = FilePath(save_path)
+        self._drain()
+        with self._turn, self._adding:
+            self._open()
+            self._not_own(path)
+            metadata = {**self._about(), "size": len(self), "total_samples": self.total_samples}
+            metadata["rng"] = self._rng.state()
+            checkpoint.save(path, self._store.rows.storage, self._store.table.entries(), metadata)
+
+    def load_checkpoint(
+        self,
+        load_path: str | FilePath,
+        is_distributed: bool = False,
+        local_rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Takes a checkpoint in, in place of what is stored: one of `save_checkpoint`, a directory
+        that another buffer's `auto_save` wrote, or one of RLinf's.
+
+        Args:
+            is_distributed: take only this rank's part of the trajectories, which is contiguous.
+                With several ranks each has random numbers of its own.
+
+        Raises:
+            FileNotFoundError: no checkpoint is there, or not all of it; nothing was changed.
+            LayoutError: it is damaged, or does not fit this buffer. In memory nothing was changed;
+                a buffer with `auto_save` may have a part of it.
+        """
+        path = FilePath(load_path)
+        self._not_own(path)
+        rank, world = (local_rank, world_size) if is_distributed else (0, 1)
+        newest = 0 if self.auto_save else self.sample_window_size
+        with open_source(path, rank, world, newest) as source:
+            rng = self._resumed(source.metadata, rank, world)
+            self._drain()
+            with self._turn, self._adding:
+                self._open()
+                self._store = self._store.replaced(source)
+                if self.cache is not None:
+                    self.cache.clear()
+                if world == 1:
+                    counter = int(source.metadata.get("trajectory_counter", 0))
+                    self._store.counter = max(self._store.counter, counter)
+                self.seed, self._rng = source.metadata.get("seed", self.seed), rng
+
+    def _resumed(self, metadata: dict[str, Any], rank: int, world: int) -> Rng:
+        """The random numbers to go on with; several ranks have different ones."""
+        rng = Rng(metadata.get("seed", self.seed))
+        if "rng" in metadata:
+            rng.load(metadata["rng"])
+        if world > 1:
+            words = np.random.SeedSequence([*rng.state(), rank]).generate_state(4, np.uint64)
+            rng.load([int(w) for w in words])
+        return rng
+
+    def export_rlinf(self, save_path: str | FilePath) -> None:
+        """Writes RLinf's directory: a file per stored trajectory, in `trajectory_format`.
+
+        Bootstrap rows are not stored, so fields have T rows there. `load_checkpoint` reads it.
+        """
+        path = FilePath(save_path)
+        with self._adding:
+            self._open()
+            self._not_own(path)
+            store = self._store
+            pairs = ((e, store.whole(store.gather(e), e, to_torch)) for e in store.table.entries())
+            rlinf.export_rlinf(path, pairs, self.trajectory_format, self._about())
+
+    def _about(self) -> dict[str, Any]:
+        return {"trajectory_counter": self._store.counter, "seed": self.seed}
+
+    def _not_own(self, path: FilePath) -> None:
+        own = self.auto_save_path
+        if own is not None and path.resolve() == own.resolve():
+            raise ValueError(
+                f"{path} is this buffer's auto_save_path: what is there is open already; a "
+                "checkpoint needs a directory of its own"
+            )
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        if self._closed:
+            raise ClosedError("this buffer is closed")
+
+    def close(self, wait: bool = True) -> None:
+        """Ends the prefetching, commits what is left and lets the directory go.
+
+        Args:
+            wait: as RLinf has it; it always waits.
+
+        Raises:
+            OSError: some trajectories could not be committed.
+        """
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        with self._turn, self._adding:
+            if not self._closed:
+                self._closed = True
+                self._store.rows.close()
+
+    def __enter__(self) -> TrajectoryReplayBuffer:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+
+def _as_it_is(array: Array) -> Array:
+    return array
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}: expected {' or '.join(choices)}, got {value!r}")
+
+
+def _check_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -1,0 +1,44 @@
+"""TrajectoryCache: the trajectories that were put in last, as rows, in memory."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+__all__ = ["TrajectoryCache"]
+
+
+class TrajectoryCache:
+    """First in, first out; holds references, copies nothing. Thread-safe.
+
+    Args:
+        max_size: trajectories to keep.
+    """
+
+    def __init__(self, max_size: int = 5) -> None:
+        if max_size < 1:
+            raise ValueError(f"max_size must be at least 1, got {max_size}")
+        self.max_size = max_size
+        self._items: dict[int, Any] = {}  # in the order of coming in
+        self._lock = threading.Lock()
+
+    def put(self, trajectory_id: int, trajectory: Any) -> None:
+        """Keeps a trajectory; one that is there already is replaced and keeps its turn."""
+        with self._lock:
+            self._items[trajectory_id] = trajectory
+            while len(self._items) > self.max_size:
+                del self._items[next(iter(self._items))]
+
+    def get(self, trajectory_id: int) -> Any | None:
+        """The trajectory, or None if it is not here."""
+        return self._items.get(trajectory_id)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._items.clear()
+
+    def __contains__(self, trajectory_id: object) -> bool:
+        return trajectory_id in self._items
+
+    def __len__(self) -> int:
+        return len(self._items)

@@ -1,0 +1,182 @@
+"""Record: what one row of a trajectory is, and which of its fields may be missing.
+
+    ("trajectory", *path)   a field of the trajectory
+    ("mask", *path)         bool: whether this row has that optional field; else it is zeros
+
+The names of fields are kept apart from the names that mark rows elsewhere (`done`, `episode` ...):
+here the append says what a trajectory is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import LayoutError
+from ..layout import Layout, ShapeDtype
+from ..tree import Path, as_path, show_path
+from .table import Entry
+from .trajectory import Array, Flat, nested
+
+__all__ = ["Optional", "Record", "parse_optional"]
+
+FIELDS, MASK = "trajectory", "mask"
+
+# Optional fields by path, each with its leaves; None: those of the first trajectory.
+Optional = dict[Path, dict[Path, ShapeDtype] | None]
+
+
+def parse_optional(declared: Mapping[Any, Any] | Iterable[Any]) -> Optional:
+    """Names of optional fields, or a mapping from names to what one row of them is."""
+    if isinstance(declared, (str, bytes)):
+        raise TypeError(f"optional: expected a list of fields or a mapping, got {declared!r}")
+    out: Optional = {}
+    for key in declared:
+        path = as_path(key)
+        spec = declared[key] if isinstance(declared, Mapping) else None
+        out[path] = None if spec is None else _specs(path, spec)
+    for path in out:
+        inside = next((p for p in out if p != path and p[: len(path)] == path), None)
+        if inside is not None:
+            raise ValueError(f"optional: {show_path(inside)} is part of {show_path(path)}")
+    return out
+
+
+def _specs(path: Path, spec: Any) -> dict[Path, ShapeDtype]:
+    """Leaves of an example of one row of a field."""
+    layout = Layout({"": spec})
+    return {(*path, *x.path[1:]): ShapeDtype(x.shape, x.dtype) for x in layout.leaves}
+
+
+class Record:
+    """Rows of one layout. Immutable, so safe to share between threads."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.fields = [p[1:] for p in layout.by_path if p[0] == FIELDS]
+        masks = [p[1:] for p in layout.by_path if p[0] == MASK]
+        self.optional: dict[Path, list[Path]] = {
+            mask: [p for p in self.fields if p[: len(mask)] == mask] for mask in masks
+        }
+        covered = {p for leaves in self.optional.values() for p in leaves}
+        self._required = [p for p in self.fields if p not in covered]
+        self._covered = covered
+        self._known = frozenset(self.fields)
+
+    @staticmethod
+    def of(first: Flat, optional: Optional) -> Record:
+        """The record of trajectories of which one is known.
+
+        Raises:
+            LayoutError: an optional field that it lacks and nothing else describes.
+        """
+        leaves = {p: ShapeDtype(c.shape[1:], c.dtype) for p, c in first.columns.items()}
+        masks = {}
+        for path, specs in optional.items():
+            if specs is None and not any(p[: len(path)] == path for p in leaves):
+                raise LayoutError(
+                    f"optional field {show_path(path)} is not in the first trajectory: say what it "
+                    f"is, optional={{{show_path(path)}: ShapeDtype(shape_of_a_row, dtype)}}"
+                )
+            leaves = {**(specs or {}), **leaves}  # what is given is checked when it is stored
+            masks[path] = ShapeDtype((), np.bool_)
+        if masks and any(p[0] == MASK for p in leaves):
+            raise LayoutError(f'a field named "{MASK}" cannot go with optional fields')
+        tree = {FIELDS: nested(leaves)}
+        return Record(Layout({**tree, MASK: nested(masks)} if masks else tree))
+
+    @staticmethod
+    def stored(layout: Layout, optional: Optional) -> Record:
+        """The record of a storage that exists.
+
+        Raises:
+            LayoutError: it was made with other optional fields.
+        """
+        record = Record(layout)
+        if any(p[0] not in (FIELDS, MASK) for p in layout.by_path):
+            raise LayoutError("the storage holds no trajectories of a TrajectoryReplayBuffer")
+        other = [p for p in optional if p not in record.optional]
+        if other:
+            known = ", ".join(show_path(p) for p in record.optional) or "none"
+            raise LayoutError(
+                f"optional field {show_path(other[0])}: the storage was made without it (its "
+                f"optional fields: {known}); use another path"
+            )
+        return record
+
+    def optional_specs(self) -> Optional:
+        """The optional fields as `of` takes them."""
+        by_path = self.layout.by_path
+        return {
+            path: {p: ShapeDtype(*by_path[FIELDS, *p][1:3]) for p in leaves}
+            for path, leaves in self.optional.items()
+        }
+
+    def tree(self, flat: Flat) -> dict[str, Any]:
+        """Rows of a trajectory as this layout wants them.
+
+        Raises:
+            LayoutError: fields that are missing and not optional, or not known.
+        """
+        columns = flat.columns
+        for path in columns:
+            if path not in self._known:
+                raise LayoutError(
+                    f"{show_path(path)}: earlier trajectories have no such field; leave it out, or "
+                    "declare it when the buffer is made: "
+                    f"optional={{{show_path(path)}: ShapeDtype(shape_of_a_row, dtype)}}"
+                )
+        for path in self._required:
+            if path not in columns:
+                raise LayoutError(
+                    f"{show_path(path)}: missing, but earlier trajectories have it; if that is "
+                    f"right, declare it when the buffer is made: optional=[{show_path(path)}]"
+                )
+        if not self.optional:
+            return {FIELDS: nested(columns)}
+        out, masks = dict(columns), {}
+        for path, leaves in self.optional.items():
+            given = [p for p in leaves if p in columns]
+            if given and len(given) < len(leaves):
+                lacking = next(p for p in leaves if p not in columns)
+                raise LayoutError(
+                    f"{show_path(lacking)}: missing, while {show_path(given[0])} is there; the "
+                    f"optional field {show_path(path)} is given whole or not at all"
+                )
+            masks[path] = np.full(flat.rows, bool(given))
+            for leaf in leaves if not given else ():
+                spec = self.layout.by_path[FIELDS, *leaf]
+                out[leaf] = np.zeros((flat.rows, *spec.shape), spec.dtype)
+        return {FIELDS: nested(out), MASK: nested(masks)}
+
+    def columns(self, batch: Any) -> dict[Path, Array]:
+        """The fields of rows of one trajectory, without those it lacks."""
+        absent = {
+            p
+            for path, leaves in self.optional.items()
+            if not batch[(MASK, *path)].all()
+            for p in leaves
+        }
+        return {p: batch[(FIELDS, *p)] for p in self.fields if p not in absent}
+
+    def whole(self, batch: Any, entry: Entry, make: Callable[[Array], Any]) -> dict[str, Any]:
+        """A trajectory from its rows: fields ``[T, B, ...]``, copied, and what describes it."""
+        fields = {
+            path: make(column.reshape(*entry.shape[:2], *column.shape[1:]).copy())
+            for path, column in self.columns(batch).items()
+        }
+        return {
+            "max_episode_length": entry.max_episode_length,
+            "model_weights_id": entry.model_weights_id,
+            **nested(fields),
+        }
+
+    @staticmethod
+    def output(tree: dict[str, Any]) -> dict[str, Any]:
+        """What `sample` returns, from a batch's tree."""
+        out: dict[str, Any] = tree[FIELDS]
+        if MASK in tree:
+            out[MASK] = tree[MASK]
+        return out

@@ -1,0 +1,144 @@
+"""RLinf's directory format: reading and writing it.
+
+    metadata.json                    trajectory_format, size, total_samples, counter, seed
+    trajectory_index.json            an entry per trajectory, and their order
+    trajectory_{id}_{weights}.pt     torch.save of a dict of [T, B, ...] tensors; or .pkl, a pickle
+
+Files are written before the index that lists them, and the directory appears whole. Reading runs
+nothing: `pt` goes through torch's restricted loader, `pkl` through ours.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import LayoutError
+from .folder import METADATA, new_directory, read_json, write_json
+from .table import Entry
+from .unpickle import load_arrays
+
+__all__ = ["FORMATS", "INDEX", "RlinfDirectory", "export_rlinf", "read_rlinf"]
+
+FORMATS = ("pt", "pkl")
+INDEX = "trajectory_index.json"
+
+
+class RlinfDirectory(NamedTuple):
+    """A directory as its metadata and index describe it; every file of it was there."""
+
+    path: Path
+    metadata: dict[str, Any]
+    entries: list[Entry]
+    format: str
+
+    def load(self, entry: Entry) -> dict[str, Any]:
+        """The fields of one trajectory.
+
+        Raises:
+            LayoutError: the file holds something else, or is damaged.
+        """
+        path = self.path / _file_name(entry, self.format)
+        try:
+            fields = _load(path, self.format)
+        except pickle.UnpicklingError as error:
+            raise LayoutError(f"{path}: {error}") from error
+        except (RuntimeError, ValueError, EOFError, KeyError) as error:
+            raise LayoutError(f"{path} is damaged: {error}") from error
+        if not isinstance(fields, dict):
+            raise LayoutError(f"{path}: expected a dict of fields, got {type(fields).__name__}")
+        known = {k: v for k, v in fields.items() if v is not None}
+        describe = {
+            "max_episode_length": entry.max_episode_length,
+            "model_weights_id": entry.model_weights_id,
+        }
+        return {**known, **describe}
+
+
+def _load(path: Path, form: str) -> Any:
+    if form == "pkl":
+        with open(path, "rb") as file:
+            return load_arrays(file)
+    import torch
+
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def read_rlinf(path: Path) -> RlinfDirectory:
+    """Reads what a directory says of itself.
+
+    Raises:
+        FileNotFoundError: it is none, or a file that it lists is missing.
+        LayoutError: its metadata or index is damaged.
+    """
+    metadata, index = read_json(path / METADATA), read_json(path / INDEX)
+    form = metadata.get("trajectory_format", "pt")
+    if form not in FORMATS:
+        raise LayoutError(f"{path / METADATA}: trajectory_format {form!r}, expected pt or pkl")
+    try:
+        listed = index["trajectory_index"]
+        order = index.get("trajectory_id_list", index.get("trajectory_uuid_list"))
+        keys = list(listed) if order is None else [str(key) for key in order]
+        entries = [_entry(listed[key], key) for key in keys]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise LayoutError(f"{path / INDEX} is damaged: {error!r}") from error
+    for entry in entries:
+        name = _file_name(entry, form)
+        if not (path / name).is_file():
+            raise FileNotFoundError(f"{path}: {name} is listed in {INDEX}, but it is not there")
+    return RlinfDirectory(path, metadata, entries, form)
+
+
+def _entry(info: dict[str, Any], key: str) -> Entry:
+    number = int(info.get("trajectory_id", key if key.isdigit() else -1))
+    return Entry(
+        uuid=str(info.get("uuid", "" if key.isdigit() else key)),
+        trajectory_id=number,
+        num_samples=int(info["num_samples"]),
+        shape=tuple(int(n) for n in info.get("shape", ())),
+        max_episode_length=int(info.get("max_episode_length", 0)),
+        model_weights_id=str(info.get("model_weights_id", "")),
+    )
+
+
+def _file_name(entry: Entry, form: str) -> str:
+    weights = entry.model_weights_id
+    if os.path.basename(weights) != weights or "\0" in weights:
+        raise LayoutError(f"model_weights_id {weights!r} cannot be part of a file's name")
+    return f"trajectory_{entry.trajectory_id}_{weights}.{form}"
+
+
+def export_rlinf(
+    path: Path,
+    trajectories: Iterable[tuple[Entry, dict[str, Any]]],
+    form: str,
+    metadata: dict[str, Any],
+) -> None:
+    """Writes a directory that RLinf loads.
+
+    Args:
+        trajectories: entries, each with the fields of its trajectory, tensors ``[T, B, ...]``.
+        metadata: trajectory_counter and seed.
+    """
+    import torch
+
+    index: dict[str, Any] = {}
+    samples = 0
+    with new_directory(path) as folder:
+        for entry, fields in trajectories:
+            with open(folder / _file_name(entry, form), "wb") as file:
+                if form == "pt":
+                    torch.save(fields, file)
+                else:
+                    pickle.dump(fields, file)
+                file.flush()
+                os.fsync(file.fileno())
+            index[str(entry.trajectory_id)] = entry.public()
+            samples += entry.num_samples
+        order = [int(key) for key in index]
+        about = {"trajectory_format": form, "size": len(index), "total_samples": samples}
+        write_json(folder / METADATA, {**about, **metadata})
+        write_json(folder / INDEX, {"trajectory_index": index, "trajectory_id_list": order})
