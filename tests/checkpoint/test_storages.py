@@ -3,6 +3,7 @@ of one for several ranks."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ def test_shares(here: str, world_size: int, make: Any, tmp_path: Path) -> None:
         check_table(loaded.storage)
     assert found == table["id"].tolist()
     assert sizes == [len(p) for p in np.array_split(table, world_size)]
-    assert all(a != b for a, b in zip(drawn, drawn[1:]))
+    assert all(a != b for a, b in itertools.pairwise(drawn))
 
 
 def test_no_such_share(make: Any, tmp_path: Path) -> None:

@@ -1,24 +1,41 @@
-"""Carrying items between processes: servers, clients, weights, the wire."""
+"""Carrying items between processes: servers, clients, weights, the wire.
 
-from .board import Weights, WeightsBoard
-from .client import TcpClient
-from .info import HistSnapshot, Sample, SampleInfo, ServerStats
-from .remote import RemoteReplayBuffer
-from .server import Server, TcpTransport
-from .shared import SharedClient
-from .stream import StreamWriter
+Names load when they are first used: the ingest process needs few of them, and starts sooner.
+"""
 
-__all__ = [
-    "HistSnapshot",
-    "RemoteReplayBuffer",
-    "Sample",
-    "SampleInfo",
-    "Server",
-    "ServerStats",
-    "SharedClient",
-    "StreamWriter",
-    "TcpClient",
-    "TcpTransport",
-    "Weights",
-    "WeightsBoard",
-]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_WHERE = {
+    "board": ("Weights", "WeightsBoard"),
+    "client": ("TcpClient",),
+    "info": ("HistSnapshot", "Sample", "SampleInfo", "ServerStats"),
+    "remote": ("RemoteReplayBuffer",),
+    "server": ("Server", "TcpTransport"),
+    "shared": ("SharedClient",),
+    "stream": ("StreamWriter",),
+}
+_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
+__all__ = list(_MODULE_OF)
+
+if TYPE_CHECKING:
+    from .board import Weights as Weights
+    from .board import WeightsBoard as WeightsBoard
+    from .client import TcpClient as TcpClient
+    from .info import HistSnapshot as HistSnapshot
+    from .info import Sample as Sample
+    from .info import SampleInfo as SampleInfo
+    from .info import ServerStats as ServerStats
+    from .remote import RemoteReplayBuffer as RemoteReplayBuffer
+    from .server import Server as Server
+    from .server import TcpTransport as TcpTransport
+    from .shared import SharedClient as SharedClient
+    from .stream import StreamWriter as StreamWriter
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'contig.transport' has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
