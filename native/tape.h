@@ -128,14 +128,14 @@ class Tape {
     const uint64_t extent =  // a 64-bit division costs as much as the rest
         number <= UINT32_MAX ? static_cast<uint32_t>(number) % static_cast<uint32_t>(n_extents_)
                              : number % n_extents_;
-    return extents_[extent] + (seq & mask_) * stride_;
+    return data_ + ((extent << shift_) + (seq & mask_)) * stride_;
   }
 
   Header& header() const { return *h_; }
   uint64_t record_size() const { return record_size_; }
   uint64_t stride() const { return stride_; }
   bool checked() const { return checked_; }
-  bool attached() const { return !extents_.empty(); }
+  bool attached() const { return data_ != nullptr; }
 
  private:
   Entry& entry(uint64_t number) const {
@@ -160,7 +160,7 @@ class Tape {
   Entry* index_;
   uint64_t chunk_shift_, chunk_mask_, map_length_;
   int fd_;
-  std::vector<uint8_t*> extents_;
+  uint8_t* data_ = nullptr;  // rows, extent by extent
   uint64_t record_size_ = 0, stride_ = 0, shift_ = 0, mask_ = 0, n_extents_ = 0;
   bool checked_ = false;
 };

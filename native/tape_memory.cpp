@@ -135,8 +135,7 @@ void Tape::attach_data(uint8_t* data) {
   shift_ = h_->extent_shift;
   mask_ = (uint64_t{1} << shift_) - 1;
   n_extents_ = h_->n_extents;
-  extents_.resize(n_extents_);
-  for (uint64_t e = 0; e < n_extents_; ++e) extents_[e] = data + (e << shift_) * stride_;
+  data_ = data;
 }
 
 void Tape::reserve_data(uint64_t from, uint64_t to) {

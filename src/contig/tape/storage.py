@@ -248,7 +248,7 @@ class Storage:
             if not len(seqs):
                 raise KeyError(f"no episode {episode} on this tape; it may have been evicted")
             batch, lost = self.gather(seqs)
-            if not lost:
+            if not np.any(lost):
                 return batch  # type: ignore[no-any-return]
         raise KeyError(f"episode {episode} is being evicted faster than it can be read")
 

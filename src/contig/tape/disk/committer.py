@@ -16,13 +16,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ...errors import StorageFull
-from .index import Changes, DiskIndex, fold_log
+from .index import Changes, DiskIndex, fold_log, log_is_long
 
 __all__ = ["Committer"]
 
 log = logging.getLogger("contig.disk")
 
 _RETRY_S = 0.2
+_LOOK_S = 0.25
 _TEND_S = 2.0
 _SLICE_S = 0.1
 _FULL = (28, 122)  # no space, over quota
@@ -72,6 +73,8 @@ class Committer:
         failure = self._failure
         if failure is None:
             return
+        if self._broken and not isinstance(failure, OSError):
+            raise RuntimeError(f"the storage's index cannot be written: {failure}") from failure
         if self._broken:
             raise OSError(
                 getattr(failure, "errno", None) or 5,
@@ -128,6 +131,13 @@ class Committer:
                     return
                 self._over.wait(_RETRY_S)
                 continue
+            except BaseException as error:  # a bug; nobody must wait for a thread that is gone
+                log.exception("the storage's index cannot be written")
+                with self._turn:
+                    self._broken, self._failure = True, error
+                    self._waiting = self._waiting or changes
+                    self._turn.notify_all()
+                return
             with self._turn:
                 if not self._broken:
                     self._failure = None
@@ -163,10 +173,13 @@ class Committer:
             self._turn.notify_all()
 
     def _tend(self) -> None:
-        while not self._over.wait(_TEND_S) and not self._broken:
-            done = self._done
-            if done == self._tended:
+        tended = time.monotonic()
+        while not self._over.wait(_LOOK_S) and not self._broken:
+            done, now = self._done, time.monotonic()
+            soon = log_is_long(self._index.path)
+            if done == self._tended or (now - tended < _TEND_S and not soon):
                 continue
+            tended = now
             if not self._durable and not self._synced(None):
                 return
             self._tended = done
@@ -177,9 +190,11 @@ class Committer:
 
     def run_between(self, call: Callable[[DiskIndex], Any]) -> Any:
         """Runs something with the index while no commit is under way; everything is committed."""
-        self.wait()
-        with self._turn:
-            return call(self._index)
+        while True:
+            self.wait()
+            with self._turn:
+                if self._done == self._number:  # else more came meanwhile
+                    return call(self._index)
 
     def close(self) -> None:
         """Commits what is left. Raises if that fails."""

@@ -6,7 +6,9 @@ signal. A file has its full size from the start, without blocks.
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,13 +66,22 @@ class Unsynced(NamedTuple):
             try:
                 files.fsync(fd)
             finally:
-                os.close(fd)
+                files.close(fd)
         if self.folder is not None:
             files.fsync_dir(self.folder)
 
 
+def _locked(method: Any) -> Any:
+    @functools.wraps(method)
+    def locked(self: Extents, *args: Any) -> Any:
+        with self._lock:
+            return method(self, *args)
+
+    return locked
+
+
 class Extents:
-    """Files mapped one behind another. Not thread-safe: the storage holds its lock.
+    """Files mapped one behind another. Thread-safe.
 
     Args:
         folder: where they are.
@@ -87,13 +98,18 @@ class Extents:
         self.rows, self.stride = rows, stride
         self.nbytes = rows * stride
         self._places = region_extents
+        self.most_rows = (region_extents - 1) * rows  # that have different addresses, wherever
         assert self.nbytes % 4096 == 0, "extents begin at pages"
         self.region = _native.Region(region_extents * self.nbytes)
         self._writable = writable
         self._fds: dict[int, int] = {}
         self._mapped: dict[int, int] = {}  # place -> extent
+        self._unseen: set[int] = set()  # written, but not mapped yet
+        self._lock = threading.RLock()
+        self._marking = threading.Lock()
         self.unsynced: set[int] = set()
-        self.created = False  # a file was made since the directory was last synced
+        # A file was made since the directory was last synced: perhaps by one that was killed.
+        self.created = writable
 
     def path(self, extent: int) -> Path:
         return self.folder / f"{extent:08d}.rec"
@@ -103,14 +119,19 @@ class Extents:
         names = files.listing(self.folder)
         return [int(n[:-4]) for n in names if n.endswith(".rec") and n[:-4].isdigit()]
 
+    @_locked
     def map(self, extent: int) -> bool:
         """Makes an extent's rows readable; False if its file is missing."""
         place = extent % self._places
         if self._mapped.get(place) == extent:
             return True
         try:
-            fd = files.open_to_read(self.path(extent))
+            fd = self._fds.get(extent, -1)
+            fd = files.open_to_read(self.path(extent)) if fd < 0 else os.dup(fd)
         except FileNotFoundError:
+            # Never what was there before: those are other rows, whose checksums are right.
+            self._mapped.pop(place, None)
+            self.region.unmap(place * self.nbytes, self.nbytes)
             return False
         try:
             # Of a file that was cut, only what is there: the rest reads as zeros, which no
@@ -121,12 +142,52 @@ class Extents:
             if there:
                 self.region.map(place * self.nbytes, fd, there)
         finally:
-            os.close(fd)
+            files.close(fd)
         self._mapped[place] = extent
         return True
 
+    def is_mapped(self, extent: int) -> bool:
+        return self._mapped.get(extent % self._places) == extent
+
+    @_locked
+    def forget(self) -> None:
+        """Unmaps everything: the files of these numbers are other ones now."""
+        for place in self._mapped:
+            self.region.unmap(place * self.nbytes, self.nbytes)
+        self._mapped.clear()
+
+    @_locked
+    def show(self) -> None:
+        """Makes what was written readable. Rows that lie in the same places must be evicted: until
+        then, these are their addresses."""
+        while self._unseen:
+            self.map(min(self._unseen))
+            self._unseen.discard(min(self._unseen))
+
+    @_locked
+    def cut(self, head: int) -> None:
+        """Removes rows from a seq on, for good: an append that was never committed must not come
+        back in the place of one whose rows a power loss took."""
+        changed = False
+        for extent in [e for e in self.present() if e >= -(-head // self.rows)]:
+            files.unlink(self.path(extent))
+            changed = True
+        extent, at = divmod(head, self.rows)
+        if at and files.exists(self.path(extent)):
+            _own(self.path(extent))
+            fd = files.open_to_write(self.path(extent))
+            try:
+                files.truncate(fd, at * self.stride)
+                files.truncate(fd, self.nbytes)
+                files.fsync(fd)
+            finally:
+                files.close(fd)
+        if changed:
+            files.fsync_dir(self.folder)
+
+    @_locked
     def write(self, first: int, rows: Any) -> None:
-        """Stores encoded rows from a seq on, in one or more files.
+        """Stores encoded rows from a seq on, in one or more files; `show` makes them readable.
 
         Raises:
             OSError: it could not; what was written lies beyond the head and does not count.
@@ -142,7 +203,8 @@ class Extents:
             while part:
                 done = files.pwrite(fd, part, offset)
                 part, offset = part[done:], offset + done
-            self.unsynced.add(extent)
+            with self._marking:
+                self.unsynced.add(extent)
             seq += count
             data = data[count * self.stride :]
 
@@ -154,33 +216,40 @@ class Extents:
         if files.exists(path):
             _own(path)
             fd = files.open_to_write(path)
-            if files.size(fd) < self.nbytes:
-                os.ftruncate(fd, self.nbytes)
+            try:
+                if files.size(fd) < self.nbytes:
+                    files.truncate(fd, self.nbytes)
+            except BaseException:
+                files.close(fd)
+                raise
         else:
             fd = files.create(path, self.nbytes)
             self.created = True
+        while len(self._fds) >= _OPEN:
+            files.close(self._fds.pop(min(self._fds)))
         self._fds[extent] = fd
-        while len(self._fds) > _OPEN:
-            os.close(self._fds.pop(min(self._fds)))
-        self._mapped.pop(extent % self._places, None)
-        self.map(extent)
+        if self.is_mapped(extent):  # it was shorter, or is a copy now
+            del self._mapped[extent % self._places]
+        self._unseen.add(extent)
         return fd
 
     def unsynced_files(self) -> Unsynced:
-        """What is to be synced, without this lock: everything written so far."""
-        paths = [self.path(extent) for extent in sorted(self.unsynced)]
-        work = Unsynced(paths, self.folder if self.created else None)
-        self.unsynced.clear()
-        self.created = False
-        return work
+        """What is to be synced: everything written so far. Thread-safe."""
+        with self._marking:
+            paths = [self.path(extent) for extent in sorted(self.unsynced)]
+            work = Unsynced(paths, self.folder if self.created else None)
+            self.unsynced.clear()
+            self.created = False
+            return work
 
+    @_locked
     def delete_below(self, seq: int) -> list[int]:
         """Removes files all of whose rows lie below a seq; their numbers."""
         gone = [e for e in self.present() if (e + 1) * self.rows <= seq]
         for extent in gone:
             fd = self._fds.pop(extent, None)
             if fd is not None:
-                os.close(fd)
+                files.close(fd)
             self.unsynced.discard(extent)
             files.unlink(self.path(extent))
             place = extent % self._places
@@ -191,5 +260,5 @@ class Extents:
 
     def close(self) -> None:
         for fd in self._fds.values():
-            os.close(fd)
+            files.close(fd)
         self._fds.clear()

@@ -22,13 +22,20 @@ __all__ = [
     "read",
     "rename",
     "size",
+    "truncate",
     "unlink",
     "write_new",
 ]
 
 
 def make_dir(path: Path) -> None:
-    path.mkdir(parents=True, exist_ok=True)
+    """With those above it; each of them is there after a power loss, too."""
+    if path.is_dir():
+        return
+    if not path.parent.is_dir():
+        make_dir(path.parent)
+    path.mkdir(exist_ok=True)
+    fsync_dir(path.parent)
 
 
 def exists(path: Path) -> bool:
@@ -71,6 +78,10 @@ def links(path: Path) -> int:
     return path.stat().st_nlink
 
 
+def truncate(fd: int, nbytes: int) -> None:
+    os.ftruncate(fd, nbytes)
+
+
 def pwrite(fd: int, data: Any, offset: int) -> int:
     """Some of the bytes; how many."""
     return os.pwrite(fd, data, offset)
@@ -95,20 +106,16 @@ def read(path: Path) -> bytes:
 def write_new(path: Path, data: bytes) -> None:
     """A whole small file: visible only when it is complete and on its way to the disk."""
     temporary = path.with_name(path.name + ".tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    fd = create(temporary, len(data))
     try:
-        view = memoryview(data)
-        while view:
-            view = view[pwrite_all(fd, view) :]
+        at = 0
+        while at < len(data):
+            at += pwrite(fd, data[at:], at)
         fsync(fd)
     finally:
-        os.close(fd)
+        close(fd)
     rename(temporary, path)
     fsync_dir(path.parent)
-
-
-def pwrite_all(fd: int, data: Any) -> int:
-    return os.write(fd, data)
 
 
 def rename(old: Path, new: Path) -> None:

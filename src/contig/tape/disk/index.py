@@ -28,6 +28,8 @@ WORDS = (
 )  # fmt: skip
 _TIMEOUT_S = 30.0
 _WORD = 2**64 - 1
+_PRODUCERS = 4096  # as a tape
+_LOG_BYTES = 4 << 20
 
 log = logging.getLogger("contig.disk")
 
@@ -38,7 +40,9 @@ CREATE TABLE runs (
   crc INTEGER NOT NULL, revision INTEGER NOT NULL
 );
 CREATE INDEX runs_by_revision ON runs (revision);
-CREATE TABLE producers (id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE producers (
+  id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, revision INTEGER NOT NULL, crc INTEGER NOT NULL
+);
 CREATE TABLE bounds (
   one INTEGER PRIMARY KEY CHECK (one = 0), tail INTEGER, index_tail INTEGER, head INTEGER,
   index_head INTEGER, trajectories INTEGER, inserted INTEGER, sampled INTEGER, revision INTEGER,
@@ -142,10 +146,9 @@ class DiskIndex:
             if writable:
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute("PRAGMA wal_autocheckpoint=0")
+                self._db.execute(f"PRAGMA journal_size_limit={_LOG_BYTES}")
                 self._db.execute("PRAGMA synchronous=FULL")
                 if version == 0:
-                    if any(path.parent.glob("extents/*.rec")):
-                        raise sqlite3.DatabaseError("it is empty, but there are files of rows")
                     self._create()
         except UnicodeDecodeError as error:  # of a message of SQLite's that quotes what it found
             self._db.close()
@@ -175,8 +178,11 @@ class DiskIndex:
             db.executemany(_UPSERT, rows)
             senders = [_signed(producer) for producer in changes.producers]
             db.executemany(
-                "INSERT OR REPLACE INTO producers VALUES (?, ?, ?)",
-                [(p, seq, row_crc(p, seq)) for p, seq in zip(senders, changes.producers.values())],
+                "INSERT OR REPLACE INTO producers VALUES (?, ?, ?, ?)",
+                [
+                    (p, seq, revision, row_crc(p, seq, revision))
+                    for p, seq in zip(senders, changes.producers.values())
+                ],
             )
             db.execute("DELETE FROM runs WHERE number < ?", (changes.index_tail,))
             bounds = (
@@ -271,7 +277,8 @@ class DiskIndex:
         self._db.close()
 
     def _producers(self) -> dict[int, int]:
-        found = self._db.execute("SELECT id, seq, crc FROM producers").fetchall()
+        query = "SELECT id, seq, revision, crc FROM producers ORDER BY revision"
+        found = self._db.execute(query).fetchall()
         good = [row for row in found if _whole(row)]
         if len(good) < len(found):
             log.error(
@@ -279,7 +286,15 @@ class DiskIndex:
                 self.path,
                 len(found) - len(good),
             )
-        return {row[0] & _WORD: row[1] for row in good}
+        return {row[0] & _WORD: row[1] for row in good[-_PRODUCERS:]}
+
+    def forget_producers(self) -> None:
+        """Keeps as many as a tape does, those that sent last."""
+        self._db.execute(
+            "DELETE FROM producers WHERE revision < "
+            "(SELECT revision FROM producers ORDER BY revision DESC LIMIT 1 OFFSET ?)",
+            (_PRODUCERS,),
+        )
 
 
 def _whole(row: tuple[Any, ...]) -> bool:
@@ -289,6 +304,12 @@ def _whole(row: tuple[Any, ...]) -> bool:
 
 def _signed(word: int) -> int:
     return word - 2**64 if word >= 2**63 else word
+
+
+def log_is_long(path: Path) -> bool:
+    """Whether an index's write-ahead log should be folded in now."""
+    log_file = path.with_name(path.name + "-wal")
+    return log_file.exists() and log_file.stat().st_size > _LOG_BYTES
 
 
 def fold_log(path: Path) -> None:

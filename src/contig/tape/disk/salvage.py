@@ -101,7 +101,7 @@ def _read_runs(path: Path) -> dict[int, np.ndarray[Any, Any]]:
 
 
 def _read_producers(path: Path) -> dict[int, int]:
-    rows = _rows(path, "SELECT id, seq, crc FROM producers")
+    rows = _rows(path, "SELECT id, seq, revision, crc FROM producers")
     whole = [r for r in rows if all(type(v) is int for v in r) and row_crc(*r[:-1]) == r[-1]]
     return {row[0] & (2**64 - 1): row[1] for row in whole}
 

@@ -18,6 +18,7 @@ import sqlite3
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,7 @@ log = logging.getLogger("contig.disk")
 
 _MOST_ROWS = 1 << 30  # of a storage without a capacity
 _MOST_BYTES = 1 << 44  # of addresses
+_MOST_EXTENTS = 1 << 31
 _RETIRE_S = 1.0
 _POLL_S = 0.02
 _RESTORE_BYTES = 16 << 20
@@ -117,6 +119,11 @@ class DiskStorage(Storage):
         self._retired = self._polled = 0.0
         self._data_version = -1
         self._lock_fd = -1
+        self._pid = os.getpid()
+        self._syncing = threading.Lock()
+        self._retaining = threading.Lock()  # held while files must not go
+        self._last_tail = 0
+        self._first_append = True
         if not read_only:
             files.make_dir(self.path / "extents")
             self._lock_fd = _lock(self.path / "lock")
@@ -133,8 +140,11 @@ class DiskStorage(Storage):
             if example is not None:
                 self.publish(Layout(plain_tree(example)[0]))
         except BaseException:
+            if self._committer is not None:
+                self._committer.close()
             self._let_go()
             raise
+        _written_here.add(self)
 
     # -- opening ------------------------------------------------------------------------------
 
@@ -158,6 +168,8 @@ class DiskStorage(Storage):
         }
         described["crc"] = _crc(described)
         text = json.dumps(described, indent=1).encode()
+        # The index first: where there is a layout, there is an index.
+        _open_index(self.path / "index.sqlite", True).close()
         files.write_new(self.path / "layout.json", text)
         self._attach(described)
 
@@ -165,19 +177,26 @@ class DiskStorage(Storage):
         schema = Schema.from_bytes(json.dumps(described["schema"]).encode())
         stride, rows = int(described["stride"]), int(described["rows_per_extent"])
         tape = self.tape
-        shift, most = rows.bit_length() - 1, max(_MOST_BYTES // (rows * stride), 3)
-        tape.publish_stored(schema.layout.record_size, stride, shift, most)
+        # What can fail comes first: a tape that is published has a schema.
+        path = self.path / "index.sqlite"
+        self._index = _open_index(path, not self.read_only)
+        state = _load(self._index, path)
+        shift, most = (
+            rows.bit_length() - 1,
+            min(max(_MOST_BYTES // (rows * stride), 3), _MOST_EXTENTS),
+        )
         places = min((self.capacity - 1 >> shift) + 2, most)
         if places == most:  # there are not as many addresses as rows are wanted
             most_bytes = (most - 2) * rows * stride
             self._max_bytes = min(self._max_bytes or most_bytes, most_bytes)
             self._bounded = True
         self._extents = Extents(self.path / "extents", places, rows, stride, not self.read_only)
+        tape.publish_stored(schema.layout.record_size, stride, shift, most)
         tape.attach_region(self._extents.region)
-        path = self.path / "index.sqlite"
-        self._index = _open_index(path, not self.read_only)
-        self._take_in(_load(self._index, path))
         self._schema = schema
+        self._take_in(state)
+        if not self.read_only:
+            self._index.forget_producers()
         if not self.read_only:
             durable = self.durability == "durable"
             self._committer = Committer(self._index, durable, self._sync, self._after_commit)
@@ -204,7 +223,10 @@ class DiskStorage(Storage):
         for producer, seq in state.producers.items():
             tape.set_producer(producer, seq)
         rows = self._extents.rows
+        self._last_tail = state.tail
         missing = [e for e in range(tail // rows, -(-head // rows)) if not self._extents.map(e)]
+        if self.read_only:
+            missing = []  # let go since the index was read: evicted
         self._quarantined = dict(state.quarantine)
         found: dict[int, str] = {}
         for number in state.bad:
@@ -255,22 +277,29 @@ class DiskStorage(Storage):
 
     def _follow(self, state: IndexState) -> None:
         assert self._extents is not None and self._index is not None
-        head, tail, index_head, _ = self.tape.snapshot()
+        head, tail, index_head, index_tail = self.tape.snapshot()
         fresh = state.entries
-        known = len(fresh) and int(fresh[0, 15]) <= index_head
-        if state.index_tail > index_head or (len(fresh) and not known):
-            self._take_in(self._index.load())  # everything we knew is gone
+        first = int(fresh[0, 15]) if len(fresh) else index_head
+        then_tail = max(state.tail, state.head - self.capacity, tail)
+        if state.tail < self._last_tail or state.head < head or first < index_head - 1:
+            self._extents.forget()  # a checkpoint took the place of everything: other files
+            self._take_in(self._index.load())
             return
-        then_head = int((fresh[-1, 0] + (fresh[-1, 1] >> 8)) if len(fresh) else head)
-        then_tail = min(max(state.tail, then_head - self.capacity, tail), then_head)
+        self._last_tail = state.tail
+        gone = state.index_tail > index_head or first > index_head  # everything we knew is
+        if gone or state.index_head - max(index_tail, state.index_tail) > self.capacity:
+            self._take_in(self._index.load())
+            return
+        self.tape.retire(min(then_tail, head))  # before other rows get their places
         rows = self._extents.rows
-        for extent in range(head // rows, -(-then_head // rows)):
+        for extent in range(max(head, then_tail) // rows, -(-state.head // rows)):
             self._extents.map(extent)
+        index_tail = max(self.tape.snapshot()[3], state.index_tail)
+        fresh = fresh[fresh[:, 15] >= index_tail]
         words = np.ascontiguousarray(fresh).reshape(-1).view(np.uint64)
-        then_index = max(state.index_head, index_head) if len(fresh) else index_head
-        self.tape.follow(
-            words, then_tail, then_head, state.index_tail, then_index, state.trajectories
-        )
+        then_index = max(state.index_head, index_tail)
+        self.tape.follow(words, then_tail, state.head, index_tail, then_index, state.trajectories)
+        self.tape.retire(then_tail)
         self.quarantine(state.quarantine)
 
     def __len__(self) -> int:
@@ -323,11 +352,14 @@ class DiskStorage(Storage):
         gone = seqs < lost
         if damaged is not None:
             bad = seqs[damaged]
-            tail = self.tape.snapshot()[1]
+            tail, extents = self.tape.snapshot()[1], self._extents
+            assert extents is not None
             gone[damaged] = True
             entries = self._entries()
             found: set[int] = set()
             for seq in bad[bad >= tail]:
+                if self.read_only and not extents.is_mapped(seq // extents.rows):
+                    continue  # its file was let go before we saw it: evicted
                 found.update(self._ordinals(entries, int(seq), int(seq) + 1))
             self.quarantine({o: "a row's checksum is wrong" for o in found})
         if len(self._bad_rows):
@@ -345,6 +377,7 @@ class DiskStorage(Storage):
     @contextmanager
     def appending(self) -> Iterator[None]:
         """One append at a time."""
+        self._open()
         with self._appending:
             self._open()
             if self._committer is not None:
@@ -356,13 +389,21 @@ class DiskStorage(Storage):
         assert self._extents is not None and self._committer is not None
         tape = self.tape
         head, _, index_head, _ = tape.snapshot()
+        staged = native.staged()
         try:
-            self._extents.write(head, native.staged())
+            if self._first_append:
+                self._extents.cut(head)
+                self._first_append = False
+            self._extents.write(head, staged)
         except OSError as error:
             text = f"{self.path}: rows cannot be written: {error.strerror}; nothing was appended"
             if error.errno in (28, 122):  # no space, over quota
                 raise StorageFull(error.errno, text) from error
             raise OSError(error.errno, text) from error
+        # Rows that give way go before their places get new ones.
+        rows = memoryview(staged).nbytes // self._extents.stride
+        tape.retire(max(head + rows - min(self.capacity, self._extents.most_rows), 0))
+        self._extents.show()
         first = native.commit_staged()
         if self._bounded:
             self._retire()
@@ -396,9 +437,8 @@ class DiskStorage(Storage):
     def _sync(self) -> None:
         """Rows written so far, to the disk; appends go on meanwhile."""
         assert self._extents is not None
-        with self._appending:
-            work = self._extents.unsynced_files()
-        work.sync()
+        with self._syncing:  # whoever finds nothing to sync knows that it is synced
+            self._extents.unsynced_files().sync()
 
     @property
     def settled(self) -> int:
@@ -416,8 +456,9 @@ class DiskStorage(Storage):
         assert self._extents is not None
         if changes.tail // self._extents.rows == 0:
             return
-        with self._appending:
-            gone = self._extents.delete_below(changes.tail)
+        with self._retaining:
+            # A checkpoint that was loaded since may have files of these numbers.
+            gone = self._extents.delete_below(min(changes.tail, self.tape.snapshot()[1]))
         if gone:
             log.info("%s: %d extents let go, rows below %d", self.path, len(gone), changes.tail)
 
@@ -437,7 +478,7 @@ class DiskStorage(Storage):
             keep &= entries[:, _TIME_NS] >= time.time_ns() - int(self._max_age_s * 1e9)
         if self._max_episodes is not None:
             newest = np.unique(entries[:, _ORDINAL])[-self._max_episodes :]
-            keep &= entries[:, _ORDINAL] >= newest.min(initial=0)
+            keep &= entries[:, _ORDINAL] >= (newest[0] if len(newest) else 0)
         if keep.any():
             return int(entries[np.argmax(keep), _FIRST])
         return int(self.tape.snapshot()[0])
@@ -455,10 +496,11 @@ class DiskStorage(Storage):
             tape.clear()
             self._committer.add(self._changes(tape.snapshot()[2], {}))
             self._committer.wait()
-            self._extents.delete_below(1 << 62)
-            self._take_rows(contents)
-            bounds = (contents.tail, contents.head, words, index_tail, index_head)
-            tape.restore_stored(*bounds, contents.trajectories)
+            with self._retaining:
+                self._extents.delete_below(1 << 62)
+                self._take_rows(contents)
+                bounds = (contents.tail, contents.head, words, index_tail, index_head)
+                tape.restore_stored(*bounds, contents.trajectories)
             self._committer.add(self._changes(index_tail, {}))
             self._quarantined, self._bad_rows = {}, np.zeros((0, 2), np.int64)
 
@@ -481,6 +523,7 @@ class DiskStorage(Storage):
         for at in range(tail, head, step):
             records = rows.read(at, min(at + step, head))
             extents.write(at, self.tape.encode(records))
+            extents.show()
 
     def link_rows(self, folder: Path, first: int, head: int) -> dict[str, Any] | None:
         self._sync()
@@ -488,7 +531,7 @@ class DiskStorage(Storage):
         extents = self._extents
         target = LinkedRows(folder / "extents", self.tape.record_size, extents.stride, extents.rows)
         files.make_dir(target.folder)
-        with self._appending:  # nothing is let go meanwhile
+        with self._appending, self._retaining:  # nothing is let go meanwhile
             for extent in range(first // extents.rows, head // extents.rows):
                 if files.exists(extents.path(extent)):
                     link_or_copy(extents.path(extent), target.path(extent))
@@ -512,6 +555,14 @@ class DiskStorage(Storage):
             self._committer.wait(timeout_s=timeout_s)
 
     # -- life ---------------------------------------------------------------------------------
+
+    def _open(self) -> Segment:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"{self.path} was opened in process {self._pid}, of which this one is a fork: "
+                "open it here with read_only=True"
+            )
+        return super()._open()
 
     def __reduce__(self) -> Any:
         return _reader, (str(self.path), self.capacity, self.ndim)
@@ -541,6 +592,21 @@ class DiskStorage(Storage):
             self._lock_fd = -1
 
 
+_written_here: weakref.WeakSet[DiskStorage] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A child that lives on must not keep the directories of its parent locked."""
+    for storage in list(_written_here):
+        if storage._lock_fd >= 0:
+            os.close(storage._lock_fd)
+            storage._lock_fd = -1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def _reader(path: str, capacity: int, ndim: int) -> DiskStorage:
     return DiskStorage(path, capacity, read_only=True, ndim=ndim)
 
@@ -549,6 +615,12 @@ def read_description(directory: Path) -> dict[str, Any] | None:
     """What layout.json says, or None in a new directory."""
     path = directory / "layout.json"
     if not files.exists(path):
+        left = [n for n in files.listing(directory / "extents") if n.endswith(".rec")]
+        if left:
+            raise ValueError(
+                f"{path} is missing, but there are {len(left)} files of rows, which cannot be read "
+                "without it. Restore it from a checkpoint of this storage"
+            )
         return None
     try:
         described = dict(json.loads(files.read(path)))
@@ -604,6 +676,9 @@ def hold_directory(path: Path) -> Iterator[None]:
 
 
 def _open_index(path: Path, writable: bool) -> DiskIndex:
+    there = path.exists() and path.stat().st_size > 0
+    if not there and any(n.endswith(".rec") for n in files.listing(path.parent / "extents")):
+        raise _damaged_index(path, ValueError("it is missing, but there are files of rows"))
     try:
         return DiskIndex(path, writable)
     except sqlite3.DatabaseError as error:
