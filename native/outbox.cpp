@@ -20,7 +20,7 @@ void OutFrame::seal() {
   f.runs = static_cast<uint32_t>(runs.size() / kRunBytes);
   f.rows = static_cast<uint32_t>(rows);
   f.length = runs.size() + used;
-  f.body_crc = crc32c(crc32c(0, runs.data(), runs.size()), body, used);
+  f.body_crc = runs.empty() ? crc : crc32c(crc32c(0, runs.data(), runs.size()), body, used);
   head.resize(kFrameHeader + runs.size());
   write_header(f, head.data());
   std::copy(runs.begin(), runs.end(), head.begin() + kFrameHeader);
@@ -52,6 +52,7 @@ uint8_t* Outbox::room(uint64_t rows) {
 
 void Outbox::commit_records(uint64_t rows) {
   if (!open_->runs.empty()) throw std::invalid_argument("Outbox: records behind a run");
+  open_->crc = crc32c(open_->crc, open_->body + open_->used, rows * record_size_);
   open_->used += rows * record_size_;
   open_->rows += rows;
   open_->items += rows;

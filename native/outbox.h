@@ -22,6 +22,7 @@ struct OutFrame {
   uint8_t* body;
   uint64_t capacity, used = 0;
   uint64_t first = 0, items = 0, rows = 0;
+  uint32_t crc = 0;  // of the records so far, which are still in the cache; without runs
   std::vector<uint8_t> runs;
   std::vector<uint8_t> head;  // once sealed
   void seal();

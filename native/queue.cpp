@@ -171,7 +171,7 @@ void Queue::scatter(uint8_t* block, uint64_t at, const uint8_t* records, uint64_
     const size_t count = std::min<uint64_t>(kGroup, n - done);
     for (size_t i = 0; i < count; ++i) rows[i] = records + (done + i) * spec_.record_size;
     for (const QueueColumn& c : spec_.columns)
-      copy_leaf(block + c.start + (at + done) * c.bytes, rows, c.offset, c.bytes, count);
+      store_leaf(block + c.start + (at + done) * c.bytes, rows, c.offset, c.bytes, count);
   }
 }
 

@@ -19,6 +19,10 @@ class Receiver {
   // Room behind what was received, moved to the front if that makes more of it.
   uint8_t* room(uint64_t* bytes);
   void received(uint64_t bytes);
+  // Receives the rest of a large frame from a socket, as far as it is there, in pieces that are
+  // summed up while they are in the cache; how many bytes. Whatever goes wrong, the next reader
+  // finds.
+  uint64_t receive(int socket);
   // Raw bytes of the handshake, before any frame: null if there are fewer.
   const uint8_t* peek(uint64_t bytes) const { return held() < bytes ? nullptr : data_ + from_; }
   void skip(uint64_t bytes);
@@ -50,7 +54,11 @@ class Receiver {
  private:
   uint8_t* data_;
   uint64_t size_, from_ = 0, to_ = 0, max_frame_;
+  void sum();  // what has come of the frame's body
+
   Frame frame_{};
+  uint64_t summed_ = 0;  // bytes of the body that are in crc_
+  uint32_t crc_ = 0;
   uint64_t fits_ = 0;  // 0: not checked for a table yet
   bool parsed_ = false, checked_ = false, fits_runs_ = false;
   Refusal refusal_ = Refusal::none;

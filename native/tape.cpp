@@ -71,15 +71,15 @@ void Tape::copy_in(const Rows& rows, uint64_t skip, uint64_t seq) {
     const uint64_t chunk = std::min(n - done, per_extent - ((seq + done) & mask_));
     const uint64_t from = skip + done;
     if (rows.records != nullptr && stride_ == record_size_) {
-      copy_bytes(dst, rows.records + from * record_size_, chunk * record_size_);
+      store_bytes(dst, rows.records + from * record_size_, chunk * record_size_);
     } else if (rows.records != nullptr) {
       for (uint64_t i = 0; i < chunk; ++i, dst += stride_)
-        copy_bytes(dst, rows.records + (from + i) * record_size_, record_size_);
+        store_bytes(dst, rows.records + (from + i) * record_size_, record_size_);
     } else {
       for (uint64_t i = 0; i < chunk; ++i, dst += stride_)
         for (size_t c = 0; c < rows.n_columns; ++c) {
           const Column& col = rows.columns[c];
-          copy_bytes(dst + col.offset, col.data + (from + i) * col.stride, col.bytes);
+          store_bytes(dst + col.offset, col.data + (from + i) * col.stride, col.bytes);
         }
     }
     done += chunk;

@@ -499,6 +499,11 @@ void bind_transport(nb::module_& m) {
           "room", [](nb::handle self) { return room(self); },
           "Where to receive to; valid until the next call of anything else.")
       .def("received", [](ReceiverHandle& h, uint64_t n) { h.receiver.received(n); })
+      .def("receive",
+           [](ReceiverHandle& h, int socket) {
+             NoGil no_gil;
+             return h.receiver.receive(socket);
+           })
       .def("feed", &feed)
       .def("peek",
            [](const ReceiverHandle& h, uint64_t n) -> nb::object {

@@ -60,6 +60,7 @@ class Connection(asyncio.BufferedProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._leaving = self._choked = False
         self.heard = time.monotonic()
+        self._socket = -1  # to read from directly; not with TLS
         self.forgotten = False  # its memory does not count any more
 
     # -- what asyncio calls -------------------------------------------------------------------
@@ -68,6 +69,9 @@ class Connection(asyncio.BufferedProtocol):
         self.transport = transport
         name = transport.get_extra_info("peername")
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "local")
+        plain = transport.get_extra_info("sslcontext") is None
+        sock = transport.get_extra_info("socket") if plain else None
+        self._socket = -1 if sock is None else sock.fileno()
         self.hub.joined(self)
         self._deadline = self.hub.loop.call_later(self.hub.handshake_s, self._too_late)
 
@@ -75,13 +79,18 @@ class Connection(asyncio.BufferedProtocol):
         return self.receiver.room()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.bytes += nbytes
-        self.heard = time.monotonic()
-        self.hub.stats.bytes_in += nbytes
         self.receiver.received(nbytes)
         began = time.perf_counter_ns()
         self.pump()
+        if self._socket >= 0 and self._reads_on:
+            more = self.receiver.receive(self._socket)
+            if more:
+                nbytes += more
+                self.pump()
         self.hub.drained(time.perf_counter_ns() - began)
+        self.heard = time.monotonic()
+        self.bytes += nbytes
+        self.hub.stats.bytes_in += nbytes
 
     def eof_received(self) -> bool | None:
         return False
@@ -102,10 +111,15 @@ class Connection(asyncio.BufferedProtocol):
         self._read_on()
         self.pump()
 
+    @property
+    def _reads_on(self) -> bool:
+        """Whether nothing keeps it from reading."""
+        held_up = self._choked or self.blocked_at is not None or self.hub.starves(self)
+        return not held_up and not self.transport.is_closing()
+
     def _read_on(self) -> None:
         """Reads again, if no other reason to wait is left."""
-        held_up = self._choked or self.blocked_at is not None or self.hub.starves(self)
-        if not held_up and not self.transport.is_closing():
+        if self._reads_on:
             self.transport.resume_reading()
 
     # -- reading ------------------------------------------------------------------------------

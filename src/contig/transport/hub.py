@@ -31,6 +31,7 @@ log = logging.getLogger("contig.transport")
 _WAIT_S = 0.05
 _STALL_CHECK_S = 0.25
 _IDLE_BUFFER = 4096  # what a connection begins with: kept when memory is short
+_ROOM = 128 << 10  # for frames received together
 # Anybody can connect: buffers of all who have not shown yet that they may.
 _UNPROVEN_BYTES = 16 << 20
 
@@ -103,6 +104,7 @@ class Hub:
         self._unproven: dict[int, Connection] = {}  # handshake not done, oldest first
         self._unproven_bytes = 0
         self._hungry: dict[int, Connection] = {}
+        self._stall_check: asyncio.TimerHandle | None = None
         self._blocked: dict[int, Connection] = {}
         self._orphans: dict[int, list[Connection]] = {}  # by producer: gone, but not all taken in
         self._current: dict[tuple[str, int], Connection] = {}  # by table and producer
@@ -130,6 +132,8 @@ class Hub:
         # Always room for one frame of the largest size, or nobody could send one.
         room = self._bytes + self.limits.max_frame <= self.limits.max_bytes
         crowded = len(self.connections) > self.limits.max_connections
+        if not room:
+            self._memory_is_short()
         if self._closing or crowded or not room:
             connection.refuse(Refused("busy", "the server has no room for another connection"))
         self._bound_unproven()
@@ -230,8 +234,8 @@ class Hub:
     def grow(self, connection: Connection, needed: int) -> bool:
         """A larger buffer for a connection, or, if there is no memory, a place in the queue."""
         receiver = connection.receiver
-        # Room for what follows the frame, so that the next one does not wait for it to be handled.
-        more = min(2 * needed, needed + (1 << 20))
+        # Small frames come several at a time; a large one ends where the next one begins.
+        more = max(needed, min(2 * needed, _ROOM))
         for size in (needed,) if connection.number in self._unproven else (more, needed):
             if self._bytes - receiver.size + size <= self.limits.max_bytes:
                 self._resize(connection, size)
@@ -243,17 +247,22 @@ class Hub:
         if connection.number not in self._hungry:
             self._hungry[connection.number] = connection
             connection.transport.pause_reading()
-            if len(self._hungry) == 1:
-                self.loop.call_later(_STALL_CHECK_S, self._drop_stalled)
+            self._memory_is_short()
         return False
 
     def starves(self, connection: Connection) -> bool:
         """Whether a connection waits for memory."""
         return connection.number in self._hungry
 
+    def _memory_is_short(self) -> None:
+        """Somebody is waiting for memory, or was turned away for the lack of it."""
+        if self._stall_check is None:
+            self._stall_check = self.loop.call_later(_STALL_CHECK_S, self._drop_stalled)
+
     def _drop_stalled(self) -> None:
-        """Memory is short: connections that stopped in the middle of a frame give theirs back."""
-        if not self._hungry or self._closing:
+        """Connections that stopped in the middle of a frame give their memory back."""
+        self._stall_check = None
+        if self._closing:
             return
         since = time.monotonic() - self.handshake_s
         for connection in list(self.connections.values()):
@@ -263,7 +272,8 @@ class Hub:
             if partial and not mine and receiver.size > _IDLE_BUFFER and connection.heard < since:
                 connection.refuse(Refused("stalled", "it stopped in the middle of a frame"))
         self._feed_hungry()
-        self.loop.call_later(_STALL_CHECK_S, self._drop_stalled)
+        if self._hungry:
+            self._memory_is_short()
 
     def _resize(self, connection: Connection, size: int) -> None:
         before = connection.receiver.size

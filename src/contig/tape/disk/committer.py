@@ -180,13 +180,20 @@ class Committer:
             if done == self._tended or (now - tended < _TEND_S and not soon):
                 continue
             tended = now
-            if not self._durable and not self._synced(None):
+            if not self.fold():
                 return
             self._tended = done
-            try:
-                fold_log(self._index.path)
-            except sqlite3.Error as error:
-                log.warning("the index's log could not be folded in: %s", error)
+
+    def fold(self) -> bool:
+        """Folds the index's log into its file, after the rows it tells of are synced; False if
+        these could not be."""
+        if not self._durable and not self._synced(None):
+            return False
+        try:
+            fold_log(self._index.path)
+        except sqlite3.Error as error:
+            log.warning("the index's log could not be folded in: %s", error)
+        return True
 
     def run_between(self, call: Callable[[DiskIndex], Any]) -> Any:
         """Runs something with the index while no commit is under way; everything is committed."""
