@@ -92,6 +92,9 @@ format: $(INSTALL)  ## Format the Python and C++ sources in place
 
 bench: $(INSTALL) $(PEERS)  ## Run the benchmarks beside the peer libraries
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.ingest
+	$(BIN)/python -m benchmarks.trajectory
+	$(BIN)/python -m benchmarks.disk
 
 docs: $(INSTALL) $(DOCS)  ## Run every snippet of README.md and docs/, then render docs/
 	$(BIN)/python tools/check_snippets.py

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.cases import BACKENDS, CASE_NAMES, CONTIG, FAILED, NOT_RUN
 from benchmarks.results import Report, Results, describe_machine
-from benchmarks.table import aligned, notes, rewrite_readme, whole
+from benchmarks.table import aligned, markdown, notes, rewrite_readme, whole
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results.json"
@@ -150,7 +150,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     if arguments.readme:
-        rewrite_readme(ROOT / "README.md", Results.load(RESULTS))
+        rewrite_readme(ROOT / "README.md", "bench", whole(Results.load(RESULTS), markdown))
         return
     rounds = arguments.rounds or (1 if arguments.quick else 4)
     selection = Selection.of(arguments.only)

@@ -12,8 +12,6 @@ from pathlib import Path
 from benchmarks.cases import BACKENDS, CASES, CONTIG, NOT_RUN, Value
 from benchmarks.results import Results
 
-BEGIN = "<!-- bench:begin -->"
-END = "<!-- bench:end -->"
 
 Row = Sequence[str]
 Render = Callable[[Sequence[Row]], str]
@@ -140,11 +138,12 @@ def notes(results: Results) -> str:
     )
 
 
-def rewrite_readme(readme: Path, results: Results) -> None:
-    """Replace what stands between the markers; `ValueError` if they are not both there."""
+def rewrite_readme(readme: Path, name: str, tables: str) -> None:
+    """Replace what stands between a name's markers; `ValueError` if they are not both there."""
     text = readme.read_text()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    opening, closing = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    before, begin, rest = text.partition(opening)
+    _, end, after = rest.partition(closing)
     if not (begin and end):
-        raise ValueError(f"{readme.name} needs the lines {BEGIN} and {END}, in this order")
-    readme.write_text(f"{before}{BEGIN}\n{whole(results, markdown)}\n{END}{after}")
+        raise ValueError(f"{readme.name} needs the lines {opening} and {closing}, in this order")
+    readme.write_text(f"{before}{opening}\n{tables}\n{closing}{after}")

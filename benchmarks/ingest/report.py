@@ -30,7 +30,7 @@ from benchmarks.ingest.cases import (
 from benchmarks.ingest.methods import side_of
 from benchmarks.ingest.sizes import MESSAGES
 from benchmarks.results import rounded
-from benchmarks.table import Row, aligned
+from benchmarks.table import Render, Row, aligned
 
 
 @dataclass
@@ -43,6 +43,11 @@ class Results:
     undelivered: dict[str, int] = field(default_factory=dict)
     learner: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        """Read a file that `save` wrote."""
+        return cls(**json.loads(path.read_text()))
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(rounded(asdict(self)), indent=1) + "\n")
@@ -173,7 +178,7 @@ def loss_points(one: dict[str, float]) -> float:
     return 100 * (1 - one["iterations_per_s"] / one["alone_per_s"])
 
 
-def whole(results: Results, sides: set[str]) -> str:
+def whole(results: Results, sides: set[str], render: Render = aligned) -> str:
     """Every table that was measured."""
     machine = results.machine
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
@@ -183,11 +188,11 @@ def whole(results: Results, sides: set[str]) -> str:
         + ("; QUICK RUN" if machine["quick"] else "")
     ]
     if sides & {"raw", "echo", "contig"}:
-        parts += [aligned(tcp_rows(results, in_bytes)) for in_bytes in (False, True)]
+        parts += [render(tcp_rows(results, in_bytes)) for in_bytes in (False, True)]
     if "contig" in sides:
-        parts.append(aligned(shared_rows(results)))
+        parts.append(render(shared_rows(results)))
     if "learner" in sides:
-        parts.append(aligned(learner_rows(results)))
+        parts.append(render(learner_rows(results)))
     if results.undelivered:
         lost = ", ".join(f"{name} {count}" for name, count in results.undelivered.items())
         parts.append(

@@ -98,7 +98,7 @@ class TcpClient:
             self._link.abandon()
             raise
         self._plan = self.layout.plan
-        self._lock, self._outbox = self._link.lock, self._link.outbox
+        self._lock, self._mutex, self._outbox = self._link.lock, self._link.mutex, self._link.outbox
 
     # -- sending ------------------------------------------------------------------------------
 
@@ -113,14 +113,16 @@ class TcpClient:
         if self._tape is not None:
             self._tape.add(tree)
             return
-        link = self._link
-        with self._lock:
-            link.reserve()
+        link, outbox = self._link, self._outbox
+        with self._mutex:
+            if not link.clear or outbox.full_frames:
+                link.reserve()
             if type(tree) is Built and tree.layout == self.layout:
-                self._outbox.add_records(tree.record)
-            elif not self._outbox.pack(self._plan, tree):
-                self._outbox.add_records(self.layout.pack_one(plain_tree(tree)[0]))
-            link.kick()
+                outbox.add_records(tree.record)
+            elif not outbox.pack(self._plan, tree):
+                outbox.add_records(self.layout.pack_one(plain_tree(tree)[0]))
+            if link.idle:
+                link.kick()
 
     def send_many(self, tree: Any) -> None:
         """Sends n items, ``[n, ...]`` each leaf; of a tape, n rows as `extend` takes them."""

@@ -77,7 +77,9 @@ class Link:
         options.check()
         self.address, self.options = address, options
         self._opening = {**opening, "ack": options.ack}
-        self.lock = threading.Condition(threading.Lock())
+        self.mutex = threading.Lock()
+        self.lock = threading.Condition(self.mutex)
+        self.clear = False  # for a while, nothing has to be asked before another item is added
         self.resends = self.blocked = 0
         self._outbox: Any = None
         self._unacked: deque[Any] = deque()  # frames, oldest first
@@ -92,7 +94,7 @@ class Link:
         self._attempt = 0  # to reconnect, since something last came back
         self._closing = self._stopped = False
         self._bye = threading.Event()
-        self._idle = False
+        self.idle = False
         self.held_back = False  # the next frame would be more than the server allows in flight
         first = self._first_connection()
         self.kind, self.schema, self.max_frame = first.kind, first.schema, first.max_frame
@@ -110,7 +112,7 @@ class Link:
 
     def abandon(self) -> None:
         """Before `begin`: nothing will be sent after all."""
-        self._closing = True
+        self._closing, self.clear = True, False
         for sock in (self._first.sock, self._wake_in, self._wake_out):
             sock.close()
 
@@ -156,6 +158,7 @@ class Link:
         """
         full = self._too_much()
         if self._failure is None and not self._closing and self._lost_at is None and not full:
+            self.clear = True
             return
         self.blocked += bool(full)
         self._wait_for(self._has_room, self.options.send_timeout_s, "room to send")
@@ -182,6 +185,7 @@ class Link:
 
     def _line_up(self, frame: Any) -> None:
         """A frame is complete, and waits for its turn to be sent. With the lock."""
+        self.clear = False
         self._unacked.append(frame)
         self._unsent += 1
         self._unacked_bytes += frame.nbytes
@@ -195,8 +199,8 @@ class Link:
 
     def kick(self) -> None:
         """Tells the I/O thread that there is something to send. With the lock."""
-        if self._idle:
-            self._idle = False
+        if self.idle:
+            self.idle = False
             self._wake()
 
     def _wake(self) -> None:
@@ -235,7 +239,7 @@ class Link:
             self.lock.wait(left)
 
     def _idle_kick(self) -> None:
-        if self._idle:
+        if self.idle:
             self.kick()
 
     @property
@@ -292,7 +296,7 @@ class Link:
         with self.lock:
             if self._closing:
                 return
-            self._closing = True
+            self._closing, self.clear = True, False
         try:
             if self._thread.ident is not None:
                 if self.pending:
@@ -336,14 +340,14 @@ class Link:
 
     def _fail(self, error: Exception) -> None:
         with self.lock:
-            self._failure = error
+            self._failure, self.clear = error, False
             self._bye.set()
             self.lock.notify_all()
 
     def _reconnect(self, cause: Exception) -> Accepted | None:
         with self.lock:
-            self._lost_at = time.monotonic()
-            self._idle = False
+            self._lost_at, self.clear = time.monotonic(), False
+            self.idle = False
             self.lock.notify_all()
         if self.options.reconnect_s == 0:
             raise ConnectionClosedError(f"the connection to the server was lost: {cause}")
@@ -464,7 +468,7 @@ class _Pump:
                         _drain(link._wake_out)
                     elif events & selectors.EVENT_READ:
                         self._read()
-                link._idle = False
+                link.idle = False
 
     def _patience(self) -> float | None:
         if self._sending:
@@ -475,7 +479,7 @@ class _Pump:
                 return max(self._opened_at + _COALESCE_S - time.monotonic(), 0.0)
             if link.has_more:
                 return 0.0
-            link._idle = True
+            link.idle = True
             return None
 
     def _fill(self) -> None:

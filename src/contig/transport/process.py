@@ -73,7 +73,7 @@ class IngestProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "contig.transport", str(theirs.fileno())],
             pass_fds=fds,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
         )
         config = {

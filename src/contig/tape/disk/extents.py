@@ -168,10 +168,8 @@ class Extents:
     def cut(self, head: int) -> None:
         """Removes rows from a seq on, for good: an append that was never committed must not come
         back in the place of one whose rows a power loss took."""
-        changed = False
-        for extent in [e for e in self.present() if e >= -(-head // self.rows)]:
-            files.unlink(self.path(extent))
-            changed = True
+        gone = [e for e in self.present() if e >= -(-head // self.rows)]
+        self._delete(gone)
         extent, at = divmod(head, self.rows)
         if at and files.exists(self.path(extent)):
             _own(self.path(extent))
@@ -182,7 +180,7 @@ class Extents:
                 files.fsync(fd)
             finally:
                 files.close(fd)
-        if changed:
+        if gone:
             files.fsync_dir(self.folder)
 
     @_locked
@@ -246,17 +244,21 @@ class Extents:
     def delete_below(self, seq: int) -> list[int]:
         """Removes files all of whose rows lie below a seq; their numbers."""
         gone = [e for e in self.present() if (e + 1) * self.rows <= seq]
+        self._delete(gone)
+        return gone
+
+    def _delete(self, gone: list[int]) -> None:
         for extent in gone:
             fd = self._fds.pop(extent, None)
             if fd is not None:
                 files.close(fd)
             self.unsynced.discard(extent)
+            self._unseen.discard(extent)
             files.unlink(self.path(extent))
             place = extent % self._places
             if self._mapped.get(place) == extent:
                 self.region.unmap(place * self.nbytes, self.nbytes)
                 del self._mapped[place]
-        return gone
 
     def close(self) -> None:
         for fd in self._fds.values():

@@ -210,6 +210,12 @@ class DiskIndex:
         """Marks trajectories that are not to be served."""
         self._db.executemany("INSERT OR REPLACE INTO quarantine VALUES (?, ?)", found.items())
 
+    def release_all(self, durable: bool) -> None:
+        """Forgets the quarantine, for good; then as `set_durable`."""
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute("DELETE FROM quarantine")
+        self.set_durable(durable)
+
     @property
     def data_version(self) -> int:
         """Changes when another connection committed something."""

@@ -123,7 +123,8 @@ class DiskStorage(Storage):
         self._syncing = threading.Lock()
         self._retaining = threading.Lock()  # held while files must not go
         self._last_tail = 0
-        self._first_append = True
+        self._rows_beyond = True  # the files may have rows behind the head
+        self._unsynced: OSError | None = None
         if not read_only:
             files.make_dir(self.path / "extents")
             self._lock_fd = _lock(self.path / "lock")
@@ -391,9 +392,9 @@ class DiskStorage(Storage):
         head, _, index_head, _ = tape.snapshot()
         staged = native.staged()
         try:
-            if self._first_append:
+            if self._rows_beyond:
                 self._extents.cut(head)
-                self._first_append = False
+            self._rows_beyond = True
             self._extents.write(head, staged)
         except OSError as error:
             text = f"{self.path}: rows cannot be written: {error.strerror}; nothing was appended"
@@ -405,6 +406,7 @@ class DiskStorage(Storage):
         tape.retire(max(head + rows - min(self.capacity, self._extents.most_rows), 0))
         self._extents.show()
         first = native.commit_staged()
+        self._rows_beyond = False
         if self._bounded:
             self._retire()
         self.ticket = self._committer.add(self._changes(index_head, producers))
@@ -438,7 +440,13 @@ class DiskStorage(Storage):
         """Rows written so far, to the disk; appends go on meanwhile."""
         assert self._extents is not None
         with self._syncing:  # whoever finds nothing to sync knows that it is synced
-            self._extents.unsynced_files().sync()
+            if self._unsynced is not None:  # a second fsync would succeed without meaning anything
+                raise self._unsynced
+            try:
+                self._extents.unsynced_files().sync()
+            except OSError as error:
+                self._unsynced = error
+                raise
 
     @property
     def settled(self) -> int:
@@ -491,37 +499,63 @@ class DiskStorage(Storage):
         with self.appending():
             assert self._extents is not None and self._committer is not None
             self._committer.wait()
-            tape = self.tape
-            # The files of what was here go first: the checkpoint's seqs may be theirs.
-            tape.clear()
-            self._committer.add(self._changes(tape.snapshot()[2], {}))
-            self._committer.wait()
+            copied_from = self._first_copied(contents)
+            if isinstance(contents.rows, LinkedRows):  # before anything here is changed
+                for _ in self._records(contents, copied_from):
+                    pass
+            self._clear_for_good()
             with self._retaining:
-                self._extents.delete_below(1 << 62)
-                self._take_rows(contents)
+                self._extents.forget()
+                self._take_rows(contents, copied_from)
                 bounds = (contents.tail, contents.head, words, index_tail, index_head)
-                tape.restore_stored(*bounds, contents.trajectories)
+                self.tape.restore_stored(*bounds, contents.trajectories)
+            self._rows_beyond = False
             self._committer.add(self._changes(index_tail, {}))
-            self._quarantined, self._bad_rows = {}, np.zeros((0, 2), np.int64)
 
-    def _take_rows(self, contents: Contents) -> None:
+    def _clear_for_good(self) -> None:
+        """Lets go of everything, whatever happens next: other rows are going to have these seqs,
+        and must not be taken for those that the index tells of, nor the other way round."""
+        assert self._extents is not None and self._committer is not None
+        durable = self.durability == "durable"
+        self.tape.clear()
+        self._committer.run_between(lambda index: index.set_durable(True))
+        self._committer.add(self._changes(self.tape.snapshot()[2], {}))
+        self._committer.run_between(lambda index: index.release_all(durable))
+        self._quarantined, self._bad_rows = {}, np.zeros((0, 2), np.int64)
+        with self._retaining:
+            self._rows_beyond = True  # until the load is through
+            self._extents.delete_below(1 << 62)
+            files.fsync_dir(self._extents.folder)
+
+    def _first_copied(self, contents: Contents) -> int:
+        """From where on rows of a checkpoint are copied; the files of those before are linked.
+
+        Raises:
+            ValueError: a file is missing or too short.
+        """
+        assert self._extents is not None
+        rows, size = contents.rows, (self._extents.stride, self._extents.rows)
+        if not isinstance(rows, LinkedRows) or (rows.stride, rows.rows_per_extent) != size:
+            return contents.tail
+        rows.check(contents.tail, contents.head)
+        # The open file is written to.
+        return max(contents.tail, contents.head // rows.rows_per_extent * rows.rows_per_extent)
+
+    def _records(self, contents: Contents, first: int) -> Iterator[tuple[int, Any]]:
+        step = max(_RESTORE_BYTES // self.tape.record_size, 1)
+        for at in range(first, contents.head, step):
+            yield at, contents.rows.read(at, min(at + step, contents.head))
+
+    def _take_rows(self, contents: Contents, copied_from: int) -> None:
         assert self._extents is not None
         extents, rows = self._extents, contents.rows
-        tail, head = contents.tail, contents.head
-        if isinstance(rows, LinkedRows) and (rows.stride, rows.rows_per_extent) == (
-            extents.stride,
-            extents.rows,
-        ):
-            rows.check(tail, head)
-            sealed = head // extents.rows
-            for extent in range(tail // extents.rows, sealed):
+        if copied_from > contents.tail:
+            assert isinstance(rows, LinkedRows)
+            for extent in range(contents.tail // extents.rows, copied_from // extents.rows):
                 link_or_copy(rows.path(extent), extents.path(extent))
                 extents.map(extent)
-            tail = max(tail, sealed * extents.rows)  # the open file is written to: a copy
             extents.created = True
-        step = max(_RESTORE_BYTES // self.tape.record_size, 1)
-        for at in range(tail, head, step):
-            records = rows.read(at, min(at + step, head))
+        for at, records in self._records(contents, copied_from):
             extents.write(at, self.tape.encode(records))
             extents.show()
 
@@ -535,9 +569,8 @@ class DiskStorage(Storage):
             for extent in range(first // extents.rows, head // extents.rows):
                 if files.exists(extents.path(extent)):
                     link_or_copy(extents.path(extent), target.path(extent))
-            rest = head % extents.rows
-            if rest:
-                extent = head // extents.rows
+            extent, rest = divmod(head, extents.rows)
+            if rest and first < head and files.exists(extents.path(extent)):
                 copy_start(extents.path(extent), target.path(extent), rest * extents.stride)
         files.fsync_dir(target.folder)
         return {"stride": extents.stride, "rows_per_extent": extents.rows}
