@@ -12,7 +12,6 @@ from pathlib import Path
 from benchmarks.cases import BACKENDS, CASES, CONTIG, NOT_RUN, Value
 from benchmarks.results import Results
 
-
 Row = Sequence[str]
 Render = Callable[[Sequence[Row]], str]
 

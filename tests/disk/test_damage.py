@@ -20,9 +20,6 @@ LARGE = 4096  # bytes; of larger files, some positions
 POSITIONS = 400
 PRODUCER, WRITER = 7, 50
 
-# Until /tmp/disk-fixes is in.
-PENDING = pytest.mark.xfail(strict=False, reason="known: see the patches of storage.py")
-
 
 def write(path: Path, logged: bool) -> Path:
     """A small storage as a killed process leaves it, with its log (`logged`); or a closed one."""
@@ -210,20 +207,17 @@ def test_index_flipped(damaged_closed: Damage) -> None:
     assert not outcomes["unreported"], outcomes
 
 
-@PENDING
 def test_index_cut(damaged_closed: Damage) -> None:
     outcomes = Counter(cut(damaged_closed, "index.sqlite", POSITIONS // 4))
     assert not outcomes["unreported"], outcomes
     assert damaged_closed.open("index.sqlite", b"", "empty") != "unreported"
 
 
-@PENDING
 def test_log_flipped(damaged_logged: Damage) -> None:
     """SQLite leaves out what follows a damaged part of its log: what is left is older but right."""
     list(flip(damaged_logged, "index.sqlite-wal", POSITIONS))
 
 
-@PENDING
 def test_log_cut(damaged_logged: Damage) -> None:
     list(cut(damaged_logged, "index.sqlite-wal", POSITIONS // 4))
 
@@ -232,7 +226,6 @@ def test_logged_index_flipped(damaged_logged: Damage) -> None:
     list(flip(damaged_logged, "index.sqlite", POSITIONS // 4, every=23))
 
 
-@PENDING
 @pytest.mark.parametrize("name", ("layout.json", "index.sqlite", "lock"))
 def test_missing(closed: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(closed, tmp_path / "copy")

@@ -29,11 +29,6 @@ from tests.disk import stored
 ROOT = Path(__file__).resolve().parents[2]
 WRITER = 50
 
-# Until /tmp/disk-fixes is in.
-PENDING = pytest.mark.xfail(
-    strict=False, reason="known: see the patches of storage.py, extents.py, committer.py"
-)
-
 
 def make(path: Path, capacity: int = 64, **options: Any) -> DiskStorage:
     options.setdefault("example", stored.example())
@@ -117,7 +112,6 @@ def until(condition: Callable[[], bool], what: str = "") -> None:
 # -- writing rows fails ----------------------------------------------------------------------------
 
 
-@PENDING
 @pytest.mark.parametrize("capacity", (64, 24))
 @pytest.mark.parametrize("after", (0, 1, 2))
 @pytest.mark.parametrize("name", ("pwrite", "create", "open_to_write", "open_to_read"))
@@ -219,7 +213,6 @@ def _works(call: Callable[[], Any]) -> bool:
     return True
 
 
-@PENDING
 @pytest.mark.parametrize("error", (ValueError("odd"), OverflowError("odd"), MemoryError("odd")))
 def test_index_fails_in_an_unknown_way(tmp_path: Path, faults: Faults, error: Exception) -> None:
     """Nothing waits for ever for a thread that is gone."""
@@ -297,7 +290,6 @@ def test_first_row_fails(tmp_path: Path, faults: Faults, name: str) -> None:
         check(storage, 2)
 
 
-@PENDING
 def test_first_row_fails_and_the_storage_goes_on(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,7 +419,6 @@ def test_second_writer(tmp_path: Path) -> None:
         first.wait(30)
 
 
-@PENDING
 def test_lock_does_not_outlive_the_writer_in_a_fork(tmp_path: Path) -> None:
     """A forked worker that lives on does not keep the directory locked."""
     code = """
@@ -454,7 +445,6 @@ def test_lock_does_not_outlive_the_writer_in_a_fork(tmp_path: Path) -> None:
     run(code, str(tmp_path))
 
 
-@PENDING
 def test_forked_writer(tmp_path: Path) -> None:
     """A forked child may not write with what it has of its parent, and says so; the parent's rows
     are untouched by its trying."""
@@ -548,7 +538,6 @@ def test_another_layout(tmp_path: Path) -> None:
         fill(storage, 2, 1)
 
 
-@PENDING
 def test_refused_opening_leaves_no_thread(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -592,7 +581,6 @@ def test_nothing_there_to_read(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-@PENDING
 def test_checkpoint_into_a_storage_in_use(tmp_path: Path) -> None:
     """Loading a checkpoint waits for commits, which let go of files: no deadlock."""
     for durability in ("committed", "durable"):

@@ -17,9 +17,6 @@ from contig.tape.disk import DiskStorage, files
 from tests.disk import stored
 from tests.disk.test_faults import ROOT, check, fill, make
 
-# Until /tmp/disk-fixes is in.
-PENDING = pytest.mark.xfail(strict=False, reason="known: see the patches of storage.py, extents.py")
-
 
 @pytest.fixture(autouse=True)
 def _polls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +56,6 @@ def test_follows(tmp_path: Path, capacity: int, every: int) -> None:
         same(writer, reader)
 
 
-@PENDING
 @pytest.mark.parametrize("capacity", (16, 40, 4096))
 def test_reader_of_another_capacity(tmp_path: Path, capacity: int) -> None:
     with make(tmp_path, 256) as writer:
@@ -78,7 +74,6 @@ def test_reader_of_another_capacity(tmp_path: Path, capacity: int) -> None:
                 stored.check_episodes(reader)
 
 
-@PENDING
 @pytest.mark.parametrize("capacity", (24, 40))
 def test_files_let_go_before_they_are_mapped(
     tmp_path: Path, capacity: int, monkeypatch: pytest.MonkeyPatch
@@ -112,7 +107,6 @@ def test_files_let_go_before_they_are_mapped(
         assert not reader.quarantined, "rows that were let go are not damaged"
 
 
-@PENDING
 def test_checkpoint_loaded_under_a_reader(tmp_path: Path) -> None:
     with make(tmp_path / "store") as writer, reader_of(tmp_path / "store") as reader:
         buffer = contig.ReplayBuffer(writer, contig.RandomSampler(), batch_size=8)

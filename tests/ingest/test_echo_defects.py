@@ -71,8 +71,8 @@ def test_calls_end_when_the_server_is_killed(whom: str) -> None:
     with Actor("serve") as actor:
         told = actor.hear()
         address = ("127.0.0.1", told["port"])
-        sender = TcpClient(*address, items.example(), 1, reconnect_s=0.5)
-        waiter = TcpClient(*address, items.example(), reconnect_s=0.5)
+        sender = TcpClient(*address, items.example(), 1, reconnect_s=1)
+        waiter = TcpClient(*address, items.example(), reconnect_s=1)
         late = TcpClient(*address, items.example(), reconnect_s=0.5)
         ended: dict[str, BaseException | None] = {}
 
@@ -100,7 +100,7 @@ def test_calls_end_when_the_server_is_killed(whom: str) -> None:
         if whom == "tree":
             actor.signal(signal.SIGKILL)
         os.kill(told["pid"], signal.SIGKILL)
-        threads.join(20)
+        threads.join(3)  # what is promised: reconnect_s, and time to notice
         for name in ("send", "wait"):
             error = ended[name]
             assert isinstance(error, ConnectionClosedError), (name, error)
