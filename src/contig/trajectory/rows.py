@@ -27,7 +27,6 @@ __all__ = ["DiskRows", "MemoryRows", "ReadRows", "any_lost", "gather_entry"]
 log = logging.getLogger("contig.trajectory")
 
 _MOST_ROWS = 1 << 30
-_MOST_BYTES = 1 << 44  # of addresses, for the rows of one directory
 _LEAST_ROWS = 4096
 
 
@@ -147,8 +146,7 @@ class DiskRows:
 
     def define(self, layout: Layout, rows: int) -> None:
         """Makes the directory, for records of this layout."""
-        capacity = min(_MOST_ROWS, _MOST_BYTES // row_stride(layout.record_size))
-        storage = DiskStorage(self.path, capacity, **self._options)
+        storage = DiskStorage(self.path, **self._options)
         try:
             storage.publish(layout)
         except BaseException:

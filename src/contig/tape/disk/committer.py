@@ -49,6 +49,7 @@ class Committer:
         self._index, self._durable = index, durable
         self._sync, self._committed = sync, committed
         self._turn = threading.Condition()
+        self._role = threading.Lock()  # of the one who writes
         self._waiting: Changes | None = None
         self._number = self._done = self._tended = 0
         self._failure: BaseException | None = None
@@ -93,6 +94,7 @@ class Committer:
     def wait(self, ticket: int | None = None, timeout_s: float | None = None) -> None:
         """Returns when a change, or every one so far, is as durable as it will be."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._help()
         with self._turn:
             upto = self._number if ticket is None else ticket
             while self._done < upto:
@@ -119,34 +121,51 @@ class Committer:
                     self._turn.wait()
                 if self._waiting is None or self._broken:
                     return
-                changes, upto = self._waiting, self._number
-                self._waiting = None
-            try:
-                if self._durable and not self._synced(changes):
-                    return
-                self._index.write(changes)
-            except (OSError, sqlite3.Error) as error:
-                self._failed(error, changes)
-                if self._closing:
-                    return
-                self._over.wait(_RETRY_S)
-                continue
-            except BaseException as error:  # a bug; nobody must wait for a thread that is gone
-                log.exception("the storage's index cannot be written")
-                with self._turn:
-                    self._broken, self._failure = True, error
-                    self._waiting = self._waiting or changes
-                    self._turn.notify_all()
+            with self._role:
+                self._commit()
+            if self._failure is not None and (self._closing or self._broken):
                 return
-            with self._turn:
-                if not self._broken:
-                    self._failure = None
-                self._done = upto
-                self._turn.notify_all()
+            if self._failure is not None:
+                self._over.wait(_RETRY_S)
+
+    def _help(self) -> None:
+        """Commits in the caller's thread, if nobody else is at it: handing over takes longer."""
+        if self._role.acquire(blocking=False):
             try:
-                self._committed(changes)
-            except OSError as error:
-                log.warning("files that hold nothing any more are still there: %s", error)
+                self._commit()
+            finally:
+                self._role.release()
+
+    def _commit(self) -> None:
+        """Writes what waits. The caller has the role."""
+        with self._turn:
+            if self._waiting is None or self._broken:
+                return
+            changes, upto = self._waiting, self._number
+            self._waiting = None
+        try:
+            if self._durable and not self._synced(changes):
+                return
+            self._index.write(changes)
+        except (OSError, sqlite3.Error) as error:
+            self._failed(error, changes)
+            return
+        except BaseException as error:  # a bug; nobody must wait for what does not come
+            log.exception("the storage's index cannot be written")
+            with self._turn:
+                self._broken, self._failure = True, error
+                self._waiting = self._waiting or changes
+                self._turn.notify_all()
+            return
+        with self._turn:
+            if not self._broken:
+                self._failure = None
+            self._done = upto
+            self._turn.notify_all()
+        try:
+            self._committed(changes)
+        except OSError as error:
+            log.warning("files that hold nothing any more are still there: %s", error)
 
     def _synced(self, changes: Changes | None) -> bool:
         """Whether rows are on the disk. After a failure nobody knows what is: it is final, as a

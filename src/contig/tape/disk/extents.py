@@ -17,7 +17,8 @@ from . import files
 
 __all__ = ["Extents", "extent_rows", "row_stride"]
 
-_EXTENT_BYTES = 64 << 20
+_SMALL_EXTENT, _EXTENT = 16 << 20, 64 << 20
+_SMALL_STORAGE = 256 << 30
 _OPEN = 8  # files kept open for writing
 
 
@@ -33,13 +34,18 @@ def row_stride(record_size: int) -> int:
     return lines if (lines - need) * 8 <= need else -(-need // 8) * 8
 
 
-def extent_rows(stride: int, wanted: int | None) -> int:
-    """Rows of an extent: a power of two, whole pages, at most 64 MB unless one row is more."""
+def extent_rows(stride: int, wanted: int | None, most_bytes: int | None) -> int:
+    """Rows of an extent: a power of two, whole pages.
+
+    Small ones make checkpoints fast, which copy the newest; but a process can map some 65,000 files
+    only. So at most 16 MB, and of storages that are meant to be larger than 256 GB, 64 MB.
+    """
+    size = _EXTENT if most_bytes is not None and most_bytes > _SMALL_STORAGE else _SMALL_EXTENT
     least = 1
     while least * stride % 4096:
         least *= 2
     rows = least
-    while (rows < wanted) if wanted is not None else (rows * 2 * stride <= _EXTENT_BYTES):
+    while (rows < wanted) if wanted is not None else (rows * 2 * stride <= size):
         rows *= 2
     return rows
 

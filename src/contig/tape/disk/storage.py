@@ -161,11 +161,14 @@ class DiskStorage(Storage):
 
     def _create(self, schema: Schema) -> None:
         stride = row_stride(schema.layout.record_size)
+        most_bytes = self._max_bytes
+        if self._wanted_capacity is not None:
+            most_bytes = min(self._wanted_capacity * stride, most_bytes or _MOST_BYTES)
         described = {
             "format": FORMAT,
             "schema": json.loads(schema.to_bytes()),
             "stride": stride,
-            "rows_per_extent": extent_rows(stride, self._wanted_rows),
+            "rows_per_extent": extent_rows(stride, self._wanted_rows, most_bytes),
         }
         described["crc"] = _crc(described)
         text = json.dumps(described, indent=1).encode()
