@@ -381,3 +381,46 @@ class Region:
     def __init__(self, bytes: int) -> None: ...
     def map(self, offset: int, fd: int, bytes: int) -> None: ...
     def unmap(self, offset: int, bytes: int) -> None: ...
+
+# Reverse scans over arrays [outer, time, inner], all float32 or all float64; flags are bool.
+def scan_gae(
+    reward: Array,
+    value: Array,
+    next_value: Array,
+    stop: Array,
+    terminated: Array,
+    gamma: float,
+    lmbda: float,
+    advantage: Array,
+    target: Array,
+) -> None: ...
+def scan_lambda(
+    reward: Array,
+    next_value: Array | None,
+    stop: Array,
+    terminated: Array,
+    gamma: float,
+    lmbda: float,
+    target: Array,
+) -> None: ...
+def scan_vtrace(
+    reward: Array,
+    value: Array,
+    next_value: Array,
+    stop: Array,
+    terminated: Array,
+    gamma: float,
+    rho: Array,
+    c: Array,
+    advantage: Array,
+    target: Array,
+) -> None: ...
+def scan_nstep(
+    reward: Array,
+    next_value: Array,
+    stop: Array,
+    terminated: Array,
+    gamma: float,
+    n: int,
+    target: Array,
+) -> None: ...

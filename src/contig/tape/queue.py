@@ -10,7 +10,6 @@ processes.
 from __future__ import annotations
 
 import json
-import sys
 import time
 import weakref
 from typing import Any
@@ -22,7 +21,7 @@ from ..batch import Batch
 from ..convert import plain_tree
 from ..errors import ClosedError
 from ..layout import Layout
-from .segment import Segment, opened
+from .segment import Segment, new_segment, opened
 
 __all__ = ["BatchQueue"]
 
@@ -67,13 +66,7 @@ class BatchQueue:
         def form(memory: np.ndarray[Any, Any]) -> None:
             _native.Queue.format(memory, *shape, schema)
 
-        if name is None or sys.platform != "linux":
-            return BatchQueue(Segment.anonymous(nbytes, form, nbytes))
-        segment, created = Segment.named(name, nbytes, form, nbytes)
-        if not created:
-            segment.close()
-            raise FileExistsError(f"shared memory {name!r} exists; choose another name")
-        return BatchQueue(segment)
+        return BatchQueue(new_segment(name, nbytes, form))
 
     @staticmethod
     def attach(name: str) -> BatchQueue:

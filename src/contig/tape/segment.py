@@ -24,7 +24,7 @@ from .. import _native
 if sys.platform == "linux":
     import fcntl
 
-__all__ = ["Segment", "opened", "reap"]
+__all__ = ["Segment", "new_segment", "opened", "reap"]
 
 T = TypeVar("T")
 
@@ -232,6 +232,23 @@ def _unlink_if_unused(path: Path) -> bool:
         if unused:
             path.unlink(missing_ok=True)
         return unused
+
+
+def new_segment(
+    name: str | None, nbytes: int, form: Callable[[np.ndarray[Any, Any]], None]
+) -> Segment:
+    """A segment that is formed by the caller; with a name other processes can attach to it.
+
+    Raises:
+        FileExistsError: there is one of this name.
+    """
+    if name is None or sys.platform != "linux":
+        return Segment.anonymous(nbytes, form, nbytes)
+    segment, created = Segment.named(name, nbytes, form, nbytes)
+    if not created:
+        segment.close()
+        raise FileExistsError(f"shared memory {name!r} exists; choose another name")
+    return segment
 
 
 def opened(segment: Segment, form: Callable[[Segment], T]) -> T:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 import weakref
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from .. import _native
 from ..convert import plain_tree
 from ..errors import LayoutError
 from ..layout import Layout
-from ..tape.segment import Segment, opened
+from ..tape.segment import Segment, new_segment, opened
 
 __all__ = ["Weights", "WeightsBoard"]
 
@@ -55,13 +54,7 @@ class WeightsBoard:
         def form(memory: np.ndarray[Any, Any]) -> None:
             _native.Board.format(memory, layout.record_size, schema)
 
-        if name is None or sys.platform != "linux":
-            return WeightsBoard(Segment.anonymous(nbytes, form, nbytes))
-        segment, created = Segment.named(name, nbytes, form, nbytes)
-        if not created:
-            segment.close()
-            raise FileExistsError(f"shared memory {name!r} exists; choose another name")
-        return WeightsBoard(segment)
+        return WeightsBoard(new_segment(name, nbytes, form))
 
     @staticmethod
     def attach(name: str) -> WeightsBoard:

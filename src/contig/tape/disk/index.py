@@ -45,8 +45,8 @@ CREATE TABLE producers (
 );
 CREATE TABLE bounds (
   one INTEGER PRIMARY KEY CHECK (one = 0), tail INTEGER, index_tail INTEGER, head INTEGER,
-  index_head INTEGER, trajectories INTEGER, inserted INTEGER, sampled INTEGER, revision INTEGER,
-  crc INTEGER
+  index_head INTEGER, trajectories INTEGER, inserted INTEGER, sampled INTEGER, loads INTEGER,
+  revision INTEGER, crc INTEGER
 );
 CREATE TABLE quarantine (ordinal INTEGER PRIMARY KEY, reason TEXT NOT NULL);
 """
@@ -90,6 +90,7 @@ class IndexState(NamedTuple):
         entries: ``[n, 16]`` words, numbers ascending without gaps.
         bad: numbers of entries that could not be read, with a stand-in among `entries`.
         quarantine: trajectories that are not to be served, with the reason.
+        loads: how many times a checkpoint took the place of everything.
     """
 
     tail: int
@@ -102,6 +103,7 @@ class IndexState(NamedTuple):
     producers: dict[int, int]
     quarantine: dict[int, str]
     bad: list[int]
+    loads: int
     revision: int
 
 
@@ -136,7 +138,7 @@ class DiskIndex:
             isolation_level=None,
             check_same_thread=False,
         )
-        self.revision = 0
+        self.revision = self.loads = 0
         try:
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if version > FORMAT:
@@ -160,7 +162,7 @@ class DiskIndex:
     def _create(self) -> None:
         self._db.executescript(
             f"BEGIN; {_SCHEMA} "
-            f"INSERT INTO bounds VALUES (0, 0, 0, 0, 0, 0, 0, 0, 0, {row_crc(*[0] * 8)}); "
+            f"INSERT INTO bounds VALUES (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {row_crc(*[0] * 9)}); "
             f"PRAGMA user_version={FORMAT}; COMMIT;"
         )
 
@@ -192,11 +194,12 @@ class DiskIndex:
                 max(changes.index_tail, *(n + 1 for n in changes.entries), 0),
                 changes.trajectories,
                 *changes.limiter,
+                self.loads,
                 revision,
             )
             db.execute(
                 "UPDATE bounds SET tail=?, index_tail=?, head=?, index_head=?, trajectories=?, "
-                "inserted=?, sampled=?, revision=?, crc=?",
+                "inserted=?, sampled=?, loads=?, revision=?, crc=?",
                 (*bounds, row_crc(*bounds)),
             )
             db.execute("COMMIT")
@@ -210,9 +213,13 @@ class DiskIndex:
         """Marks trajectories that are not to be served."""
         self._db.executemany("INSERT OR REPLACE INTO quarantine VALUES (?, ?)", found.items())
 
-    def release_all(self, durable: bool) -> None:
-        """Forgets the quarantine, for good; then as `set_durable`."""
-        self._db.execute("PRAGMA synchronous=FULL")
+    def begin_load(self) -> None:
+        """The next transaction lets everything go, and is on the disk when it returns."""
+        self.loads += 1
+        self.set_durable(True)
+
+    def end_load(self, durable: bool) -> None:
+        """Forgets the quarantine of what was let go; then as `set_durable`."""
         self._db.execute("DELETE FROM quarantine")
         self.set_durable(durable)
 
@@ -233,9 +240,11 @@ class DiskIndex:
         db.execute("BEGIN")
         try:
             bounds = db.execute("SELECT * FROM bounds").fetchone()
-            if bounds is None or not _whole(bounds[1:]):
+            if bounds is None or not is_whole(bounds[1:]):
                 raise sqlite3.DatabaseError("the checksum of its bounds is wrong")
-            tail, index_tail, head, index_head, trajectories, *limiter, revision, _ = bounds[1:]
+            tail, index_tail, head, index_head, trajectories, *limiter, loads, revision, _ = bounds[
+                1:
+            ]
             found = db.execute(
                 f"SELECT number, {', '.join(WORDS)}, crc FROM runs "
                 "WHERE revision > ? AND number >= ? ORDER BY number",
@@ -245,7 +254,7 @@ class DiskIndex:
             quarantine = dict(db.execute("SELECT ordinal, reason FROM quarantine"))
         finally:
             db.execute("ROLLBACK")
-        good = _good(found)
+        good = whole_runs(found)
         bad: list[int] = []
         if since < 0:
             entries, bad = _complete(good, tail, head, range(index_tail, index_head))
@@ -256,7 +265,7 @@ class DiskIndex:
             entries = np.array(list(good.values()), np.int64).reshape(-1, 16)
             if len(good) < len(found):
                 raise sqlite3.DatabaseError("an entry's checksum is wrong")
-        self.revision = revision
+        self.revision, self.loads = revision, loads
         return IndexState(
             tail,
             index_tail,
@@ -268,6 +277,7 @@ class DiskIndex:
             producers,
             quarantine,
             bad,
+            loads,
             revision,
         )
 
@@ -285,7 +295,7 @@ class DiskIndex:
     def _producers(self) -> dict[int, int]:
         query = "SELECT id, seq, revision, crc FROM producers ORDER BY revision"
         found = self._db.execute(query).fetchall()
-        good = [row for row in found if _whole(row)]
+        good = [row for row in found if is_whole(row)]
         if len(good) < len(found):
             log.error(
                 "%s: what %d producers have sent is damaged: items they send again may come twice",
@@ -303,7 +313,7 @@ class DiskIndex:
         )
 
 
-def _whole(row: tuple[Any, ...]) -> bool:
+def is_whole(row: tuple[Any, ...]) -> bool:
     """Whether a row of numbers that ends with its checksum is as it was written."""
     return all(type(v) is int for v in row) and row_crc(*row[:-1]) == row[-1]
 
@@ -333,7 +343,7 @@ def _row(words: np.ndarray[Any, Any], revision: int) -> tuple[int, ...]:
     return (int(values[15]), *kept, entry_crc(values), revision)
 
 
-def _good(found: Iterable[tuple[Any, ...]]) -> dict[int, np.ndarray[Any, Any]]:
+def whole_runs(found: Iterable[tuple[Any, ...]]) -> dict[int, np.ndarray[Any, Any]]:
     """Those of the rows read that are as they were written, as words, by number."""
     good: dict[int, np.ndarray[Any, Any]] = {}
     for row in found:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import files
-from .index import WORDS, Changes, DiskIndex, entry_crc, row_crc
+from .index import WORDS, Changes, DiskIndex, is_whole, whole_runs
 
 __all__ = ["Salvaged", "salvage"]
 
@@ -85,25 +85,13 @@ def _move_extents(path: Path, aside: Path, first: int, last: int) -> None:
 
 def _read_runs(path: Path) -> dict[int, np.ndarray[Any, Any]]:
     """Runs by number: read from both ends, as far as that goes."""
-    out: dict[int, np.ndarray[Any, Any]] = {}
-    columns = f"number, {', '.join(WORDS)}, crc"
-    for order in ("ASC", "DESC"):
-        for row in _rows(path, f"SELECT {columns} FROM runs ORDER BY number {order}"):
-            words = np.zeros(16, np.int64)
-            try:
-                words[: len(WORDS)] = row[1:-1]
-                words[15] = row[0]
-            except (TypeError, ValueError, OverflowError):
-                continue
-            if row[-1] == entry_crc(words):
-                out[int(row[0])] = words
-    return out
+    query = f"SELECT number, {', '.join(WORDS)}, crc FROM runs ORDER BY number"
+    return {**whole_runs(_rows(path, query)), **whole_runs(_rows(path, query + " DESC"))}
 
 
 def _read_producers(path: Path) -> dict[int, int]:
     rows = _rows(path, "SELECT id, seq, revision, crc FROM producers")
-    whole = [r for r in rows if all(type(v) is int for v in r) and row_crc(*r[:-1]) == r[-1]]
-    return {row[0] & (2**64 - 1): row[1] for row in whole}
+    return {row[0] & (2**64 - 1): row[1] for row in rows if is_whole(row)}
 
 
 def _rows(path: Path, query: str) -> list[tuple[Any, ...]]:

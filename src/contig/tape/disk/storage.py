@@ -122,7 +122,7 @@ class DiskStorage(Storage):
         self._pid = os.getpid()
         self._syncing = threading.Lock()
         self._retaining = threading.Lock()  # held while files must not go
-        self._last_tail = 0
+        self._loads = 0  # of the index that we follow
         self._rows_beyond = True  # the files may have rows behind the head
         self._unsynced: OSError | None = None
         if not read_only:
@@ -227,7 +227,7 @@ class DiskStorage(Storage):
         for producer, seq in state.producers.items():
             tape.set_producer(producer, seq)
         rows = self._extents.rows
-        self._last_tail = state.tail
+        self._loads = state.loads
         missing = [e for e in range(tail // rows, -(-head // rows)) if not self._extents.map(e)]
         if self.read_only:
             missing = []  # let go since the index was read: evicted
@@ -285,11 +285,10 @@ class DiskStorage(Storage):
         fresh = state.entries
         first = int(fresh[0, 15]) if len(fresh) else index_head
         then_tail = max(state.tail, state.head - self.capacity, tail)
-        if state.tail < self._last_tail or state.head < head or first < index_head - 1:
+        if state.loads != self._loads:
             self._extents.forget()  # a checkpoint took the place of everything: other files
             self._take_in(self._index.load())
             return
-        self._last_tail = state.tail
         gone = state.index_tail > index_head or first > index_head  # everything we knew is
         if gone or state.index_head - max(index_tail, state.index_tail) > self.capacity:
             self._take_in(self._index.load())
@@ -521,9 +520,9 @@ class DiskStorage(Storage):
         assert self._extents is not None and self._committer is not None
         durable = self.durability == "durable"
         self.tape.clear()
-        self._committer.run_between(lambda index: index.set_durable(True))
+        self._committer.run_between(lambda index: index.begin_load())
         self._committer.add(self._changes(self.tape.snapshot()[2], {}))
-        self._committer.run_between(lambda index: index.release_all(durable))
+        self._committer.run_between(lambda index: index.end_load(durable))
         self._quarantined, self._bad_rows = {}, np.zeros((0, 2), np.int64)
         with self._retaining:
             self._rows_beyond = True  # until the load is through

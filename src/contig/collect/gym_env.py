@@ -1,0 +1,132 @@
+"""GymEnv: one environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..convert import as_array
+from .env import Env, Step
+from .raw import is_gymnasium, is_vector, raw_env
+from .specs import Array, Spec, at_lane, spec_of_space, spec_of_value
+
+__all__ = ["GymEnv"]
+
+
+class GymEnv(Env):
+    """A Gymnasium environment, a dm_env one (with shimmy), or any object with `reset` and `step`.
+
+    Args:
+        env: its Gymnasium name, the environment, or a function that makes it.
+        policy: recurrent modules in it are given what they need: `is_init` and hidden states.
+        options: for `gymnasium.make`, with a name.
+    """
+
+    def __init__(
+        self, env: str | Callable[[], Any] | Any, *, policy: Any = None, **options: Any
+    ) -> None:
+        super().__init__()
+        if options and not isinstance(env, str):
+            raise TypeError(f"options {sorted(options)} are for gymnasium.make: give a name")
+        if is_vector(env):
+            raise TypeError(
+                "GymEnv is one environment; give a vector environment to the collector as it is, "
+                "or wrap it in VectorEnv"
+            )
+        self._source, self._options = env, options
+        self._raw: Any = None
+        self._spec: Spec | None = None
+        self._first: Any = None  # the observation of a reset that was needed to learn the spec
+        self._was_reset = False
+        if policy is not None:
+            from .policy import register_primers
+
+            register_primers(self, policy)
+
+    # -- recipe -------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._was_reset:
+            raise TypeError(
+                "this GymEnv was reset: it is an environment now, no recipe any more; give a "
+                "function that makes it to other processes"
+            )
+        own = isinstance(self._source, str) or not hasattr(self._source, "step")
+        drop = {"_raw": None, "_spec": None, "_first": None} if own else {}
+        return {**self.__dict__, **drop}
+
+    def probe(self) -> GymEnv:
+        import cloudpickle
+
+        return cloudpickle.loads(cloudpickle.dumps(self))  # type: ignore[no-any-return]
+
+    def single(self) -> Any:
+        return self.raw
+
+    @property
+    def raw(self) -> Any:
+        """The environment behind it, made on first use."""
+        if self._raw is None:
+            source = self._source
+            if isinstance(source, str):
+                import gymnasium
+
+                self._raw = gymnasium.make(source, **self._options)
+            elif is_gymnasium(source) or hasattr(source, "step"):
+                self._raw = raw_env(source)
+            else:
+                self._raw = raw_env(source())
+        return self._raw
+
+    @property
+    def action_space(self) -> Any:
+        return self.raw.action_space
+
+    @property
+    def spec(self) -> Spec:
+        if self._spec is None:
+            space = self.raw.observation_space
+            if space is not None:
+                self._spec = spec_of_space(space, "observation")
+            else:
+                self._first = self.raw.reset()[0]
+                self._spec = spec_of_value(self._first, "observation")
+        return self._spec
+
+    # -- stepping -----------------------------------------------------------------------------
+
+    def reset_one(self, seed: int | None = None) -> list[Array]:
+        """A new episode; leaves without a lane dim."""
+        self._was_reset = True
+        self._first = None
+        obs = self.raw.reset()[0] if seed is None else self.raw.reset(seed=seed)[0]
+        return self.spec.checked(obs)
+
+    def reset(self, seed: int | None = None) -> list[Array]:
+        return [leaf[None] for leaf in self.reset_one(seed)]
+
+    def reset_lanes(self, lanes: Array) -> list[Array]:
+        return self.reset()
+
+    def step(self, action: Any) -> Step:
+        spec = self.spec
+        obs, reward, terminated, truncated, _ = self.raw.step(at_lane(action, 0))
+        after = [leaf[None] for leaf in spec.checked(obs)]
+        done = bool(terminated) or bool(truncated)
+        return Step(
+            after,
+            np.asarray(as_array(reward))[None],
+            np.array([bool(terminated)]),
+            np.array([bool(truncated)]),
+            self.reset() if done else after,
+        )
+
+    def close(self) -> None:
+        if self._raw is not None and callable(getattr(self._raw, "close", None)):
+            self._raw.close()
+        self._raw = None
+
+    def __repr__(self) -> str:
+        return f"GymEnv({self._source!r})"

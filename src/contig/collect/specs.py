@@ -1,0 +1,182 @@
+"""What an environment's observations and actions are: leaves with paths, shapes and dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..convert import as_array, cast, leaf_spec
+from ..errors import LayoutError
+from ..layout import ShapeDtype
+from ..tree import Path, show_path
+
+__all__ = ["Array", "Spec", "at_lane", "nest", "spec_of_space", "spec_of_value", "stack_lanes"]
+
+Array = np.ndarray[Any, Any]
+
+_RESERVED = ("action", "collector", "is_init", "next")
+
+
+class Spec:
+    """The leaves of an observation or action, in a fixed order.
+
+    Args:
+        leaves: shape and dtype of each leaf, by its path in the row.
+        root: the key below which the value is; None: its keys are at the root.
+    """
+
+    def __init__(self, leaves: Mapping[Path, ShapeDtype], root: str | None) -> None:
+        self.leaves = dict(leaves)
+        self.paths = list(leaves)
+        self.shapes = [tuple(x.shape) for x in leaves.values()]
+        self.dtypes = [np.dtype(x.dtype) for x in leaves.values()]
+        self.root = root
+        self.single = root is not None and self.paths == [(root,)]
+        skip = 0 if root is None else 1
+        self._getters = [_getter(path[skip:]) for path in self.paths]
+
+    def flat(self, value: Any) -> list[Any]:
+        """The leaves of a value, in order."""
+        if self.single:
+            return [value]
+        try:
+            return [get(value) for get in self._getters]
+        except (KeyError, TypeError, IndexError) as error:
+            known = ", ".join(show_path(p) for p in self.paths)
+            raise LayoutError(
+                f"expected a value with the leaves {known}, got {type(value).__name__} without "
+                f"{error}; the spaces of an environment must describe what it emits"
+            ) from error
+
+    def checked(self, value: Any, lead: tuple[int, ...] = ()) -> list[Array]:
+        """The leaves as arrays of exactly their shapes (after `lead`) and dtypes.
+
+        Raises:
+            ValueError: another shape, or a value that the dtype cannot hold.
+        """
+        out = []
+        for leaf, path, shape, dtype in zip(
+            self.flat(value), self.paths, self.shapes, self.dtypes
+        ):
+            array = leaf if isinstance(leaf, np.ndarray) else as_array(leaf)
+            if array.shape != lead + shape:
+                raise LayoutError(
+                    f"{show_path(path)}: shape {list(array.shape)}, expected "
+                    f"{list(lead + shape)}; nothing is broadcast: fix the environment's or "
+                    "policy's output, or its space"
+                )
+            out.append(array if array.dtype == dtype else cast(array, dtype, path))
+        return out
+
+    def tree(self) -> dict[str, Any]:
+        return nest(self.leaves)
+
+
+def _getter(path: Path) -> Callable[[Any], Any]:
+    if len(path) == 1:
+        key = path[0]
+        return lambda value: value[key]
+
+    def get(value: Any) -> Any:
+        for key in path:
+            value = value[key]
+        return value
+
+    return get
+
+
+def nest(flat: Mapping[Path, Any]) -> dict[str, Any]:
+    """Nested dicts from values by path."""
+    out: dict[str, Any] = {}
+    for path, value in flat.items():
+        node = out
+        for key in path[:-1]:
+            node = node.setdefault(str(key), {})
+        node[str(path[-1])] = value
+    return out
+
+
+def spec_of_space(space: Any, root: str) -> Spec:
+    """The spec of a Gymnasium space; a Dict observation's keys are at the root."""
+    if root == "observation" and _is_dict(space):
+        leaves = _space_leaves(space, ())
+        _check_names(leaves)
+        return Spec(leaves, None)
+    return Spec(_space_leaves(space, (root,)), root)
+
+
+def spec_of_value(value: Any, root: str) -> Spec:
+    """The same from a value, where there is no space."""
+    if root == "observation" and isinstance(value, Mapping):
+        leaves = _value_leaves(value, ())
+        _check_names(leaves)
+        return Spec(leaves, None)
+    return Spec(_value_leaves(value, (root,)), root)
+
+
+def _is_dict(space: Any) -> bool:
+    return isinstance(getattr(space, "spaces", None), Mapping)
+
+
+def _space_leaves(space: Any, path: Path) -> dict[Path, ShapeDtype]:
+    inside = getattr(space, "spaces", None)
+    if isinstance(inside, Mapping):
+        items = [(str(k), v) for k, v in inside.items()]
+    elif isinstance(inside, tuple):
+        items = list(enumerate(inside))  # type: ignore[arg-type]
+    else:
+        if getattr(space, "shape", None) is None or getattr(space, "dtype", None) is None:
+            raise LayoutError(
+                f"{show_path(path)}: a {type(space).__name__} space has no fixed shape and dtype; "
+                "wrap the environment so that it emits arrays of one shape"
+            )
+        return {path: ShapeDtype(tuple(space.shape), np.dtype(space.dtype))}
+    out: dict[Path, ShapeDtype] = {}
+    for key, child in items:
+        out.update(_space_leaves(child, (*path, key)))
+    return out
+
+
+def _value_leaves(value: Any, path: Path) -> dict[Path, ShapeDtype]:
+    if isinstance(value, Mapping):
+        items = [(str(k), v) for k, v in value.items()]
+    elif isinstance(value, tuple):
+        items = list(enumerate(value))  # type: ignore[arg-type]
+    else:
+        if isinstance(value, list):
+            value = np.asarray(value)
+        return {path: ShapeDtype(*leaf_spec(value, path))}
+    out: dict[Path, ShapeDtype] = {}
+    for key, child in items:
+        out.update(_value_leaves(child, (*path, key)))
+    return out
+
+
+def _check_names(leaves: Mapping[Path, Any]) -> None:
+    for path in leaves:
+        if path[0] in _RESERVED:
+            raise LayoutError(
+                f"{show_path(path)}: an observation may not be called {path[0]!r}, which rows use "
+                "for something else; rename it in a wrapper"
+            )
+
+
+def at_lane(tree: Any, lane: int) -> Any:
+    """One env's share of a tree of ``[B, ...]`` arrays."""
+    if isinstance(tree, Mapping):
+        return {k: at_lane(v, lane) for k, v in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(at_lane(v, lane) for v in tree)
+    return tree[lane]
+
+
+def stack_lanes(trees: list[Any]) -> Any:
+    """Trees of several envs as one of ``[B, ...]`` arrays."""
+    first = trees[0]
+    if isinstance(first, Mapping):
+        return {k: stack_lanes([t[k] for t in trees]) for k in first}
+    if isinstance(first, tuple):
+        return tuple(stack_lanes([t[i] for t in trees]) for i in range(len(first)))
+    return np.stack([np.asarray(t) for t in trees])

@@ -1,0 +1,169 @@
+"""Wrappers: what an environment gets added around it. Each holds the one it wraps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..convert import as_array
+from ..layout import ShapeDtype
+from ..tree import Path, as_path, show_path
+from .env import Env, Step
+from .specs import Array, Spec
+from .vector import as_env
+
+__all__ = ["InitTracker", "StepCounter", "TensorDictPrimer"]
+
+
+class _Wrapper(Env):
+    """Passes everything on."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__()
+        self.env = as_env(env)
+        self.num_envs = self.env.num_envs
+        self.batch_shape = self.env.batch_shape
+        self.primers = dict(self.env.primers)
+        self.marks_init = self.env.marks_init
+
+    @property
+    def spec(self) -> Spec:
+        return self.env.spec
+
+    @property
+    def action_space(self) -> Any:
+        return self.env.action_space
+
+    def reset(self, seed: int | None = None) -> list[Array]:
+        return self.env.reset(seed)
+
+    def reset_lanes(self, lanes: Array) -> list[Array]:
+        return self.env.reset_lanes(lanes)
+
+    def step(self, action: Any) -> Step:
+        return self.env.step(action)
+
+    def close(self) -> None:
+        self.env.close()
+
+    def probe(self) -> Env:
+        inner = self.env.probe()
+        wrapper = self.__class__.__new__(self.__class__)
+        wrapper.__dict__.update(self.__dict__)
+        wrapper.env, wrapper.num_envs, wrapper.batch_shape = (
+            inner,
+            inner.num_envs,
+            inner.batch_shape,
+        )
+        return wrapper
+
+
+class InitTracker(_Wrapper):
+    """Says that rows carry `is_init`, True at the first step of a trajectory.
+
+    Collectors write it in any case; this puts it into the environment's specs.
+    """
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.marks_init = True
+
+    def single(self) -> Any:
+        return self.env.single()
+
+
+class TensorDictPrimer(_Wrapper):
+    """What hidden states start from at every reset.
+
+    Args:
+        env: the environment; None makes a primer to hand to `contig` later, as recurrent modules
+            do in `make_tensordict_primer`.
+        primers: by key, an array (the default value), or a ShapeDtype or shape (zeros, float32).
+    """
+
+    def __init__(self, env: Any, primers: Mapping[Any, Any]) -> None:
+        self.defaults = {as_path(k): _default(as_path(k), v) for k, v in primers.items()}
+        if env is not None:
+            super().__init__(env)
+            self.primers.update(self.defaults)
+
+    def single(self) -> Any:
+        return self.env.single()
+
+
+def _default(path: Path, value: Any) -> Array:
+    if isinstance(value, ShapeDtype):
+        return np.zeros(value.shape, value.dtype)
+    if isinstance(value, tuple) and all(isinstance(n, int) for n in value):
+        return np.zeros(value, np.float32)
+    array = np.array(as_array(value))
+    if array.dtype == object:
+        raise ValueError(
+            f"{show_path(path)}: expected an array, a ShapeDtype or a shape, got {value!r}"
+        )
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+class StepCounter(_Wrapper):
+    """Counts the steps of each episode in `step_count`, and can end it.
+
+    Args:
+        env: the environment.
+        max_steps: truncates an episode after this many; None: never.
+    """
+
+    def __init__(self, env: Any, max_steps: int | None = None) -> None:
+        super().__init__(env)
+        if max_steps is not None and max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+        self._most = max_steps
+        self._counts = np.zeros(self.num_envs, np.int64)
+        self._wider: Spec | None = None
+
+    @property
+    def spec(self) -> Spec:
+        if self._wider is None:
+            inner = self.env.spec
+            leaf = ShapeDtype((), np.dtype(np.int64))
+            self._wider = Spec({**inner.leaves, ("step_count",): leaf}, None)
+        return self._wider
+
+    def probe(self) -> Env:
+        wrapper = super().probe()
+        wrapper._counts = np.zeros(wrapper.num_envs, np.int64)  # type: ignore[attr-defined]
+        return wrapper
+
+    def reset(self, seed: int | None = None) -> list[Array]:
+        self._counts = np.zeros(self.num_envs, np.int64)
+        return [*self.env.reset(seed), self._counts.copy()]
+
+    def reset_lanes(self, lanes: Array) -> list[Array]:
+        self._counts[lanes] = 0
+        return [*self.env.reset_lanes(lanes), self._counts.copy()]
+
+    def step(self, action: Any) -> Step:
+        step = self.env.step(action)
+        stepped = np.ones(self.num_envs, bool) if step.stepped is None else step.stepped
+        self._counts = np.where(stepped, self._counts + 1, 0)
+        after = self._counts.copy()
+        done = step.terminated | step.truncated
+        truncated, obs = step.truncated, step.obs
+        if self._most is not None:
+            cut = (self._counts >= self._most) & ~done & stepped
+            if cut.any():
+                truncated = truncated | cut
+                fresh = self.env.reset_lanes(cut)
+                obs = [np.where(_wide(cut, o), f, o) for o, f in zip(obs, fresh)]
+                done = done | cut
+        self._counts[done] = 0
+        return step._replace(
+            next=[*step.next, after],
+            truncated=truncated,
+            obs=[*obs, self._counts.copy()],
+        )
+
+
+def _wide(mask: Array, like: Array) -> Array:
+    return mask.reshape(mask.shape + (1,) * (like.ndim - 1))

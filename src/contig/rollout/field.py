@@ -1,0 +1,185 @@
+"""A field of a rollout: one tensor ``[rows, ...]``, or nested dicts or tuples of such tensors.
+
+Values only: no locks, one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ..convert import plain_tree, to_tensordict
+from ..errors import LayoutError
+from ..tree import Path, Structure, flatten, show_path, unflatten
+
+__all__ = ["Field", "View", "example_of"]
+
+Tensor = torch.Tensor
+
+
+class View(NamedTuple):
+    """Some tensors of a field, and how they are put together again.
+
+    Attributes:
+        tensors: all with the same leading dims.
+        build: makes the field's own tree of such tensors, given the number of leading dims.
+    """
+
+    tensors: list[Tensor]
+    build: Callable[[list[Tensor], int], Any]
+
+    def map(self, function: Callable[[Tensor], Tensor], batch_dims: int) -> Any:
+        """The field's tree, each tensor changed; it then has that many leading dims."""
+        return self.build([function(t) for t in self.tensors], batch_dims)
+
+
+def example_of(shape: Any, num_envs: int, name: str) -> tuple[Any, bool]:
+    """One step of a field from its description, and whether that says the dtype.
+
+    Args:
+        shape: a row's shape, or nested dicts of shapes: float32 until the first row says otherwise;
+            or a tensor, nested dicts or a TensorDict of tensors ``[num_envs, ...]``.
+    """
+    tree, batch = plain_tree(shape)
+    if batch is not None or isinstance(tree, torch.Tensor):
+        return shape, True
+    known: list[bool] = []
+    out = _example(tree, num_envs, (name,), known)
+    return out, all(known)
+
+
+def _example(node: Any, num_envs: int, path: Path, known: list[bool]) -> Any:
+    if isinstance(node, Mapping):
+        return {k: _example(v, num_envs, (*path, k), known) for k, v in node.items()}
+    if isinstance(node, torch.Tensor):
+        known.append(True)
+        return node
+    known.append(False)
+    dims = (node,) if isinstance(node, int) else node
+    if not isinstance(dims, (tuple, list)) or not all(isinstance(n, int) and n >= 0 for n in dims):
+        raise LayoutError(
+            f"{show_path(path)}: expected a shape such as (48,), an example tensor [num_envs, ...],"
+            f" or a dict of those, got {node!r}"
+        )
+    return torch.empty((num_envs, *dims), device="meta")
+
+
+class Field:
+    """Rows of one field.
+
+    Args:
+        name: for errors.
+        example: one step: a tensor ``[N, ...]``, nested dicts or tuples of such, a TensorDict.
+        rows: steps to hold.
+        device: where.
+        open_dtype: the first step decides on the dtype.
+    """
+
+    def __init__(
+        self, name: str, example: Any, rows: int, device: Any, *, open_dtype: bool = False
+    ) -> None:
+        self.name = name
+        tree, batch = plain_tree(example)
+        self._tensordict = batch is not None
+        self.paths, leaves, self._structure = _flat(tree, name)
+        self.tensors = [torch.zeros(rows, *x.shape, dtype=x.dtype, device=device) for x in leaves]
+        self._open = open_dtype
+
+    @property
+    def rows(self) -> int:
+        return int(self.tensors[0].shape[0])
+
+    def put(self, row: int, value: Any) -> None:
+        """Writes one step.
+
+        Raises:
+            LayoutError: another structure, shape or dtype, with the path.
+        """
+        leaves = self.check(value)
+        if self._open:
+            self._open = False
+            for i, new in enumerate(leaves):
+                if new.dtype != self.tensors[i].dtype:
+                    self.tensors[i] = self.tensors[i].to(new.dtype)
+        for i, (mine, new) in enumerate(zip(self.tensors, leaves)):
+            if new.dtype != mine.dtype and not torch.can_cast(new.dtype, mine.dtype):
+                raise LayoutError(
+                    f"{self._where(i)}: {new.dtype}, but {mine.dtype} is stored; convert it first"
+                )
+            mine[row].copy_(new)
+
+    def check(self, value: Any) -> list[Tensor]:
+        """The leaves of one step, if they fit."""
+        if isinstance(value, torch.Tensor) and self._structure.kind == "leaf":
+            leaves = [value]
+        else:
+            paths, leaves, _ = _flat(plain_tree(value)[0], self.name)
+            if paths != self.paths:
+                want, got = ([show_path(p) for p in ps] for ps in (self.paths, paths))
+                raise LayoutError(
+                    f"{self.name}: expected the tensors {', '.join(want)}, got {', '.join(got)}"
+                )
+        for i, (mine, new) in enumerate(zip(self.tensors, leaves)):
+            if new.shape != mine.shape[1:]:
+                raise LayoutError(
+                    f"{self._where(i)}: shape {list(new.shape)}, expected {list(mine.shape[1:])}"
+                )
+        return leaves
+
+    def _where(self, number: int) -> str:
+        path = self.paths[number]
+        return f"{self.name}{''.join(f'[{k!r}]' for k in path)}"
+
+    def value(self, first: int = 0, last: int | None = None) -> Any:
+        """Rows [first, last) in the field's own form; views."""
+        return self.build([t[first:last] for t in self.tensors], 2)
+
+    def view(self, rows: int) -> View:
+        """The first so many rows."""
+        return View([t[:rows] for t in self.tensors], self.build)
+
+    def build(self, leaves: list[Tensor], batch_dims: int) -> Any:
+        """The field's form from its leaves."""
+        if self._structure.kind == "leaf":
+            return leaves[0]
+        if self._tensordict:
+            flat = {tuple(map(str, path)): leaf for path, leaf in zip(self.paths, leaves)}
+            shape = tuple(leaves[0].shape[:batch_dims])
+            return to_tensordict(flat, shape, leaves[0].device)
+        return unflatten(self._structure, iter(leaves))
+
+    def grow(self, rows: int) -> None:
+        """Makes room for more rows; those there stay."""
+        for i, old in enumerate(self.tensors):
+            self.tensors[i] = torch.zeros(rows, *old.shape[1:], dtype=old.dtype, device=old.device)
+            self.tensors[i][: old.shape[0]] = old
+
+    def roll(self, first: int, rows: int) -> None:
+        """Puts row `first` at 0, and the others of the first `rows` behind it, in a circle."""
+        for tensor in self.tensors:
+            tensor[:rows] = torch.roll(tensor[:rows], -first, 0)
+
+    def first_not_finite(self, row: int) -> tuple[str, int] | None:
+        """Which leaf of a row has a NaN or an infinity, and in which env."""
+        for i, tensor in enumerate(self.tensors):
+            new = tensor[row]
+            if not new.is_floating_point():
+                continue
+            bad = ~torch.isfinite(new.reshape(new.shape[0], -1)).all(1)
+            if bool(bad.any()):
+                return self._where(i), int(bad.nonzero()[0, 0])
+        return None
+
+
+def _flat(tree: Any, name: str) -> tuple[list[Path], list[Tensor], Structure]:
+    paths, leaves, structure = flatten(tree)
+    for path, leaf in zip(paths, leaves):
+        if not isinstance(leaf, torch.Tensor):
+            raise LayoutError(
+                f"{name} at {show_path(path)}: expected a tensor, got {type(leaf).__name__}"
+            )
+    if not leaves:
+        raise LayoutError(f"{name}: expected a tensor or a dict of tensors, got {tree!r}")
+    return paths, leaves, structure

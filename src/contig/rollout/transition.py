@@ -1,0 +1,93 @@
+"""What goes into a rollout storage, and what comes out of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import namedtuple
+from typing import Any, NamedTuple
+
+__all__ = ["DistillationBatch", "MiniBatch", "Statistics", "Transition", "mini_batch_type"]
+
+
+@dataclasses.dataclass(eq=False)
+class Transition:
+    """One step of N envs. Fields that stay None are not stored.
+
+    Attributes:
+        observations: ``[N, ...]``, nested dicts of such tensors, or a TensorDict.
+        critic_observations: what only the critic sees.
+        rewards: ``[N]`` or ``[N, num_rewards]``.
+        dones, time_outs: ``[N]`` or ``[N, 1]``; a time-out is also a done.
+        values: ``[N]`` or ``[N, num_rewards]``.
+        final_values: values of the states in which episodes timed out, shaped as `values`.
+        distribution_params: tensors ``[N, ...]`` in a tuple or a dict, beside or in place of
+            `action_mean` and `action_sigma`.
+        hidden_states: (actor, critic), each None, ``[layers, N, hidden]`` or a tuple of two such.
+        privileged_actions: a teacher's, for distillation.
+        action_labels: see `ActionLabelRollout`.
+        next_observations, next_critic_observations: see `SarsaRolloutStorage`.
+    """
+
+    observations: Any = None
+    critic_observations: Any = None
+    actions: Any = None
+    rewards: Any = None
+    dones: Any = None
+    values: Any = None
+    actions_log_prob: Any = None
+    action_mean: Any = None
+    action_sigma: Any = None
+    hidden_states: Any = None
+    time_outs: Any = None
+    final_values: Any = None
+    distribution_params: Any = None
+    privileged_actions: Any = None
+    action_labels: Any = None
+    next_observations: Any = None
+    next_critic_observations: Any = None
+
+    def clear(self) -> None:
+        """Sets every field to None."""
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, None)
+
+
+class MiniBatch(NamedTuple):
+    """Rows to learn from. A storage that holds more has these fields first and then its own."""
+
+    obs: Any
+    critic_obs: Any
+    actions: Any
+    values: Any
+    advantages: Any
+    returns: Any
+    old_actions_log_prob: Any
+    old_mu: Any
+    old_sigma: Any
+    hidden_states: Any = (None, None)
+    masks: Any = None
+
+
+class DistillationBatch(NamedTuple):
+    """One step of all envs, for distillation."""
+
+    obs: Any
+    critic_obs: Any
+    actions: Any
+    privileged_actions: Any
+    dones: Any
+
+
+class Statistics(NamedTuple):
+    """From `get_statistics`: steps per trajectory, where the rollout's end ends one, and reward
+    per step (one for each kind of reward), on average."""
+
+    trajectory_length: Any
+    reward: Any
+
+
+@functools.lru_cache(maxsize=64)
+def mini_batch_type(extra: tuple[str, ...]) -> Any:
+    """MiniBatch, or one with more fields behind its own."""
+    return namedtuple("MiniBatch", (*MiniBatch._fields, *extra)) if extra else MiniBatch
