@@ -65,6 +65,15 @@ _WHERE = {
         "TensorDictReplayBuffer",
     ),
     "contig.trajectory": ("Trajectory", "TrajectoryCache", "TrajectoryReplayBuffer"),
+    "contig.rollout": (
+        "ActionLabelRollout",
+        "MiniBatch",
+        "QueueRolloutStorage",
+        "RolloutStorage",
+        "SarsaRolloutStorage",
+        "StateReplayBuffer",
+        "Transition",
+    ),
     "contig.transport": (
         "RemoteReplayBuffer",
         "Sample",
@@ -98,6 +107,13 @@ if TYPE_CHECKING:
     from .replay import ReplayBuffer as ReplayBuffer
     from .replay import ReplayBufferEnsemble as ReplayBufferEnsemble
     from .replay import TensorDictReplayBuffer as TensorDictReplayBuffer
+    from .rollout import ActionLabelRollout as ActionLabelRollout
+    from .rollout import MiniBatch as MiniBatch
+    from .rollout import QueueRolloutStorage as QueueRolloutStorage
+    from .rollout import RolloutStorage as RolloutStorage
+    from .rollout import SarsaRolloutStorage as SarsaRolloutStorage
+    from .rollout import StateReplayBuffer as StateReplayBuffer
+    from .rollout import Transition as Transition
     from .sample import FifoSampler as FifoSampler
     from .sample import LifoSampler as LifoSampler
     from .sample import NStepSampler as NStepSampler

@@ -18,6 +18,7 @@ import pytest
 
 import contig
 from contig import LazyTensorStorage, ReplayBuffer, SharedStorage, SliceSampler
+from contig.tape import segment
 from tests.processes import workers
 from tests.processes.zygote import Zygote
 
@@ -505,3 +506,16 @@ def test_nobody_goes_on_with_a_loaded_checkpoint(zygote: Zygote, name: str, tmp_
         for _ in range(20):
             x = np.asarray(buffer.sample()["x"])
             assert np.all(x >= 100) or np.all(x < 100), f"a slice across trajectories: {x}"
+
+
+def test_what_is_no_segment_is_left_alone(name: str) -> None:
+    """Somebody else's directory, or link to nowhere, with a name like ours."""
+    folder, link = (Path(f"/dev/shm/contig-{name}-{kind}") for kind in ("folder", "link"))
+    folder.mkdir()
+    link.symlink_to("/nowhere")
+    try:
+        assert not {f"{name}-folder", f"{name}-link"} & set(segment.reap())
+        assert folder.is_dir() and link.is_symlink()
+    finally:
+        folder.rmdir()
+        link.unlink()

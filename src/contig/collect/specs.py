@@ -12,7 +12,16 @@ from ..errors import LayoutError
 from ..layout import ShapeDtype
 from ..tree import Path, show_path
 
-__all__ = ["Array", "Spec", "at_lane", "nest", "spec_of_space", "spec_of_value", "stack_lanes"]
+__all__ = [
+    "Array",
+    "Spec",
+    "as_space",
+    "at_lane",
+    "nest",
+    "spec_of_space",
+    "spec_of_value",
+    "stack_lanes",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -75,16 +84,22 @@ class Spec:
 
 
 def _getter(path: Path) -> Callable[[Any], Any]:
-    if len(path) == 1:
-        key = path[0]
-        return lambda value: value[key]
-
     def get(value: Any) -> Any:
         for key in path:
-            value = value[key]
+            value = value[int(key)] if isinstance(value, tuple) else value[key]
         return value
 
     return get
+
+
+def as_space(space: Any, tree: Any) -> Any:
+    """Nested dicts in the containers of a space: a Tuple's keys are its positions."""
+    inside = getattr(space, "spaces", None)
+    if isinstance(inside, Mapping):
+        return {k: as_space(v, tree[str(k)]) for k, v in inside.items()}
+    if isinstance(inside, tuple):
+        return tuple(as_space(v, tree[str(i)]) for i, v in enumerate(inside))
+    return tree
 
 
 def nest(flat: Mapping[Path, Any]) -> dict[str, Any]:
@@ -125,7 +140,7 @@ def _space_leaves(space: Any, path: Path) -> dict[Path, ShapeDtype]:
     if isinstance(inside, Mapping):
         items = [(str(k), v) for k, v in inside.items()]
     elif isinstance(inside, tuple):
-        items = list(enumerate(inside))  # type: ignore[arg-type]
+        items = [(str(i), v) for i, v in enumerate(inside)]
     else:
         if getattr(space, "shape", None) is None or getattr(space, "dtype", None) is None:
             raise LayoutError(
@@ -143,7 +158,7 @@ def _value_leaves(value: Any, path: Path) -> dict[Path, ShapeDtype]:
     if isinstance(value, Mapping):
         items = [(str(k), v) for k, v in value.items()]
     elif isinstance(value, tuple):
-        items = list(enumerate(value))  # type: ignore[arg-type]
+        items = [(str(i), v) for i, v in enumerate(value)]
     else:
         if isinstance(value, list):
             value = np.asarray(value)

@@ -91,27 +91,22 @@ class Field:
     def rows(self) -> int:
         return int(self.tensors[0].shape[0])
 
-    def put(self, row: int, value: Any) -> None:
-        """Writes one step.
-
-        Raises:
-            LayoutError: another structure, shape or dtype, with the path.
-        """
-        leaves = self.check(value)
+    def write(self, row: int, leaves: list[Tensor]) -> None:
+        """Writes one step that `check` let through."""
         if self._open:
             self._open = False
             for i, new in enumerate(leaves):
                 if new.dtype != self.tensors[i].dtype:
                     self.tensors[i] = self.tensors[i].to(new.dtype)
-        for i, (mine, new) in enumerate(zip(self.tensors, leaves)):
-            if new.dtype != mine.dtype and not torch.can_cast(new.dtype, mine.dtype):
-                raise LayoutError(
-                    f"{self._where(i)}: {new.dtype}, but {mine.dtype} is stored; convert it first"
-                )
+        for mine, new in zip(self.tensors, leaves):
             mine[row].copy_(new)
 
     def check(self, value: Any) -> list[Tensor]:
-        """The leaves of one step, if they fit."""
+        """The leaves of one step.
+
+        Raises:
+            LayoutError: another structure, shape or dtype, with the path.
+        """
         if isinstance(value, torch.Tensor) and self._structure.kind == "leaf":
             leaves = [value]
         else:
@@ -125,6 +120,10 @@ class Field:
             if new.shape != mine.shape[1:]:
                 raise LayoutError(
                     f"{self._where(i)}: shape {list(new.shape)}, expected {list(mine.shape[1:])}"
+                )
+            if not (self._open or torch.can_cast(new.dtype, mine.dtype)):
+                raise LayoutError(
+                    f"{self._where(i)}: {new.dtype}, but {mine.dtype} is stored; convert it first"
                 )
         return leaves
 
@@ -161,10 +160,9 @@ class Field:
         for tensor in self.tensors:
             tensor[:rows] = torch.roll(tensor[:rows], -first, 0)
 
-    def first_not_finite(self, row: int) -> tuple[str, int] | None:
-        """Which leaf of a row has a NaN or an infinity, and in which env."""
-        for i, tensor in enumerate(self.tensors):
-            new = tensor[row]
+    def first_not_finite(self, leaves: list[Tensor]) -> tuple[str, int] | None:
+        """Which leaf of a step has a NaN or an infinity, and in which env."""
+        for i, new in enumerate(leaves):
             if not new.is_floating_point():
                 continue
             bad = ~torch.isfinite(new.reshape(new.shape[0], -1)).all(1)

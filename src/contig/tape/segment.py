@@ -271,7 +271,14 @@ def reap() -> list[str]:
     """Unlinks segments whose processes are all gone; returns their names."""
     if sys.platform != "linux":
         return []
-    return [p.name.removeprefix(_PREFIX) for p in _DIR.glob(_PREFIX + "*") if _unlink_if_unused(p)]
+    gone = []
+    for path in _DIR.glob(_PREFIX + "*"):
+        try:
+            if path.is_file() and _unlink_if_unused(path):
+                gone.append(path.name.removeprefix(_PREFIX))
+        except OSError:
+            pass  # somebody else's, or of another kind
+    return gone
 
 
 def reap_once() -> None:

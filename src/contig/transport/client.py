@@ -123,6 +123,9 @@ class TcpClient:
                 outbox.add_records(self.layout.pack_one(plain_tree(tree)[0]))
             if link.idle:
                 link.kick()
+            complete = outbox.full_frames
+        if complete:
+            time.sleep(0)  # the I/O thread has a frame to send: it need not wait for the GIL
 
     def send_many(self, tree: Any) -> None:
         """Sends n items, ``[n, ...]`` each leaf; of a tape, n rows as `extend` takes them."""

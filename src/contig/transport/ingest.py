@@ -157,13 +157,23 @@ async def _serve(control: socket.socket) -> None:
     await writer.drain()
 
 
+def _fast_loop() -> Any:
+    """uvloop's, if it is there."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
 def main() -> None:
     # Ctrl-C goes to the whole group; the learner decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING)
     control = socket.socket(fileno=int(sys.argv[1]))
     try:
-        asyncio.run(_serve(control))
+        with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+            runner.run(_serve(control))
     except (ConnectionError, asyncio.IncompleteReadError):
         pass  # the learner is gone
     except Exception:

@@ -138,30 +138,34 @@ class Committer:
 
     def _commit(self) -> None:
         """Writes what waits. The caller has the role."""
-        with self._turn:
-            if self._waiting is None or self._broken:
-                return
-            changes, upto = self._waiting, self._number
-            self._waiting = None
+        changes: Changes | None = None
         try:
+            with self._turn:
+                if self._waiting is None or self._broken:
+                    return
+                changes, upto = self._waiting, self._number
+                self._waiting = None
             if self._durable and not self._synced(changes):
                 return
             self._index.write(changes)
+            with self._turn:
+                if not self._broken:
+                    self._failure = None
+                self._done = upto
+                self._turn.notify_all()
         except (OSError, sqlite3.Error) as error:
             self._failed(error, changes)
             return
-        except BaseException as error:  # a bug; nobody must wait for what does not come
+        except Exception as error:  # a bug; nobody must wait for what does not come
             log.exception("the storage's index cannot be written")
             with self._turn:
                 self._broken, self._failure = True, error
                 self._waiting = self._waiting or changes
                 self._turn.notify_all()
             return
-        with self._turn:
-            if not self._broken:
-                self._failure = None
-            self._done = upto
-            self._turn.notify_all()
+        except BaseException:  # Ctrl-C in a thread that helps: the next one goes on
+            self._put_back(changes)
+            raise
         try:
             self._committed(changes)
         except OSError as error:
@@ -181,14 +185,20 @@ class Committer:
             return False
         return True
 
-    def _failed(self, error: BaseException, changes: Changes) -> None:
+    def _failed(self, error: BaseException, changes: Changes | None) -> None:
         if self._failure is None:
             log.error("the storage's index cannot be written: %s", error)
         with self._turn:
             if not self._broken:
                 self._failure = error
+        self._put_back(changes)
+
+    def _put_back(self, changes: Changes | None) -> None:
+        """To be written with what comes later, or again: that changes nothing."""
+        with self._turn:
             later = self._waiting
-            self._waiting = changes if later is None else changes.and_then(later)
+            if changes is not None:
+                self._waiting = changes if later is None else changes.and_then(later)
             self._turn.notify_all()
 
     def _tend(self) -> None:
@@ -230,5 +240,7 @@ class Committer:
         self._over.set()
         self._thread.join()
         self._tending.join()
+        with self._role:  # somebody who flushes may still be at it
+            pass
         if self._waiting is not None:
             self.check()

@@ -6,6 +6,7 @@ appends. Other processes see what changed by `revision`.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sqlite3
@@ -166,13 +167,26 @@ class DiskIndex:
             f"PRAGMA user_version={FORMAT}; COMMIT;"
         )
 
+    def check(self) -> None:
+        """Raises sqlite3.DatabaseError unless it can be written to, too."""
+        try:
+            (found,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
+            tables = _tables(self._db)
+        except UnicodeDecodeError as error:  # of a message of SQLite's that quotes what it found
+            raise sqlite3.DatabaseError(str(error)) from error
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
+        if tables != _expected_tables():
+            raise sqlite3.DatabaseError("its tables are not as they should be")
+
     def set_durable(self, durable: bool) -> None:
         """Whether a commit waits until it is on the disk."""
         self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
 
     def write(self, changes: Changes) -> None:
         """One transaction."""
-        revision = self.revision + 1
+        # Not the same twice, even if this fails when it is through.
+        self.revision = revision = self.revision + 1
         rows = (_row(words, revision) for words in changes.entries.values())
         db = self._db
         db.execute("BEGIN IMMEDIATE")
@@ -207,7 +221,6 @@ class DiskIndex:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
-        self.revision = revision
 
     def quarantine(self, found: dict[int, str]) -> None:
         """Marks trajectories that are not to be served."""
@@ -311,6 +324,22 @@ class DiskIndex:
             "(SELECT revision FROM producers ORDER BY revision DESC LIMIT 1 OFFSET ?)",
             (_PRODUCERS,),
         )
+
+
+def _tables(db: sqlite3.Connection) -> list[Any]:
+    return db.execute(
+        "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
+    ).fetchall()
+
+
+@functools.cache
+def _expected_tables() -> list[Any]:
+    db = sqlite3.connect(":memory:")
+    try:
+        db.executescript(_SCHEMA)
+        return _tables(db)
+    finally:
+        db.close()
 
 
 def is_whole(row: tuple[Any, ...]) -> bool:

@@ -42,8 +42,7 @@ def salvage(path: Path, rows_per_extent: int) -> Salvaged:
     """Builds a new index for a storage that nobody has open. The caller holds its lock."""
     entries = _read_runs(path)
     producers = _read_producers(path)
-    aside = path / "quarantine" / time.strftime("index-%Y%m%d-%H%M%S")
-    files.make_dir(aside)
+    aside = _new_folder(path / "quarantine" / time.strftime("index-%Y%m%d-%H%M%S"))
     for name in _NAMES:
         if files.exists(path / name):
             files.rename(path / name, aside / name)
@@ -72,6 +71,16 @@ def salvage(path: Path, rows_per_extent: int) -> Salvaged:
     files.fsync_dir(path)
     rows = sum(int(w[1]) >> 8 for w in entries.values())
     return Salvaged(len(entries), rows, aside)
+
+
+def _new_folder(path: Path) -> Path:
+    """Makes a folder of that name, or of the next one that is free."""
+    folder, n = path, 1
+    while files.exists(folder):
+        n += 1
+        folder = path.with_name(f"{path.name}-{n}")
+    files.make_dir(folder)
+    return folder
 
 
 def _move_extents(path: Path, aside: Path, first: int, last: int) -> None:

@@ -184,7 +184,7 @@ class DiskStorage(Storage):
         # What can fail comes first: a tape that is published has a schema.
         path = self.path / "index.sqlite"
         self._index = _open_index(path, not self.read_only)
-        state = _load(self._index, path)
+        state = _load(self._index, path, not self.read_only)
         shift, most = (
             rows.bit_length() - 1,
             min(max(_MOST_BYTES // (rows * stride), 3), _MOST_EXTENTS),
@@ -720,8 +720,10 @@ def _open_index(path: Path, writable: bool) -> DiskIndex:
         raise _damaged_index(path, error) from error
 
 
-def _load(index: DiskIndex, path: Path) -> IndexState:
+def _load(index: DiskIndex, path: Path, writable: bool) -> IndexState:
     try:
+        if writable:
+            index.check()
         return index.load()
     except sqlite3.DatabaseError as error:
         raise _damaged_index(path, error) from error

@@ -1,0 +1,113 @@
+"""The short road of the Roller: one environment, no hidden state.
+
+Nothing here is done per step that can be done per stretch of rows: columns are looked up once,
+flags are zero already, ids and versions are filled in afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .rows import DONE, INIT, REWARD, TERMINATED, TRAJ, TRUNCATED, VERSION
+from .specs import at_lane
+
+if TYPE_CHECKING:
+    from .roller import Roller
+
+__all__ = ["advance_single"]
+
+
+def advance_single(roller: Roller) -> None:
+    """Steps lane 0 to the end of its block or to the goal, whichever comes first."""
+    blocks, plan, env = roller.blocks, roller.plan, roller.env
+    assert blocks is not None and plan is not None
+    place = int(blocks.position[0])
+    first, batch = blocks.block_at(place)
+    t, stop = place - first, min(batch.shape[1], roller.goal - first)
+    raw, spec = env.single(), env.spec
+    step, progress, poll = raw.step, roller.progress, roller.poll
+    single = len(spec.paths) == 1
+    shape, dtype, checked = spec.shapes[0], spec.dtypes[0], spec.checked
+    before = [batch[p][0] for p in spec.paths]
+    after = [batch[p][0] for p in plan.next_obs]
+    col_obs, col_next = before[0], after[0]
+    columns = {p: batch[p][0] for p in plan.outputs}
+    col_action = columns.get(("action",))
+    col_reward, col_init = batch[REWARD][0], batch[INIT][0]
+    policy, init = roller.policy, bool(roller.init[0])
+    draw = policy.policy.one if policy.random and col_action is not None else None
+    obs: list[Any] = [x[0] for x in roller.obs]
+    obs0 = obs[0]
+    most = roller.most if roller.most is not None else 1 << 62
+    begun = int(roller.start[0]) - first  # of the trajectory, in this block's rows
+    stamped, version = t, roller.version
+    watched = getattr(progress, "__name__", "") != "_no_progress"
+    from_t = t
+    try:
+        while t < stop:
+            if poll is not None:
+                newest = poll()
+                if newest != version:
+                    batch[VERSION][0, stamped:t] = version
+                    stamped, version = t, newest
+            if init:
+                col_init[t] = True
+            if single:
+                col_obs[t] = obs0
+            else:
+                for column, leaf in zip(before, obs):
+                    column[t] = leaf
+            if draw is not None:
+                action = draw()
+                col_action[t] = action  # type: ignore[index]
+            else:
+                roller.init[0] = init
+                inputs = dict(zip(spec.paths, (x[None] for x in ([obs0] if single else obs))))
+                inputs[INIT] = roller.init
+                outputs = roller.act(inputs)
+                if outputs.keys() != columns.keys():
+                    raise ValueError(
+                        f"the policy returned {sorted(map(str, outputs))}, before it was "
+                        f"{sorted(map(str, columns))}"
+                    )
+                for path, value in outputs.items():
+                    columns[path][t] = plan.check_output(path, value)[0]
+                action = at_lane(roller.action_tree(outputs), 0)
+            if watched:
+                progress(1)
+                given, reward, terminated, truncated, _ = step(action)
+                progress(0)
+            else:
+                given, reward, terminated, truncated, _ = step(action)
+            if single:
+                fits = type(given) is np.ndarray and given.shape == shape
+                obs0 = given if fits and given.dtype == dtype else checked(given)[0]
+                col_next[t] = obs0
+            else:
+                obs = checked(given)
+                for column, leaf in zip(after, obs):
+                    column[t] = leaf
+            col_reward[t] = reward
+            t += 1
+            init = False
+            if terminated or truncated or t - begun >= most:
+                batch[TERMINATED][0, t - 1] = bool(terminated)
+                batch[TRUNCATED][0, t - 1] = bool(truncated) or not terminated
+                batch[DONE][0, t - 1] = True
+                batch[TRAJ][0, max(begun, from_t) : t] = roller.traj[0]
+                begun = t
+                roller.end(0, first + t)
+                progress(2)
+                obs = [x[0] for x in env.reset()]
+                progress(0)
+                obs0, init = obs[0], True
+    finally:
+        batch[TRAJ][0, max(begun, from_t) : t] = roller.traj[0]
+        batch[VERSION][0, stamped:t] = version
+        roller.version = version
+        roller.init[0] = init
+        roller.obs = [x[None] for x in ([obs0] if single else obs)]
+        roller.frames += t - from_t
+        blocks.position = blocks.position + (t - from_t)

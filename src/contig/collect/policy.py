@@ -1,0 +1,161 @@
+"""Policies: what they are given, what they may return, and what their hidden states need.
+
+A policy gets a mapping with a leading env dim: torch tensors if it is or holds an nn.Module, a
+TensorDict if it is a TensorDictModule, else numpy. It returns a mapping (nested, or with tuple
+keys), or just the action.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..convert import as_array, plain_tree, to_tensordict, to_torch
+from ..errors import LayoutError
+from ..tree import Path, as_path, show_path
+from .env import Env
+from .random_policy import RandomPolicy
+from .specs import Array, nest
+
+__all__ = ["PolicyRunner", "modules_of", "policy_primers", "register_primers"]
+
+_INIT: Path = ("is_init",)
+
+
+class PolicyRunner:
+    """Calls a policy the way it wants to be called. Not thread-safe.
+
+    Args:
+        policy: any callable; None: random actions.
+        action_space: for random ones.
+        device: where torch policies get their inputs.
+        seed: of random actions.
+    """
+
+    def __init__(
+        self, policy: Any, action_space: Any, device: Any = None, seed: int | None = None
+    ) -> None:
+        self.random = policy is None
+        self.policy = RandomPolicy(action_space, seed) if policy is None else policy
+        if not callable(self.policy):
+            raise TypeError(f"policy: expected a callable, got {type(policy).__name__}")
+        self.kind = _kind(self.policy)
+        self._device = device
+
+    def __call__(self, inputs: dict[Path, Array]) -> dict[Path, Array]:
+        """What the policy returns for inputs ``[B, ...]``, by path, as numpy arrays.
+
+        Raises:
+            LayoutError: no action, or an output without the env dim.
+        """
+        lanes = len(inputs[_INIT])
+        if self.kind == "numpy":
+            given = self.policy(nest(inputs))
+        else:
+            given = self._call_torch(inputs, lanes)
+        given, _ = plain_tree(given)
+        if isinstance(given, Mapping):
+            out = _flat_outputs(given, ())
+        else:
+            out = {("action",): as_array(given)}
+        out = {p: v for p, v in out.items() if p not in inputs}
+        if not any(p[0] == "action" for p in out):
+            known = ", ".join(show_path(p) for p in out) or "nothing"
+            raise LayoutError(f'the policy returned {known}; expected at least "action"')
+        for path, value in out.items():
+            if value.shape[:1] != (lanes,):
+                raise LayoutError(
+                    f"{show_path(path)}: the policy returned shape {list(value.shape)}, expected "
+                    f"[{lanes}, ...]: inputs have an env dim first, and so must outputs"
+                )
+        return out
+
+    def _call_torch(self, inputs: dict[Path, Array], lanes: int) -> Any:
+        import torch
+
+        tensors = {p: to_torch(np.ascontiguousarray(v)) for p, v in inputs.items()}
+        if self._device is not None:
+            tensors = {p: t.to(self._device) for p, t in tensors.items()}
+        with torch.no_grad():
+            if self.kind == "tensordict":
+                tensors[_INIT] = tensors[_INIT].unsqueeze(-1)
+                flat = {tuple(str(k) for k in p): t for p, t in tensors.items()}
+                return self.policy(to_tensordict(flat, (lanes,), self._device))
+            return self.policy(nest(tensors))
+
+
+def _flat_outputs(given: Mapping[Any, Any], prefix: Path) -> dict[Path, Array]:
+    out: dict[Path, Array] = {}
+    for key, value in given.items():
+        path = (*prefix, *as_path(key))
+        if isinstance(value, tuple):
+            value = {str(i): x for i, x in enumerate(value)}
+        if isinstance(value, Mapping):
+            out.update(_flat_outputs(value, path))
+        else:
+            out[path] = as_array(value)
+    return out
+
+
+def modules_of(policy: Any) -> list[Any]:
+    """The nn.Modules that a policy is or holds."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    found = [policy] if isinstance(policy, torch.nn.Module) else []
+    held = [getattr(policy, "__self__", None), *getattr(policy, "__dict__", {}).values()]
+    closure = getattr(policy, "__closure__", None) or ()
+    for cell in closure:
+        try:
+            held.append(cell.cell_contents)
+        except ValueError:  # not assigned yet
+            continue
+    return found or [x for x in held if isinstance(x, torch.nn.Module)]
+
+
+def _kind(policy: Any) -> str:
+    tensordict = sys.modules.get("tensordict.nn")
+    if tensordict is not None and isinstance(policy, tensordict.TensorDictModuleBase):
+        return "tensordict"
+    return "torch" if modules_of(policy) else "numpy"
+
+
+# -- hidden states ------------------------------------------------------------------------------
+
+
+def policy_primers(policy: Any) -> dict[Path, Array]:
+    """The hidden states that a policy's recurrent parts ask for, by `make_tensordict_primer`."""
+    from .wrappers import TensorDictPrimer
+
+    parts: list[Any] = [policy]
+    for module in modules_of(policy):
+        parts.extend(module.modules())
+    held = getattr(policy, "__dict__", {})
+    parts.extend(x for x in held.values() if hasattr(x, "make_tensordict_primer"))
+    out: dict[Path, Array] = {}
+    for part in parts:
+        make = getattr(part, "make_tensordict_primer", None)
+        if not callable(make):
+            continue
+        primer = make()
+        if not isinstance(primer, TensorDictPrimer):
+            if not isinstance(primer, Mapping):
+                raise TypeError(
+                    f"{type(part).__name__}.make_tensordict_primer: expected a "
+                    f"contig.TensorDictPrimer or a mapping, got {type(primer).__name__}"
+                )
+            primer = TensorDictPrimer(None, primer)
+        out.update(primer.defaults)
+    return out
+
+
+def register_primers(env: Env, policy: Any) -> None:
+    """Gives an environment what a policy's recurrent parts need and it lacks."""
+    wanted = policy_primers(policy)
+    if wanted:
+        env.marks_init = True
+    for path, value in wanted.items():
+        env.primers.setdefault(path, value)

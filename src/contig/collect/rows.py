@@ -1,0 +1,255 @@
+"""Rows as they are collected: columns that lanes fill, each at its own pace.
+
+    blocks    [B, T] [B, T] [B, T] ...      lane b writes its n-th row at block n // T, place n % T
+
+All lanes usually move together; where an environment spends steps on resets, they do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..batch import Batch
+from ..convert import cast
+from ..errors import LayoutError
+from ..layout import Layout, ShapeDtype
+from ..tree import Path, show_path
+from .specs import Array, nest
+
+__all__ = ["Blocks", "RowPlan", "check_nan", "concat_time", "join_batches", "pad_trajectories"]
+
+_NEXT = ("next",)
+REWARD: Path = ("next", "reward")
+DONE: Path = ("next", "done")
+TERMINATED: Path = ("next", "terminated")
+TRUNCATED: Path = ("next", "truncated")
+INIT: Path = ("is_init",)
+TRAJ: Path = ("collector", "traj_ids")
+VERSION: Path = ("collector", "policy_version")
+
+
+class RowPlan:
+    """The layout of rows, and the numbers of the columns that a step fills.
+
+    Args:
+        inputs: what the policy reads, ``[B, ...]`` by path; `is_init` among them.
+        outputs: what it returned.
+        obs: paths of the observation, in order.
+        reward: of one step, ``[B, ...]``.
+    """
+
+    def __init__(
+        self,
+        inputs: dict[Path, Array],
+        outputs: dict[Path, Array],
+        obs: Sequence[Path],
+        reward: Array,
+    ) -> None:
+        flag = ShapeDtype((), np.dtype(np.bool_))
+        word = ShapeDtype((), np.dtype(np.int64))
+        leaves: dict[Path, ShapeDtype] = {}
+        for path, value in {**outputs, **inputs}.items():
+            leaves[path] = ShapeDtype(value.shape[1:], value.dtype)
+        for path in obs:
+            leaves[(*_NEXT, *path)] = leaves[path]
+        leaves[REWARD] = ShapeDtype(reward.shape[1:], np.dtype(np.float32))
+        leaves.update({p: flag for p in (DONE, TERMINATED, TRUNCATED)})
+        leaves.update({p: word for p in (TRAJ, VERSION)})
+        self.layout = Layout(nest(leaves))
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.next_obs = tuple((*_NEXT, *p) for p in obs)
+
+    def check_output(self, path: Path, value: Array) -> Array:
+        """An output in its column's dtype; raises for another shape than the first time."""
+        leaf = self.layout.by_path[path]
+        if value.shape[1:] != leaf.shape:
+            raise LayoutError(
+                f"{show_path(path)}: the policy returned shape {list(value.shape[1:])} per row, "
+                f"before it was {list(leaf.shape)}; nothing is broadcast"
+            )
+        return value if value.dtype == leaf.dtype else cast(value, leaf.dtype, path)
+
+
+class Blocks:
+    """The columns being filled.
+
+    Args:
+        layout: of a row.
+        lanes: B.
+        sizes: rows per lane of block k, by k.
+    """
+
+    def __init__(self, layout: Layout, lanes: int, rows: int) -> None:
+        self.layout, self.lanes = layout, lanes
+        self._rows = rows
+        self._blocks: list[tuple[int, Batch]] = []  # first row, columns; in order, without gaps
+        self.position = np.zeros(lanes, np.int64)  # rows each lane has written, ever
+        self.first = 0  # rows before the oldest block
+
+    def resize(self, rows: int) -> None:
+        """Blocks made from now on have this many rows per lane."""
+        self._rows = rows
+
+    def block_at(self, row: int) -> tuple[int, Batch]:
+        """The block that holds a lane's n-th row, and the row it starts at."""
+        for start, batch in self._blocks:
+            if start <= row < start + batch.shape[1]:
+                return start, batch
+        end = self.first if not self._blocks else self._end()
+        assert row >= end
+        while True:
+            batch = Batch.empty(self.layout, (self.lanes, self._rows))
+            batch.block[:] = 0
+            self._blocks.append((end, batch))
+            end += self._rows
+            if row < end:
+                return self._blocks[-1]
+
+    def _end(self) -> int:
+        start, batch = self._blocks[-1]
+        return start + batch.shape[1]
+
+    def put(self, values: dict[Path, Array], stepped: Array | None = None) -> None:
+        """Writes one row of every lane (or of those that stepped) and moves them on."""
+        place = self.position
+        if stepped is None and (self.lanes == 1 or (place == place[0]).all()):
+            start, batch = self.block_at(int(place[0]))
+            t = int(place[0]) - start
+            for path, value in values.items():
+                batch[path][:, t] = value
+            self.position = place + 1
+            return
+        lanes = np.arange(self.lanes) if stepped is None else np.flatnonzero(stepped)
+        left = lanes
+        while len(left):
+            start, batch = self.block_at(int(place[left].min()))
+            here = left[place[left] < start + batch.shape[1]]
+            t = place[here] - start
+            for path, value in values.items():
+                batch[path][here, t] = value[here]
+            left = left[place[left] >= start + batch.shape[1]]
+        self.position = place.copy()
+        self.position[lanes] += 1
+
+    def set_last(self, lane: int, path: Path, value: Any) -> None:
+        """Changes the newest row of a lane."""
+        row = int(self.position[lane]) - 1
+        start, batch = self.block_at(row)
+        batch[path][lane, row - start] = value
+
+    def last(self, lane: int, path: Path) -> Any:
+        row = int(self.position[lane]) - 1
+        start, batch = self.block_at(row)
+        return batch[path][lane, row - start]
+
+    def ready(self, rows: int) -> bool:
+        """Whether every lane has written that many rows of the oldest block."""
+        return bool((self.position >= self.first + rows).all())
+
+    def take(self, rows: int) -> Batch:
+        """The oldest block, ``[B, rows]``; a shorter one is copied out of it."""
+        _, batch = self._blocks.pop(0)
+        self.first += batch.shape[1]
+        return batch if batch.shape[1] == rows else cut_time(batch, rows)
+
+    def rows(self, lane: int, first: int, last: int) -> list[Batch]:
+        """A lane's rows [first, last), flat, in pieces."""
+        out = []
+        while first < last:
+            start, batch = self.block_at(first)
+            stop = min(last, start + batch.shape[1])
+            out.append(_lane_rows(batch, lane, first - start, stop - start))
+            first = stop
+        return out
+
+    def forget(self, row: int) -> None:
+        """Rows before this one are not needed any more."""
+        while self._blocks and self._blocks[0][0] + self._blocks[0][1].shape[1] <= row:
+            start, batch = self._blocks.pop(0)
+            self.first = start + batch.shape[1]
+
+
+def _lane_rows(batch: Batch, lane: int, first: int, last: int) -> Batch:
+    out = Batch.empty(batch.layout, (last - first,))
+    for path in batch.layout.by_path:
+        out[path][...] = batch[path][lane, first:last]
+    return out
+
+
+def cut_time(batch: Batch, rows: int) -> Batch:
+    """The first rows of every lane, ``[B, rows]``."""
+    out = Batch.empty(batch.layout, (batch.shape[0], rows))
+    for path in batch.layout.by_path:
+        out[path][...] = batch[path][:, :rows]
+    return out
+
+
+def concat_time(batches: Sequence[Batch]) -> Batch:
+    """Batches one after another along their last batch dim."""
+    return join_batches(batches, -1)
+
+
+def join_batches(batches: Sequence[Batch], how: str | int) -> Batch:
+    """Batches of one layout: stacked (``"stack"``), or concatenated along batch dim 0 or -1."""
+    first = batches[0]
+    for other in batches[1:]:
+        if other.layout != first.layout:
+            raise LayoutError(
+                "workers' batches have different layouts:\n" + first.layout.diff(other.layout)
+            )
+    ndim = len(first.shape)
+    if how == "stack":
+        shape: tuple[int, ...] = (len(batches), *first.shape)
+    else:
+        axis = ndim - 1 if how == -1 else int(how)
+        dims = list(first.shape)
+        dims[axis] = sum(b.shape[axis] for b in batches)
+        shape = tuple(dims)
+    out = Batch.empty(first.layout, shape)
+    for path in first.layout.by_path:
+        columns = [b[path] for b in batches]
+        if how == "stack":
+            np.stack(columns, out=out[path])
+        else:
+            np.concatenate(columns, axis=axis, out=out[path])
+    return out
+
+
+def check_nan(batch: Batch, paths: Sequence[Path]) -> None:
+    """Raises ValueError if an environment emitted a NaN."""
+    for path in paths:
+        column = batch[path]
+        if column.dtype.kind != "f" or not column.size:
+            continue
+        with np.errstate(invalid="ignore"):
+            if not np.isnan(column.min()):  # one NaN makes it NaN
+                continue
+        where = np.argwhere(np.isnan(column))[0].tolist()
+        raise ValueError(
+            f"{show_path(path)}: the environment emitted NaN at row {where} of the batch "
+            f"{list(batch.shape)}; nothing of this batch is written: fix the environment"
+        )
+
+
+def pad_trajectories(batch: Batch) -> Batch:
+    """Trajectories as rows of a padded batch ``[N, T_max]`` with ``mask``, cut where ids change."""
+    lanes = int(np.prod(batch.shape[:-1], dtype=np.int64))
+    ids = batch[TRAJ].reshape(lanes, -1)
+    rows = ids.shape[1]
+    cuts = np.ones((lanes, rows), bool)
+    cuts[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    starts = np.flatnonzero(cuts.reshape(-1))
+    lengths = np.diff(np.append(starts, lanes * rows))
+    most = int(lengths.max())
+    layout, _ = batch.layout.with_leaves([(("mask",), (), np.dtype(np.bool_))])
+    out = Batch.empty(layout, (len(starts), most))
+    out.block[:] = 0
+    mask = np.arange(most) < lengths[:, None]
+    out["mask"][...] = mask
+    for path, leaf in batch.layout.by_path.items():
+        out[path][mask] = batch[path].reshape(lanes * rows, *leaf.shape)
+    return out

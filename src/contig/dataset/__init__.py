@@ -1,0 +1,1 @@
+"""Rollout files and interchange."""

@@ -1,0 +1,120 @@
+"""Hidden states of recurrent actors and critics: kept for every step, handed out by trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from ..errors import LayoutError
+
+__all__ = ["HiddenStates"]
+
+Tensor = torch.Tensor
+States = tuple[tuple[Tensor, ...], bool] | None  # and whether they came as a tuple
+
+_WHOSE = ("actor", "critic")
+
+
+class _Kept(NamedTuple):
+    """States of one network, ``[T, layers, N, hidden]``: one tensor of a GRU, two of an LSTM."""
+
+    tensors: tuple[Tensor, ...]
+    pair: bool
+
+
+class HiddenStates:
+    """States before each step, of an actor and a critic. Either may have none."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.kept: list[_Kept | None] = [None, None]
+
+    def check(self, given: Any, fresh: bool) -> list[States]:
+        """What a transition brings, as tuples; a fresh rollout may bring something else.
+
+        Raises:
+            LayoutError: other shapes than ``[layers, N, hidden]``, or than before.
+        """
+        if given is None:
+            given = (None, None)
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            raise LayoutError(
+                "hidden_states: expected (actor, critic), each None, a tensor or a tuple of "
+                f"tensors, got {type(given).__name__}"
+            )
+        return [self._of_one(who, value, fresh) for who, value in enumerate(given)]
+
+    def _of_one(self, who: int, value: Any, fresh: bool) -> States:
+        kept = None if fresh else self.kept[who]
+        name = f"hidden_states of the {_WHOSE[who]}"
+        if not fresh and (value is None) != (kept is None):
+            now, then = ("missing", "given") if value is None else ("given", "missing")
+            raise LayoutError(f"{name}: {now} at this step, {then} at the rollout's first")
+        if value is None:
+            return None
+        pair = isinstance(value, (tuple, list))
+        tensors = tuple(value) if pair else (value,)
+        for tensor in tensors:
+            if tensor.ndim != 3 or tensor.shape[1] != self.num_envs:
+                raise LayoutError(
+                    f"{name}: shape {list(tensor.shape)}, expected [layers, {self.num_envs}, "
+                    "hidden]"
+                )
+        if kept is not None:
+            expected = [list(t.shape[1:]) for t in kept.tensors]
+            came = [list(t.shape) for t in tensors]
+            if came != expected or pair != kept.pair:
+                raise LayoutError(f"{name}: shapes {came}, expected {expected} as at first")
+        return tensors, pair
+
+    def write(self, row: int, rows: int, states: list[States]) -> None:
+        """Writes what `check` returned."""
+        for who, given in enumerate(states):
+            if given is None:
+                self.kept[who] = None
+                continue
+            tensors, pair = given
+            kept = self.kept[who]
+            fits = kept is not None and [t.shape[1:] for t in kept.tensors] == [
+                t.shape for t in tensors
+            ]
+            if kept is None or not fits:
+                new = tuple(
+                    torch.zeros(rows, *t.shape, dtype=t.dtype, device=t.device) for t in tensors
+                )
+                kept = self.kept[who] = _Kept(new, pair)
+            for mine, tensor in zip(kept.tensors, tensors):
+                mine[row].copy_(tensor)
+
+    def change(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Replaces every tensor."""
+        for who, kept in enumerate(self.kept):
+            if kept is not None:
+                self.kept[who] = _Kept(tuple(function(t) for t in kept.tensors), kept.pair)
+
+    def ordered(self, order: Callable[[Tensor], Tensor]) -> HiddenStates:
+        """The same rows in another order."""
+        out = HiddenStates(self.num_envs)
+        out.kept = list(self.kept)
+        out.change(order)
+        return out
+
+    def at(self, steps: Tensor, envs: Tensor) -> tuple[Any, Any]:
+        """States before some steps of some envs, ``[layers, n, hidden]`` for each network."""
+        return (self._at(0, steps, envs), self._at(1, steps, envs))
+
+    def _at(self, who: int, steps: Tensor, envs: Tensor) -> Any:
+        kept = self.kept[who]
+        if kept is None:
+            return None
+        out = []
+        for tensor in kept.tensors:
+            _, layers, count, width = tensor.shape
+            layer = torch.arange(layers, device=tensor.device).unsqueeze(1)
+            # Rows of [T * layers * N, hidden], so that the result needs no transposing.
+            rows = (steps * layers + layer) * count + envs
+            found = tensor.reshape(-1, width).index_select(0, rows.reshape(-1))
+            out.append(found.view(layers, -1, width))
+        return tuple(out) if kept.pair else out[0]

@@ -1,0 +1,167 @@
+"""Minibatches of a rollout: rows in random order, or trajectories of some envs.
+
+flat     [rows, ...]           a new permutation in every epoch
+padded   [T, trajectories]     zeros behind a trajectory's end, and a mask
+packed   [envs * T, ...]       no padding, and marks of where trajectories begin
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .field import View
+from .hidden import HiddenStates
+from .transition import MiniBatch, mini_batch_type
+
+__all__ = ["flat", "packed", "padded", "starts"]
+
+Tensor = torch.Tensor
+
+_BY_TRAJECTORY = ("obs", "critic_obs", "next_obs", "next_critic_obs")
+
+
+def flat(
+    views: dict[str, View], num_envs: int, batches: int, epochs: int, random: torch.Generator
+) -> Iterator[Any]:
+    """Every row once in each epoch."""
+    first = views["obs"].tensors[0]
+    rows = first.shape[0] * num_envs
+    _check(batches, epochs, rows, "rows")
+    flat_views = {
+        name: View([t.flatten(0, 1) for t in view.tensors], view.build)
+        for name, view in views.items()
+    }
+
+    def generate() -> Iterator[Any]:
+        for _ in range(epochs):
+            order = torch.randperm(rows, generator=random, device=first.device)
+            for chosen in order.tensor_split(batches):
+                yield _batch(
+                    {
+                        name: view.map(lambda t, i=chosen: t.index_select(0, i), 1)
+                        for name, view in flat_views.items()
+                    }
+                )
+
+    return generate()
+
+
+def starts(done: Tensor) -> Tensor:
+    """Where trajectories begin, ``[T, N]``: at the first row, and behind every done one."""
+    out = torch.ones_like(done, dtype=torch.bool)
+    out[1:] = done[:-1]
+    return out
+
+
+def padded(
+    views: dict[str, View], done: Tensor, hidden: HiddenStates, batches: int, epochs: int
+) -> Iterator[Any]:
+    """Trajectories of some envs, padded to T steps."""
+    steps, envs = done.shape
+    _check(batches, epochs, envs, "envs")
+    begins = starts(done)
+
+    def generate() -> Iterator[Any]:
+        for _ in range(epochs):
+            for low, high in _spans(envs, batches):
+                at = begins[:, low:high].t()  # env by env
+                env, step = at.nonzero(as_tuple=True)
+                count = len(env)
+                number = at.reshape(-1).cumsum(0).sub_(1)  # of each row's trajectory
+                within = torch.arange(steps, device=done.device).repeat(high - low)
+                place = (within - step[number]).mul_(count).add_(number)
+                pad = _Padding(place, steps, count, low, high)
+                mask = torch.zeros(steps * count, dtype=torch.bool, device=done.device)
+                mask[place] = True
+                yield _batch(
+                    {
+                        name: view.map(pad if name in _BY_TRAJECTORY else pad.plain, 2)
+                        for name, view in views.items()
+                    },
+                    hidden_states=hidden.at(step, env + low),
+                    masks=mask.view(steps, count),
+                )
+
+    return generate()
+
+
+class _Padding:
+    """Puts rows of some envs where their trajectories want them."""
+
+    def __init__(self, place: Tensor, steps: int, count: int, low: int, high: int) -> None:
+        self._place, self._shape, self._envs = place, (steps, count), slice(low, high)
+
+    def plain(self, tensor: Tensor) -> Tensor:
+        return tensor[:, self._envs]
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        rows = tensor[:, self._envs].transpose(0, 1).flatten(0, 1)
+        out = rows.new_zeros((self._shape[0] * self._shape[1], *rows.shape[1:]))
+        out.index_copy_(0, self._place, rows)
+        return out.view(*self._shape, *rows.shape[1:])
+
+
+def packed(
+    views: dict[str, View], done: Tensor, hidden: HiddenStates, batches: int, epochs: int
+) -> Iterator[Any]:
+    """Rows of some envs, env by env, in time order."""
+    envs = done.shape[1]
+    _check(batches, epochs, envs, "envs")
+    begins = starts(done)
+
+    def generate() -> Iterator[Any]:
+        for _ in range(epochs):
+            for low, high in _spans(envs, batches):
+                at = begins[:, low:high].t()
+                env, step = at.nonzero(as_tuple=True)
+                chosen = slice(low, high)
+                yield _batch(
+                    {
+                        **{
+                            name: view.map(
+                                lambda t, c=chosen: t[:, c].transpose(0, 1).flatten(0, 1), 1
+                            )
+                            for name, view in views.items()
+                        },
+                        "is_init": at.reshape(-1),
+                    },
+                    hidden_states=hidden.at(step, env + low),
+                )
+
+    return generate()
+
+
+def _batch(columns: dict[str, Any], **more: Any) -> Any:
+    columns.setdefault("critic_obs", columns["obs"])
+    if "next_obs" in columns:
+        columns.setdefault("next_critic_obs", columns["next_obs"])
+    usual = {name: columns.pop(name, None) for name in MiniBatch._fields[:9]}
+    kind = mini_batch_type(tuple(columns))
+    return kind(
+        **usual,
+        hidden_states=more.get("hidden_states", (None, None)),
+        masks=more.get("masks"),
+        **columns,
+    )
+
+
+def _spans(count: int, parts: int) -> Iterator[tuple[int, int]]:
+    """Contiguous parts, the first ones longer by one if the numbers do not divide."""
+    each, more = divmod(count, parts)
+    low = 0
+    for part in range(parts):
+        high = low + each + (part < more)
+        yield low, high
+        low = high
+
+
+def _check(batches: int, epochs: int, things: int, what: str) -> None:
+    if not 1 <= batches <= things:
+        raise ValueError(
+            f"num_mini_batches={batches}: expected 1 to {things}, as many as there are {what}"
+        )
+    if epochs < 1:
+        raise ValueError(f"num_epochs={epochs}: expected at least 1")

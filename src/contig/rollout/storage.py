@@ -1,0 +1,452 @@
+"""RolloutStorage: T steps of N envs on any torch device, and minibatches of them.
+
+    add_transitions  x T  ->  compute_returns  ->  mini_batch_generator  ->  clear
+
+Nothing leaves the device. One thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from ..errors import EmptyBufferError, LayoutError
+from . import minibatches
+from .field import Field, View, example_of
+from .hidden import HiddenStates
+from .returns import gae, normalized
+from .tape import write_trajectories
+from .transition import DistillationBatch, MiniBatch, Statistics, Transition
+
+__all__ = ["RolloutStorage", "Window"]
+
+Tensor = torch.Tensor
+
+# Fields with one number, or one per kind of reward, in each row.
+_COLUMNS = ("rewards", "dones", "values", "actions_log_prob", "time_outs", "final_values")
+_FLAGS = ("dones", "time_outs")
+_NEEDED = ("observations", "actions", "rewards", "dones")
+# Field names of a transition that are called otherwise in the storage.
+_STORED_AS = {"action_mean": "mu", "action_sigma": "sigma"}
+
+
+class Window(NamedTuple):
+    """Which rows are filled: `rows` of them, in time order from row `first` on, in a circle."""
+
+    first: int
+    rows: int
+
+    def ordered(self, tensor: Tensor) -> Tensor:
+        """The filled rows in time order; a view unless they go around."""
+        if self.first == 0:
+            return tensor[: self.rows]
+        return torch.cat((tensor[self.first : self.rows], tensor[: self.first]))
+
+    def scatter(self, target: Tensor, rows: Tensor) -> None:
+        """Writes rows in time order to where they belong."""
+        behind = self.rows - self.first
+        target[self.first : self.rows] = rows[:behind]
+        target[: self.first] = rows[behind:]
+
+
+class _Stored:
+    """A field of the storage as an attribute, ``[T, N, ...]``; None while it is not stored."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, storage: Any, owner: Any = None) -> Any:
+        if storage is None:
+            return self
+        field = storage.fields.get(self._name)
+        return None if field is None else field.value(0, storage.num_rows)
+
+
+class RolloutStorage:
+    """A rollout of N envs, T steps each.
+
+    Args:
+        num_envs: N.
+        num_transitions_per_env: T.
+        obs_shape: shape of a row, nested dicts of shapes, or an example step ``[N, ...]``: a
+            tensor, nested dicts or a TensorDict of tensors. Shapes alone leave the dtype to the
+            first step.
+        critic_obs_shape: the same of privileged observations; None: the critic sees what the
+            actor sees.
+        actions_shape: shape of an action.
+        num_rewards: kinds of reward, R.
+        device: of all tensors.
+        check_finite: refuse steps with a NaN or an infinity; it names the env and the step.
+        seed: of the permutations; None: a fresh one.
+    """
+
+    Transition = Transition
+    MiniBatch = MiniBatch
+
+    observations = _Stored("observations")
+    actions = _Stored("actions")
+    rewards = _Stored("rewards")
+    dones = _Stored("dones")
+    values = _Stored("values")
+    returns = _Stored("returns")
+    advantages = _Stored("advantages")
+    actions_log_prob = _Stored("actions_log_prob")
+    mu = _Stored("mu")
+    sigma = _Stored("sigma")
+    time_outs = _Stored("time_outs")
+    final_values = _Stored("final_values")
+    distribution_params = _Stored("distribution_params")
+    privileged_actions = _Stored("privileged_actions")
+
+    #: Rows that observations have more than other fields.
+    _more_observations = 0
+    #: Fields of a transition that are kept if they are given.
+    _optional = ("time_outs", "final_values", "distribution_params", "privileged_actions")
+    #: Those among the stored ones that minibatches carry behind the usual fields.
+    _carried: tuple[str, ...] = ("distribution_params", "privileged_actions")
+
+    def __init__(
+        self,
+        num_envs: int,
+        num_transitions_per_env: int,
+        obs_shape: Any,
+        critic_obs_shape: Any = None,
+        actions_shape: Any = (),
+        num_rewards: int = 1,
+        device: Any = "cpu",
+        *,
+        check_finite: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        counts = (num_envs, num_transitions_per_env, num_rewards)
+        if min(counts) < 1:
+            raise ValueError(
+                "num_envs, num_transitions_per_env and num_rewards are at least 1, got "
+                f"{', '.join(map(str, counts))}"
+            )
+        self.num_envs = num_envs
+        self.num_transitions_per_env = num_transitions_per_env
+        self.num_rewards = num_rewards
+        self.device = torch.device(device)
+        self.num_rows = num_transitions_per_env
+        self.step = 0
+        self.check_finite = check_finite
+        self.fields: dict[str, Field] = {}
+        self.hidden = HiddenStates(num_envs)
+        self._present: frozenset[str] = frozenset()  # fields that this rollout's steps have
+        self._random = torch.Generator(self.device)
+        if seed is None:
+            self._random.seed()
+        else:
+            self._random.manual_seed(seed)
+        described = [("observations", obs_shape), ("actions", actions_shape)]
+        if critic_obs_shape is not None:
+            described.insert(1, ("critic_observations", critic_obs_shape))
+        for name, shape in described:
+            example, known = example_of(shape, num_envs, name)
+            self._declare(name, example, open_dtype=not known)
+        flag, scalar = torch.empty(num_envs, 1, device="meta", dtype=torch.bool), (num_envs, 1)
+        number = torch.empty(num_envs, num_rewards, device="meta")
+        for name in ("rewards", "values", "returns", "advantages"):
+            self._declare(name, number, open_dtype=name in ("rewards", "values"))
+        self._declare("dones", flag)
+        self._declare("actions_log_prob", torch.empty(scalar, device="meta"), open_dtype=True)
+        action = self.fields["actions"].tensors
+        if len(action) == 1 and action[0].is_floating_point():
+            for name in ("mu", "sigma"):
+                example = torch.empty(action[0].shape[1:], device="meta", dtype=action[0].dtype)
+                self._declare(name, example, open_dtype=True)
+
+    def _declare(self, name: str, example: Any, *, open_dtype: bool = False) -> Field:
+        more = self._more_observations if name.endswith("observations") else 0
+        field = Field(name, example, self.num_rows + more, self.device, open_dtype=open_dtype)
+        self.fields[name] = field
+        return field
+
+    @property
+    def critic_observations(self) -> Any:
+        """What the critic sees: the observations, if it has none of its own."""
+        name = "critic_observations" if "critic_observations" in self.fields else "observations"
+        return self.fields[name].value(0, self.num_rows)
+
+    privileged_observations = critic_observations
+
+    # -- writing ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def add_transitions(self, transition: Any) -> None:
+        """Stores one step of all envs.
+
+        Args:
+            transition: a `Transition`, or anything with such attributes.
+
+        Raises:
+            OverflowError: T steps are stored; nothing is written.
+            LayoutError: a field is missing or does not fit; nothing is written.
+            ValueError: a value is not finite (`check_finite`); nothing is written.
+        """
+        row = self._next_row()
+        given = self._given(transition)
+        checked = []
+        for name, value in given.items():
+            field = self._field_of(name, value)
+            checked.append((field, field.check(value)))
+        fresh = self.window.rows == 0
+        states = self.hidden.check(getattr(transition, "hidden_states", None), fresh)
+        if self.check_finite:
+            for field, leaves in checked:
+                found = field.first_not_finite(leaves)
+                if found is not None:
+                    raise ValueError(
+                        f"{found[0]}: not finite in env {found[1]} at step {self.step} of the "
+                        "rollout; the step was not stored"
+                    )
+        self._present = frozenset(given)
+        for field, leaves in checked:
+            self.fields[field.name] = field
+            field.write(row, leaves)
+        self.hidden.write(row, self.num_rows, states)
+        self._written(row, transition)
+
+    add_transition = add_transitions
+
+    def _given(self, transition: Any) -> dict[str, Any]:
+        """Fields of a transition that are to be stored, by their names here."""
+        wanted = [*_NEEDED, "values", "actions_log_prob", *_STORED_AS, *self._optional]
+        if "critic_observations" in self.fields:
+            wanted.append("critic_observations")
+        values = {name: getattr(transition, name, None) for name in wanted}
+        for name in (*_NEEDED, "critic_observations"):
+            if name in values and values[name] is None:
+                raise LayoutError(
+                    f"{name}: the transition has none; every step needs {', '.join(_NEEDED)}, and "
+                    "critic_observations if they have a shape"
+                )
+        given = {
+            _STORED_AS.get(name, name): _column(name, value) if name in _COLUMNS else value
+            for name, value in values.items()
+            if value is not None
+        }
+        if self.window.rows and given.keys() != self._present:
+            odd = sorted(given.keys() ^ self._present)[0]
+            now, then = ("given", "missing") if odd in given else ("missing", "given")
+            raise LayoutError(
+                f"{odd}: {now} at this step, {then} at the rollout's first; every step of a "
+                "rollout has the same fields"
+            )
+        return given
+
+    def _field_of(self, name: str, value: Any) -> Field:
+        found = self.fields.get(name)
+        if found is not None:
+            return found
+        if name in ("mu", "sigma"):
+            raise LayoutError(
+                f"{name}: these actions have no mean and sigma; use distribution_params"
+            )
+        if name == "final_values":
+            value = torch.empty(self.num_envs, self.num_rewards, dtype=value.dtype, device="meta")
+        return Field(name, value, self.num_rows, self.device)
+
+    def _next_row(self) -> int:
+        if self.step >= self.num_rows:
+            raise OverflowError(
+                f"the rollout's {self.num_rows} steps are full; call clear() before adding more"
+            )
+        return self.step
+
+    def _written(self, row: int, transition: Any) -> None:
+        self.step += 1
+
+    def clear(self) -> None:
+        """Begins a new rollout."""
+        self.step = 0
+
+    # -- returns ------------------------------------------------------------------------------
+
+    @property
+    def window(self) -> Window:
+        """The rows that are filled."""
+        return Window(0, self.step)
+
+    def _filled(self) -> Window:
+        window = self.window
+        if window.rows == 0:
+            raise EmptyBufferError("the rollout is empty: add_transitions comes first")
+        return window
+
+    @torch.no_grad()
+    def compute_returns(
+        self, last_values: Any, gamma: float, lam: float, normalize_advantage: bool = True
+    ) -> None:
+        """Fills `returns` and `advantages` of the rows stored so far.
+
+        Args:
+            last_values: of the states after the last step, ``[N]`` or ``[N, R]``.
+            normalize_advantage: to mean 0 and deviation 1, each kind of reward by itself.
+
+        An episode that timed out goes on with `final_values` if transitions have them, else with
+        the value of its last stored state. Rewards stay as they are.
+        """
+        window = self._filled()
+        if "values" not in self._present:
+            raise LayoutError("values: the transitions have none; returns need them")
+        last = _column("last_values", last_values).to(self.device)
+        values = window.ordered(self.values)
+        if last.shape != values.shape[1:]:
+            raise LayoutError(
+                f"last_values: shape {list(last.shape)}, expected {list(values.shape[1:])}"
+            )
+        done = window.ordered(self.dones)
+        time_out = final = None
+        if "time_outs" in self._present:
+            time_out = window.ordered(self.time_outs)
+            done = done | time_out
+            if "final_values" in self._present:
+                final = window.ordered(self.final_values)
+        rewards = window.ordered(self.rewards)
+        advantages = gae(rewards, values, last, done, gamma, lam, time_out, final)
+        window.scatter(self.returns, advantages + values)
+        window.scatter(
+            self.advantages, normalized(advantages) if normalize_advantage else advantages
+        )
+
+    # -- minibatches --------------------------------------------------------------------------
+
+    def _views(self) -> dict[str, View]:
+        """What minibatches carry, by the name there, as rows of storage."""
+        rows = self._filled().rows
+        named = {
+            "obs": "observations",
+            "critic_obs": "critic_observations",
+            "actions": "actions",
+            "values": "values",
+            "advantages": "advantages",
+            "returns": "returns",
+            "old_actions_log_prob": "actions_log_prob",
+            "old_mu": "mu",
+            "old_sigma": "sigma",
+            **{name: name for name in self._carried},
+        }
+        there = {*self._present, "advantages", "returns"}
+        return {k: self.fields[v].view(rows) for k, v in named.items() if v in there}
+
+    def mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Iterator[Any]:
+        """Rows in random order, ``[rows, ...]``: all of them in every epoch, each epoch in an
+        order of its own; minibatches differ by one row at most."""
+        return minibatches.flat(
+            self._views(), self.num_envs, num_mini_batches, num_epochs, self._random
+        )
+
+    def recurrent_mini_batch_generator(
+        self, num_mini_batches: int, num_epochs: int = 8, *, packed: bool = False
+    ) -> Iterator[Any]:
+        """Envs in their order, all of them in every epoch, cut into trajectories at dones.
+
+        Observations, `masks` and `hidden_states` are by trajectory: ``[T, trajectories, ...]``,
+        zeros behind a trajectory's end, where the mask is False; states ``[layers, trajectories,
+        hidden]``. Everything else is ``[T, envs, ...]``.
+
+        Args:
+            packed: everything is ``[envs * T, ...]`` instead, without padding, env by env;
+                `is_init` marks the first row of each trajectory, and `masks` is None.
+        """
+        window = self._filled()
+        views = {
+            name: View([window.ordered(t) for t in view.tensors], view.build)
+            for name, view in self._views().items()
+        }
+        make = minibatches.packed if packed else minibatches.padded
+        return make(
+            views,
+            window.ordered(self._cuts())[..., 0],
+            self.hidden.ordered(window.ordered),
+            num_mini_batches,
+            num_epochs,
+        )
+
+    reccurent_mini_batch_generator = recurrent_mini_batch_generator
+
+    def _cuts(self) -> Tensor:
+        dones: Tensor = self.dones
+        return dones | self.time_outs if "time_outs" in self._present else dones
+
+    def generator(self) -> Iterator[DistillationBatch]:
+        """Steps in time order, ``[N, ...]`` each, for distillation."""
+        window = self._filled()
+        for i in range(window.rows):
+            row = (window.first + i) % window.rows
+            yield DistillationBatch(
+                *(
+                    None
+                    if name not in self._present
+                    else self.fields[name].build([t[row] for t in self.fields[name].tensors], 1)
+                    for name in self._distilled()
+                )
+            )
+
+    def _distilled(self) -> tuple[str, ...]:
+        critic = "critic_observations" if "critic_observations" in self.fields else "observations"
+        return ("observations", critic, "actions", "privileged_actions", "dones")
+
+    @torch.no_grad()
+    def get_statistics(self) -> Statistics:
+        """Averages of the rows stored so far. Changes nothing."""
+        window = self._filled()
+        starts = minibatches.starts(window.ordered(self._cuts())[..., 0])
+        length = starts.numel() / starts.sum()
+        rewards = window.ordered(self.rewards)
+        return Statistics(length, rewards.mean() if self.num_rewards == 1 else rewards.mean((0, 1)))
+
+    # -- elsewhere ----------------------------------------------------------------------------
+
+    def to_replay(self, buffer: Any, *, continues: bool = False) -> Any:
+        """Appends the rollout to a `contig.ReplayBuffer`, as a trajectory per env and episode.
+
+        Leaves: observation, critic_observation, action, value, action_log_prob, and under
+        ``"next"`` reward, done, terminated, truncated.
+
+        Args:
+            continues: episodes that were open at the end of the rollout appended before go on.
+
+        Returns:
+            seqs, env by env.
+        """
+        window = self._filled()
+        return write_trajectories(self._replay_leaves(window), buffer, continues)
+
+    def _replay_leaves(self, window: Window) -> dict[str, Any]:
+        """Trees of ``[T, N, ...]`` tensors in time order."""
+        names = {"observations": "observation", "critic_observations": "critic_observation"}
+        names |= {"actions": "action", "values": "value", "actions_log_prob": "action_log_prob"}
+        out: dict[str, Any] = {}
+        for mine, theirs in names.items():
+            if mine in self._present:
+                out[theirs] = self.fields[mine].view(window.rows).map(window.ordered, 2)
+        done = window.ordered(self._cuts())
+        late = torch.zeros_like(done)
+        if "time_outs" in self._present:
+            late = window.ordered(self.time_outs)
+        ends = {"done": done, "terminated": done & ~late, "truncated": late}
+        out["next"] = {"reward": window.ordered(self.rewards), **ends}
+        # One number per row is a scalar on the tape.
+        for node, key in (
+            (out, "value"),
+            (out, "action_log_prob"),
+            *((out["next"], k) for k in out["next"]),
+        ):
+            if key in node and node[key].shape[2] == 1:
+                node[key] = node[key].squeeze(2)
+        return out
+
+
+def _column(name: str, value: Any) -> Tensor:
+    """``[N]`` as ``[N, 1]``; flags as bool, and integers as float32, where arithmetic follows."""
+    if not isinstance(value, torch.Tensor):
+        raise LayoutError(f"{name}: expected a tensor, got {type(value).__name__}")
+    column = value.unsqueeze(-1) if value.ndim == 1 else value
+    if name in _FLAGS:
+        return column if column.dtype == torch.bool else column != 0
+    return column if column.is_floating_point() else column.to(torch.float32)
