@@ -94,7 +94,10 @@ bench: $(INSTALL) $(PEERS)  ## Run the benchmarks beside the peer libraries
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.ingest
 	$(BIN)/python -m benchmarks.trajectory
+	$(BIN)/python -m benchmarks.rollout
 	$(BIN)/python -m benchmarks.disk
+	$(BIN)/python -m benchmarks.collect
+	$(BIN)/python -m benchmarks.learn
 
 docs: $(INSTALL) $(DOCS)  ## Run every snippet of README.md and docs/, then render docs/
 	$(BIN)/python tools/check_snippets.py

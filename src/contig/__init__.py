@@ -38,6 +38,7 @@ _WHERE = {
         "RateLimitError",
         "OverloadError",
         "ServerError",
+        "WorkerError",
         "ConnectionClosedError",
         "TapeBusy",
         "StorageFull",
@@ -65,6 +66,22 @@ _WHERE = {
         "TensorDictReplayBuffer",
     ),
     "contig.trajectory": ("Trajectory", "TrajectoryCache", "TrajectoryReplayBuffer"),
+    "contig.learn": (
+        "GAE",
+        "GRUModule",
+        "LSTMModule",
+        "NStep",
+        "TD0",
+        "TDLambda",
+        "VTrace",
+        "pad_slices",
+        "per_trajectory",
+        "recurrent_mode_state",
+        "set_recurrent_mode",
+        "split_trajectories",
+        "unpad_slices",
+    ),
+    "contig.dataset": ("RolloutDataset", "RolloutFileBase", "RolloutWriter"),
     "contig.rollout": (
         "ActionLabelRollout",
         "MiniBatch",
@@ -84,6 +101,20 @@ _WHERE = {
         "TcpTransport",
         "Weights",
     ),
+    "contig.collect": (
+        "Collector",
+        "GymEnv",
+        "InitTracker",
+        "MultiAsyncCollector",
+        "MultiCollector",
+        "MultiSyncCollector",
+        "ParallelEnv",
+        "RandomPolicy",
+        "SerialEnv",
+        "StepCounter",
+        "TensorDictPrimer",
+        "VectorEnv",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 __all__ = list(_MODULE_OF)
@@ -91,6 +122,21 @@ __all__ = list(_MODULE_OF)
 if TYPE_CHECKING:
     from .accumulate import TrajectoryAccumulator as TrajectoryAccumulator
     from .batch import Batch as Batch
+    from .collect import Collector as Collector
+    from .collect import GymEnv as GymEnv
+    from .collect import InitTracker as InitTracker
+    from .collect import MultiAsyncCollector as MultiAsyncCollector
+    from .collect import MultiCollector as MultiCollector
+    from .collect import MultiSyncCollector as MultiSyncCollector
+    from .collect import ParallelEnv as ParallelEnv
+    from .collect import RandomPolicy as RandomPolicy
+    from .collect import SerialEnv as SerialEnv
+    from .collect import StepCounter as StepCounter
+    from .collect import TensorDictPrimer as TensorDictPrimer
+    from .collect import VectorEnv as VectorEnv
+    from .dataset import RolloutDataset as RolloutDataset
+    from .dataset import RolloutFileBase as RolloutFileBase
+    from .dataset import RolloutWriter as RolloutWriter
     from .errors import ClosedError as ClosedError
     from .errors import ConnectionClosedError as ConnectionClosedError
     from .errors import ContigError as ContigError
@@ -102,8 +148,22 @@ if TYPE_CHECKING:
     from .errors import ServerError as ServerError
     from .errors import StorageFull as StorageFull
     from .errors import TapeBusy as TapeBusy
+    from .errors import WorkerError as WorkerError
     from .layout import Layout as Layout
     from .layout import ShapeDtype as ShapeDtype
+    from .learn import GAE as GAE
+    from .learn import TD0 as TD0
+    from .learn import GRUModule as GRUModule
+    from .learn import LSTMModule as LSTMModule
+    from .learn import NStep as NStep
+    from .learn import TDLambda as TDLambda
+    from .learn import VTrace as VTrace
+    from .learn import pad_slices as pad_slices
+    from .learn import per_trajectory as per_trajectory
+    from .learn import recurrent_mode_state as recurrent_mode_state
+    from .learn import set_recurrent_mode as set_recurrent_mode
+    from .learn import split_trajectories as split_trajectories
+    from .learn import unpad_slices as unpad_slices
     from .replay import ReplayBuffer as ReplayBuffer
     from .replay import ReplayBufferEnsemble as ReplayBufferEnsemble
     from .replay import TensorDictReplayBuffer as TensorDictReplayBuffer
@@ -148,6 +208,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    if name == "learn":  # so that contig.learn.gae needs no other import
+        return importlib.import_module("contig.learn")
     raise AttributeError(f"module 'contig' has no attribute {name!r}")
 
 

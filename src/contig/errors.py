@@ -8,6 +8,7 @@ ContigError
  ├─ RateLimitError          the rate limiter's deadline passed (also a TimeoutError)
  ├─ OverloadError           too much is in flight              (also a RuntimeError)
  ├─ ServerError             a server's process failed          (also a RuntimeError)
+ ├─ WorkerError             a collector or its worker failed   (also a RuntimeError)
  └─ ConnectionClosedError   a server is gone                   (also a ConnectionError)
 TapeBusy                    the tape's lock was not released   (a TimeoutError)
 StorageFull                 no memory for another extent       (an OSError)
@@ -26,6 +27,7 @@ __all__ = [
     "RateLimitError",
     "OverloadError",
     "ServerError",
+    "WorkerError",
     "ConnectionClosedError",
     "TapeBusy",
     "StorageFull",
@@ -62,6 +64,10 @@ class OverloadError(ContigError, RuntimeError):
 
 class ServerError(ContigError, RuntimeError):
     """The process that holds a server's sockets failed."""
+
+
+class WorkerError(ContigError, RuntimeError):
+    """A collector, or one of its worker processes, failed."""
 
 
 class ConnectionClosedError(ContigError, ConnectionError):

@@ -14,6 +14,7 @@ import pytest
 import contig
 import contig.tape.disk.storage as storage_module
 from contig.tape.disk import DiskStorage, files
+from contig.tape.disk.extents import Extents
 from tests.disk import stored
 from tests.disk.test_faults import ROOT, check, fill, make
 
@@ -123,6 +124,42 @@ def test_checkpoint_loaded_under_a_reader(tmp_path: Path) -> None:
         fill(writer, 20, 3)
         writer.flush()
         same(writer, reader)
+
+
+@pytest.mark.parametrize("read_only", (False, True))
+@pytest.mark.parametrize("capacity", (16, 24, 40))
+def test_places_get_other_rows(
+    tmp_path: Path, capacity: int, read_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody samples in the instant in which a new file is mapped: never its rows for others."""
+    rows: dict[int, tuple[int, int]] = {}
+    watched: list[DiskStorage] = []
+    mapped, looked = Extents.map, 0
+
+    def look(extents: Extents, extent: int) -> bool:
+        nonlocal looked
+        there = mapped(extents, extent)
+        for storage in watched:
+            if storage._extents is extents and rows:
+                seqs = np.array(sorted(rows))
+                batch, lost = storage.gather(seqs)
+                gone = lost if isinstance(lost, np.ndarray) else seqs < lost
+                for seq, row in zip(seqs[~gone], np.asarray(batch["fields"])[~gone]):
+                    assert (row[1], row[3]) == rows[seq], f"row {seq}"
+                looked += 1
+        return there
+
+    monkeypatch.setattr(Extents, "map", look)
+    with make(tmp_path, capacity) as writer, reader_of(tmp_path, capacity) as reader:
+        watched.append(reader if read_only else writer)
+        for n in range(60):
+            fill(writer, n, 1)
+            writer.flush()
+            reader.poll()
+            tail = writer.tape.snapshot()[1]
+            fields, _ = stored.contents(writer)
+            rows = {tail + i: (row[1], row[3]) for i, row in enumerate(fields.tolist())}
+        assert looked > 10
 
 
 def test_live(tmp_path: Path) -> None:

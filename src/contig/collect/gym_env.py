@@ -9,14 +9,14 @@ import numpy as np
 
 from ..convert import as_array
 from .env import Env, Step
-from .raw import is_gymnasium, is_vector, raw_env
+from .raw import is_env, is_vector, raw_env
 from .specs import Array, Spec, at_lane, spec_of_space, spec_of_value
 
 __all__ = ["GymEnv"]
 
 
 class GymEnv(Env):
-    """A Gymnasium environment, a dm_env one (with shimmy), or any object with `reset` and `step`.
+    """A Gymnasium environment, or any object with `reset` and `step`.
 
     Args:
         env: its Gymnasium name, the environment, or a function that makes it.
@@ -53,7 +53,7 @@ class GymEnv(Env):
                 "this GymEnv was reset: it is an environment now, no recipe any more; give a "
                 "function that makes it to other processes"
             )
-        own = isinstance(self._source, str) or not hasattr(self._source, "step")
+        own = isinstance(self._source, str) or not is_env(self._source)
         drop = {"_raw": None, "_spec": None, "_first": None} if own else {}
         return {**self.__dict__, **drop}
 
@@ -74,7 +74,7 @@ class GymEnv(Env):
                 import gymnasium
 
                 self._raw = gymnasium.make(source, **self._options)
-            elif is_gymnasium(source) or hasattr(source, "step"):
+            elif is_env(source):
                 self._raw = raw_env(source)
             else:
                 self._raw = raw_env(source())

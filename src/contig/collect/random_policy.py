@@ -32,7 +32,7 @@ class RandomPolicy:
         self._rng = np.random.default_rng(seed)
         self._many = _sampler(action_space, self._rng)
         self._drawn: Array = np.empty(0)
-        self._left: list[Any] = []
+        self._at = 0
         if self._many is None and seed is not None:
             action_space.seed(seed)
 
@@ -40,18 +40,19 @@ class RandomPolicy:
         """An action of one environment."""
         if self._many is None:
             return self.action_space.sample()
-        if not self._left:
-            self._left = list(self._many(_CHUNK))
-        return self._left.pop()
+        if self._at >= len(self._drawn):
+            self._drawn, self._at = self._many(_CHUNK), 0
+        self._at += 1
+        return self._drawn[self._at - 1]
 
     def batch(self, n: int) -> Any:
         """Actions of n environments, ``[n, ...]``."""
         if self._many is None:
             return stack_lanes([self.action_space.sample() for _ in range(n)])
-        if len(self._drawn) < n:
-            self._drawn = self._many(max(_CHUNK, n))
-        out, self._drawn = self._drawn[:n], self._drawn[n:]
-        return out
+        if self._at + n > len(self._drawn):
+            self._drawn, self._at = self._many(max(_CHUNK, n)), 0
+        self._at += n
+        return self._drawn[self._at - n : self._at]
 
     def __call__(self, inputs: Any) -> dict[str, Any]:
         return {"action": self.batch(len(np.asarray(inputs["is_init"])))}

@@ -7,19 +7,22 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["PlainEnv", "is_gymnasium", "is_vector", "raw_env"]
+__all__ = ["PlainEnv", "is_env", "is_gymnasium", "is_vector", "raw_env"]
 
 
 def raw_env(env: Any) -> Any:
     """An environment with Gymnasium's `reset` and `step`.
 
     Raises:
-        TypeError: it has no `reset` and `step`.
+        TypeError: it has no `reset` and `step`, or they are not Gymnasium's.
     """
     if is_gymnasium(env):
         return env
     if callable(getattr(env, "observation_spec", None)) and hasattr(env, "action_spec"):
-        return _from_dm_env(env)
+        raise TypeError(
+            f"{type(env).__name__} is a dm_env environment: wrap it in shimmy's "
+            "DmControlCompatibilityV0, which makes it a Gymnasium one"
+        )
     if callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None)):
         return PlainEnv(env)
     raise TypeError(
@@ -33,19 +36,14 @@ def is_gymnasium(env: Any) -> bool:
     return module is not None and isinstance(env, module.Env)
 
 
+def is_env(given: Any) -> bool:
+    """Whether this is an environment, and no function or class that makes one."""
+    return not isinstance(given, type) and hasattr(given, "step")
+
+
 def is_vector(env: Any) -> bool:
     module = sys.modules.get("gymnasium")
     return module is not None and isinstance(env, module.vector.VectorEnv)
-
-
-def _from_dm_env(env: Any) -> Any:
-    try:
-        from shimmy import DmControlCompatibilityV0
-    except ImportError as error:
-        raise ImportError(
-            f"{type(env).__name__} is a dm_env environment: install shimmy to use it"
-        ) from error
-    return DmControlCompatibilityV0(env)
 
 
 class PlainEnv:

@@ -27,6 +27,9 @@ from .specs import Array, Spec, as_space, nest, spec_of_space
 __all__ = ["Finished", "Roller"]
 
 
+_OTHER = 1_000_003  # random frames draw other numbers than a random policy
+
+
 class Finished(NamedTuple):
     """A complete trajectory that waits to be taken: a lane's rows [first, last)."""
 
@@ -105,7 +108,7 @@ class Roller:
         except LayoutError:
             self._actions = None  # a space without a shape: what the policy returns decides
         if self.random_frames:
-            seed = None if self.seed is None else self.seed + 1
+            seed = None if self.seed is None else self.seed + _OTHER
             self._random = RandomPolicy(self.env.action_space, seed)
 
     def _default(self, path: Path) -> Array:
@@ -247,6 +250,7 @@ class Roller:
         self.blocks = Blocks(self.plan.layout, self.lanes, self.rows)
 
     def _cut_long(self, step: Step, done: Array) -> tuple[Array, list[Array], Array]:
+        assert self.most is not None
         place = np.zeros(self.lanes, np.int64) if self.blocks is None else self.blocks.position
         long = (place - self.start + 1 >= self.most) & ~done
         if step.stepped is not None:

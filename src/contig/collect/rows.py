@@ -80,7 +80,7 @@ class Blocks:
     Args:
         layout: of a row.
         lanes: B.
-        sizes: rows per lane of block k, by k.
+        rows: per lane and block.
     """
 
     def __init__(self, layout: Layout, lanes: int, rows: int) -> None:
@@ -96,7 +96,7 @@ class Blocks:
 
     def block_at(self, row: int) -> tuple[int, Batch]:
         """The block that holds a lane's n-th row, and the row it starts at."""
-        for start, batch in self._blocks:
+        for start, batch in reversed(self._blocks):  # usually the newest
             if start <= row < start + batch.shape[1]:
                 return start, batch
         end = self.first if not self._blocks else self._end()
@@ -128,9 +128,9 @@ class Blocks:
         while len(left):
             start, batch = self.block_at(int(place[left].min()))
             here = left[place[left] < start + batch.shape[1]]
-            t = place[here] - start
+            at = place[here] - start
             for path, value in values.items():
-                batch[path][here, t] = value[here]
+                batch[path][here, at] = value[here]
             left = left[place[left] >= start + batch.shape[1]]
         self.position = place.copy()
         self.position[lanes] += 1

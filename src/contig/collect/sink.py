@@ -1,22 +1,35 @@
-"""Where collected batches go: a buffer's storage, here or in a worker, or a server's table."""
+"""Where collected batches go: a buffer's storage, here or in a worker, or a server's table.
+
+Workers import this: what only collectors need of buffers and servers is imported where it is used.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..batch import Batch
 from ..layout import Layout
-from ..replay import ReplayBuffer, ReplayBufferEnsemble
-from ..sample import RateLimiter
 from ..tape import LazyTensorStorage, SharedStorage, Storage, storage_of_fd
-from ..transport import RemoteReplayBuffer, Server
 
-__all__ = ["Address", "RemoteSink", "StorageSink", "buffers_of", "open_sink", "sink_of"]
+if TYPE_CHECKING:
+    from ..replay import ReplayBuffer
+    from ..sample import RateLimiter
+    from ..transport import RemoteReplayBuffer
+
+__all__ = [
+    "Address",
+    "RemoteSink",
+    "StorageSink",
+    "address_of",
+    "buffers_of",
+    "open_sink",
+    "sink_of",
+]
 
 
 class Address(NamedTuple):
@@ -95,6 +108,9 @@ def buffers_of(given: Any) -> list[ReplayBuffer]:
     Raises:
         TypeError: it is nothing that rows can be written to.
     """
+    from ..replay import ReplayBuffer, ReplayBufferEnsemble
+    from ..transport import RemoteReplayBuffer, Server
+
     if isinstance(given, ReplayBuffer):
         return [given]
     if isinstance(given, ReplayBufferEnsemble):
@@ -139,9 +155,11 @@ def address_of(given: Any, worker: int) -> Address | None:
     return None
 
 
-def _remote_address(buffer: RemoteReplayBuffer) -> Address:
+def _remote_address(buffer: RemoteReplayBuffer) -> Address | None:
     client = buffer._client
     place = client._link.address
+    if place.tls is not None:
+        return None  # its context stays in this process
     options = {"reconnect_s": client._link.options.reconnect_s, "token": place.token}
     server = (place.host, place.port, options)
     return Address(-1, place.table, server, (None, None), 1, None, None)
@@ -150,6 +168,8 @@ def _remote_address(buffer: RemoteReplayBuffer) -> Address:
 def open_sink(address: Address, layout: str | None) -> StorageSink | RemoteSink:
     """The sink at an address, in a worker."""
     if address.server is not None:
+        from ..transport import RemoteReplayBuffer
+
         host, port, options = address.server
         sample = None if layout is None else Layout.from_json(json.loads(layout))
         remote = RemoteReplayBuffer(host, port, address.name, data_sample=sample, **options)

@@ -66,9 +66,7 @@ class Spec:
             ValueError: another shape, or a value that the dtype cannot hold.
         """
         out = []
-        for leaf, path, shape, dtype in zip(
-            self.flat(value), self.paths, self.shapes, self.dtypes
-        ):
+        for leaf, path, shape, dtype in zip(self.flat(value), self.paths, self.shapes, self.dtypes):
             array = leaf if isinstance(leaf, np.ndarray) else as_array(leaf)
             if array.shape != lead + shape:
                 raise LayoutError(

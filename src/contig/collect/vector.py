@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import LayoutError
 from .env import Env, Step
 from .gym_env import GymEnv
-from .raw import is_gymnasium, is_vector
+from .raw import is_env, is_vector
 from .specs import Array, Spec, at_lane, spec_of_space
 
 __all__ = ["SerialEnv", "VectorEnv", "as_env"]
@@ -25,7 +25,7 @@ def as_env(given: Any) -> Env:
         return GymEnv(given)
     if is_vector(given):
         return VectorEnv(given)
-    if not is_gymnasium(given) and not hasattr(given, "step") and callable(given):
+    if not is_env(given) and callable(given):
         return as_env(given())
     return GymEnv(given)
 
@@ -47,7 +47,7 @@ def recipes(num_envs: int, make_env: Any) -> list[Any]:
 
 def own_copy(recipe: Any) -> Any:
     """A recipe that is an environment, copied: the same object may be given several times."""
-    if callable(recipe) and not isinstance(recipe, Env) and not hasattr(recipe, "step"):
+    if callable(recipe) and not is_env(recipe):
         return recipe
     import cloudpickle
 

@@ -24,7 +24,6 @@ _WHERE = {
     "contig.learn.estimators": ("GAE", "TD0", "TDLambda", "VTrace", "NStep", "Keys"),
     "contig.learn.mode": ("set_recurrent_mode", "recurrent_mode_state"),
     "contig.learn.recurrent": ("GRUModule", "LSTMModule"),
-    "contig.learn.primer": ("HiddenState", "HiddenStates"),
     "contig.learn.views": ("split_trajectories", "per_trajectory", "pad_slices", "unpad_slices"),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from .estimators import VTrace as VTrace
     from .mode import recurrent_mode_state as recurrent_mode_state
     from .mode import set_recurrent_mode as set_recurrent_mode
-    from .primer import HiddenState as HiddenState
-    from .primer import HiddenStates as HiddenStates
     from .recurrent import GRUModule as GRUModule
     from .recurrent import LSTMModule as LSTMModule
     from .returns import discounted_return as discounted_return

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 __all__ = ["gru_layer", "lstm_layer"]
 
@@ -27,6 +26,19 @@ def lstm_layer(x: Any, h0: Any, c0: Any, sizes: list[int], weights: Any) -> tupl
     return out
 
 
+def _only_once() -> None:
+    if torch.is_grad_enabled():  # a backward pass with create_graph=True, and nothing else
+        raise RuntimeError(
+            "recurrent modules have no second derivatives in recurrent mode; where "
+            "create_graph=True is needed, call the module step by step"
+        )
+
+
+def _steps(rows: Any, sizes: list[int]) -> Any:
+    """Packed rows step by step, as views."""
+    return rows.split(sizes)
+
+
 def _before(h0: Any, after: Any, sizes: list[int]) -> Any:
     """The states before each packed row: h0, then each piece's state after its row before."""
     parts = [h0]
@@ -35,7 +47,7 @@ def _before(h0: Any, after: Any, sizes: list[int]) -> Any:
     return torch.cat(parts)
 
 
-def _input_product(x: Any, w: Any, b: Any) -> Any:
+def _product(x: Any, w: Any, b: Any) -> Any:
     return torch.addmm(b, x, w.t()) if b is not None else x @ w.t()
 
 
@@ -56,35 +68,37 @@ class _GRU(torch.autograd.Function):
         ctx: Any, x: Any, h0: Any, sizes: list[int], w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any
     ) -> Any:
         n, hidden = len(x), w_hh.shape[1]
-        gates = _input_product(x, w_ih, b_ih)  # becomes r, z and n
-        recurrent = gates.new_empty(n, 3 * hidden)
+        gates = _product(x, w_ih, b_ih)  # becomes r, z and n
         after = gates.new_empty(n, hidden)
         rz, new = gates[:, : 2 * hidden].split(sizes), gates[:, 2 * hidden :].split(sizes)
         r, z = gates[:, :hidden].split(sizes), gates[:, hidden : 2 * hidden].split(sizes)
-        rec, rec_rz = recurrent.split(sizes), recurrent[:, : 2 * hidden].split(sizes)
-        rec_n, out = recurrent[:, 2 * hidden :].split(sizes), after.split(sizes)
-        w, h = w_hh.t(), h0
+        out = after.split(sizes)
+        recurrent = gates.new_empty(len(h0), 3 * hidden)
+        w, h, rows = w_hh.t(), h0, 0
         for t, size in enumerate(sizes):
-            if len(h) != size:
-                h = h[:size]
+            if size != rows:
+                h, rec, rows = h[:size], recurrent[:size], size
+                rec_rz, rec_n = rec[:, : 2 * hidden], rec[:, 2 * hidden :]
             if b_hh is None:
-                torch.mm(h, w, out=rec[t])
+                torch.mm(h, w, out=rec)
             else:
-                torch.addmm(b_hh, h, w, out=rec[t])
-            rz[t].add_(rec_rz[t]).sigmoid_()
-            new[t].addcmul_(r[t], rec_n[t]).tanh_()
+                torch.addmm(b_hh, h, w, out=rec)
+            rz[t].add_(rec_rz).sigmoid_()
+            new[t].addcmul_(r[t], rec_n).tanh_()
             h = torch.lerp(new[t], h, z[t], out=out[t])
         ctx.sizes = sizes
-        ctx.save_for_backward(x, h0, w_ih, w_hh, gates, recurrent[:, 2 * hidden :], after)
+        ctx.save_for_backward(x, h0, w_ih, w_hh, b_hh, gates, after)
         return after
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Any) -> Any:
-        x, h0, w_ih, w_hh, gates, rec_n, after = ctx.saved_tensors
+        _only_once()
+        x, h0, w_ih, w_hh, b_hh, gates, after = ctx.saved_tensors
         sizes, (n, hidden) = ctx.sizes, after.shape
         before = _before(h0, after, sizes)
-        r, z, new = gates.split(hidden, 1)
+        last = slice(2 * hidden, None)
+        rec_n = _product(before, w_hh[last], None if b_hh is None else b_hh[last])
+        r, z, new = gates[:, :hidden], gates[:, hidden : 2 * hidden], gates[:, 2 * hidden :]
         # How the inputs of the gates move with the state after the row.
         d_new = (1 - z) * (1 - new * new)
         factors = gates.new_empty(n, 3, hidden)
@@ -94,9 +108,9 @@ class _GRU(torch.autograd.Function):
         d_after = torch.empty_like(after)
         d_rec = torch.empty_like(factors)
         d_h = torch.zeros_like(h0)  # a piece that has ended gets nothing from after it
-        steps, factor, keep = d_after.split(sizes), factors.split(sizes), z.split(sizes)
-        given, rec = grad.split(sizes), d_rec.split(sizes)
-        rows = d_rec.view(n, 3 * hidden).split(sizes)
+        steps, factor, keep = (_steps(a, sizes) for a in (d_after, factors, z))
+        given, rec = _steps(grad, sizes), _steps(d_rec, sizes)
+        rows = _steps(d_rec.view(n, 3 * hidden), sizes)
         for t in range(len(sizes) - 1, -1, -1):
             earlier = d_h[: sizes[t]]
             d = torch.add(given[t], earlier, out=steps[t])
@@ -122,16 +136,16 @@ class _LSTM(torch.autograd.Function):
         b_hh: Any,
     ) -> Any:
         n, hidden = len(x), w_hh.shape[1]
-        gates = _input_product(x, w_ih, None if b_ih is None else b_ih + b_hh)  # i, f, g, o
+        gates = _product(x, w_ih, None if b_ih is None else b_ih + b_hh)  # i, f, g, o
         after, cell = gates.new_empty(n, hidden), gates.new_empty(n, hidden)
         squashed = gates.new_empty(n, hidden)
         whole, both = gates.split(sizes), gates[:, : 2 * hidden].split(sizes)
         i, f, g, o = (part.split(sizes) for part in gates.split(hidden, 1))
         out, cells, tanhs = after.split(sizes), cell.split(sizes), squashed.split(sizes)
-        w, h, c = w_hh.t(), h0, c0
+        w, h, c, rows = w_hh.t(), h0, c0, 0
         for t, size in enumerate(sizes):
-            if len(h) != size:
-                h, c = h[:size], c[:size]
+            if size != rows:
+                h, c, rows = h[:size], c[:size], size
             whole[t].addmm_(h, w)
             both[t].sigmoid_()
             g[t].tanh_()
@@ -143,8 +157,8 @@ class _LSTM(torch.autograd.Function):
         return after, cell
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Any, grad_cell: Any) -> Any:
+        _only_once()
         x, h0, c0, w_ih, w_hh, gates, after, cell, squashed = ctx.saved_tensors
         sizes, (n, hidden) = ctx.sizes, after.shape
         before, cell_before = _before(h0, after, sizes), _before(c0, cell, sizes)
@@ -156,7 +170,7 @@ class _LSTM(torch.autograd.Function):
         d_gates = gates.new_empty(n, 4, hidden)
         first3, last = d_gates[:, :3].split(sizes), d_gates[:, 3].split(sizes)
         rows = d_gates.view(n, 4 * hidden).split(sizes)
-        factor, of, tc = factors.split(sizes), o_factor.split(sizes), to_cell.split(sizes)
+        factor, of, tc = (_steps(a, sizes) for a in (factors, o_factor, to_cell))
         given, given_c, keep = grad.split(sizes), grad_cell.split(sizes), f.split(sizes)
         d_h, d_c = torch.zeros_like(h0), torch.zeros_like(c0)
         for t in range(len(sizes) - 1, -1, -1):

@@ -1,7 +1,7 @@
 """Pieces of different length, sorted so that step t of all pieces lies together: no padding.
 
-    flat rows     a0 a1 | b0 b1 b2 | c0          packed rows   b0 a0 c0 | b1 a1 | b2
-                                                 sizes         3          2       1
+flat rows     a0 a1 | b0 b1 b2 | c0          packed rows   b0 a0 c0 | b1 a1 | b2
+                                             sizes         3          2       1
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Advantages and returns of trajectories that lie one after another.
 
-For all: ``time_dim=0`` is flat ``[N]`` or ``[T, B]``, 1 is ``[B, T]``; dims after these are rewards or
-agents, and flags may lack them. `reward`, `value` and `next_value` have one shape; nothing is
+For all: ``time_dim=0`` is flat ``[N]`` or ``[T, B]``, 1 is ``[B, T]``; dims after these are rewards
+or agents, and flags may lack them. `reward`, `value` and `next_value` have one shape; nothing is
 broadcast. `terminated` says where there is no next state, so its value does not count; None: it is
 `done`. `done` says where an episode ends, so what comes after does not count. `cut` is True on the
 last row of a run that is no end of an episode: its next value counts, the row after it does not.
@@ -64,9 +64,7 @@ def gae(
         advantage, target = run(s.reward, v, v2, s.stop, s.terminated, gamma, lmbda)
     else:
         advantage, target = s.new(), s.new()
-        _native.scan_gae(
-            s.reward, v, v2, s.stop, s.terminated, gamma, lmbda, advantage, target
-        )
+        _native.scan_gae(s.reward, v, v2, s.stop, s.terminated, gamma, lmbda, advantage, target)
     return s.result(advantage), s.result(target)
 
 
@@ -103,7 +101,7 @@ def td_lambda_return(
     time_dim: int = 0,
     cut: Any = None,
 ) -> Any:
-    """Targets ``G = r + gamma ((1 - lmbda) V' + lmbda G_next)``; where a run ends, ``r + gamma V'``."""
+    """Targets ``r + gamma ((1 - lmbda) V' + lmbda G_next)``; where a run ends, ``r + gamma V'``."""
     steps = Steps(
         reward,
         {"next_value": next_value},
@@ -169,12 +167,12 @@ def vtrace(
     """V-trace advantages and targets.
 
     ``v = V + x``, ``x = rho (r + gamma V' - V) + gamma c x_next``; the advantage is
-    ``rho (r + gamma v' - V)``, v' being the next row's target, or V' where a run ends. rho and c are
-    ``exp(log_rho)``, clipped.
+    ``rho (r + gamma v' - V)``, v' being the next row's target, or V' where a run ends. rho and c
+    are ``exp(log_rho)``, clipped.
 
     Args:
-        log_rho: log-probability of the action under the learner's policy, less that under the policy
-            that acted; may lack dims as flags may. None: both are the same.
+        log_rho: log-probability of the action under the learner's policy, less that under the
+            policy that acted; may lack dims as flags may. None: both are the same.
         others: as everywhere here.
     """
     gamma = number("gamma", gamma, 0, 1)
@@ -193,17 +191,13 @@ def vtrace(
     if not s.on_host:
         from .vectorised import vtrace as run
 
-        advantage, target = run(
-            s.reward, v, v2, s.stop, s.terminated, gamma, log, rho_clip, c_clip
-        )
+        advantage, target = run(s.reward, v, v2, s.stop, s.terminated, gamma, log, rho_clip, c_clip)
     else:
         ratio = np.ones(s.dims, s.dtype) if log is None else _exp(log)
         rho: Array = np.minimum(ratio, s.dtype.type(rho_clip))
         c: Array = np.minimum(ratio, s.dtype.type(c_clip))
         advantage, target = s.new(), s.new()
-        _native.scan_vtrace(
-            s.reward, v, v2, s.stop, s.terminated, gamma, rho, c, advantage, target
-        )
+        _native.scan_vtrace(s.reward, v, v2, s.stop, s.terminated, gamma, rho, c, advantage, target)
     return s.result(advantage), s.result(target)
 
 

@@ -64,12 +64,11 @@ def leaves(data: Any) -> dict[Path, Any]:
     """All leaves by path."""
     _check(data)
     if isinstance(data, Batch):
-        return {p: data[p] for p in data.keys()}
+        return {p: data[p] for p in data.layout.by_path}
     out: dict[Path, Any] = {}
 
     def walk(node: Any, path: Path) -> None:
-        for key in node.keys():
-            child = node[key]
+        for key, child in node.items():
             if isinstance(child, Mapping) or is_tensordict(child):
                 walk(child, (*path, key))
             else:
@@ -147,8 +146,9 @@ def flat_shape(data: Any, marks: Sequence[Path]) -> tuple[int, ...]:
         found = read(data, path)
         if found is not None:
             shape = tuple(np.shape(found))
-            # [N, 1] is the form of flags in TensorDicts.
-            return shape[:-1] if len(shape) > 1 and shape[-1] == 1 else shape
+            # [N, 1] is the form of flags in TensorDicts; nobody gives ids so.
+            flag = path[:1] != ("collector",) and len(shape) > 1 and shape[-1] == 1
+            return shape[:-1] if flag else shape
     known = ", ".join(show_path(p) for p in leaves(data))
     looked = ", ".join(show_path(p) for p in marks)
     raise KeyError(

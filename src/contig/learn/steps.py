@@ -145,9 +145,8 @@ class Steps:
 
     def new(self) -> Array:
         """Memory for a result of the native scans."""
-        count = math.prod(self.dims)
-        block = _native.Block(max(1, count * self.dtype.itemsize))
-        return np.frombuffer(block, self.dtype, count).reshape(self.dims)
+        block = _native.Block(max(1, math.prod(self.dims) * self.dtype.itemsize))
+        return np.ndarray(self.dims, self.dtype, block)  # type: ignore[arg-type]
 
     def result(self, value: Any) -> Any:
         """A result in the reward's shape, as tensor if tensors came in."""

@@ -1,7 +1,8 @@
 """The scans in torch, for tensors that are not on the CPU: no loop over time.
 
-All are linear recurrences ``x_t = a_t + k_t x_(t+1)``, solved by doubling the distance: log2(T) rounds
-of a few operations on whole tensors. Arguments are ``[outer, time, inner]``, as in native/scan.h.
+All are linear recurrences ``x_t = a_t + k_t x_(t+1)``, solved by doubling the distance: log2(T)
+rounds of a few operations on whole tensors. Arguments are ``[outer, time, inner]``, as in
+native/scan.h.
 """
 
 from __future__ import annotations
@@ -90,9 +91,7 @@ def vtrace(
     return rho * (reward + gamma * after - value), target
 
 
-def nstep(
-    reward: Any, next_value: Any, stop: Any, terminated: Any, gamma: float, n: int
-) -> Any:
+def nstep(reward: Any, next_value: Any, stop: Any, terminated: Any, gamma: float, n: int) -> Any:
     stop = _last(stop)
     ends = reward + gamma * _bootstrap(next_value, terminated)
     out = ends

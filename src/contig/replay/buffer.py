@@ -91,6 +91,7 @@ class ReplayBuffer:
         self._turn = threading.RLock()  # one sampler at a time
         self._batches = self._rows_out = 0
         self._feeders: list[Callable[[], None]] = []
+        self._watched: list[Callable[[], None]] = []  # those of them that every draw asks
         self._closed = False
         if prefetch < 0:
             raise ValueError(f"prefetch is a number of batches, got {prefetch}")
@@ -184,6 +185,8 @@ class ReplayBuffer:
             raise ValueError("no batch size: give one to sample() or to the buffer")
         if size < 1:
             raise ValueError(f"batch_size must be at least 1, got {size}")
+        for check in self._watched:
+            check()  # raises if the feeder died
         request = self.sampler.request(size if of is None else of)
         if of is not None:
             request = request._replace(groups=size // request.length)
@@ -237,17 +240,26 @@ class ReplayBuffer:
         if self._closed:
             raise ClosedError("this buffer is closed")
 
-    def feed(self, check: Callable[[], None]) -> Callable[[], None]:
+    def feed(self, check: Callable[[], None], *, always: bool = False) -> Callable[[], None]:
         """Says that somebody feeds this buffer, so that `sample` waits for the first rows.
 
         Args:
             check: called while waiting; raises if the feeder failed.
+            always: call it before every draw too.
 
         Returns:
             a function to call when the feeding ends.
         """
         self._feeders.append(check)
-        return lambda: self._feeders.remove(check)
+        if not always:
+            return lambda: self._feeders.remove(check)
+        self._watched.append(check)
+
+        def end() -> None:
+            self._feeders.remove(check)
+            self._watched.remove(check)
+
+        return end
 
     def __iter__(self) -> Iterator[Any]:
         """Batches without end; of an epoch's sampler, one epoch after another."""

@@ -155,6 +155,10 @@ class Field:
             self.tensors[i] = torch.zeros(rows, *old.shape[1:], dtype=old.dtype, device=old.device)
             self.tensors[i][: old.shape[0]] = old
 
+    def become(self, dtype: torch.dtype) -> None:
+        """Changes the dtype of all tensors."""
+        self.tensors = [t.to(dtype) for t in self.tensors]
+
     def roll(self, first: int, rows: int) -> None:
         """Puts row `first` at 0, and the others of the first `rows` behind it, in a circle."""
         for tensor in self.tensors:

@@ -40,10 +40,7 @@ def flat(
             order = torch.randperm(rows, generator=random, device=first.device)
             for chosen in order.tensor_split(batches):
                 yield _batch(
-                    {
-                        name: view.map(lambda t, i=chosen: t.index_select(0, i), 1)
-                        for name, view in flat_views.items()
-                    }
+                    {name: view.map(_Rows(chosen), 1) for name, view in flat_views.items()}
                 )
 
     return generate()
@@ -88,6 +85,26 @@ def padded(
     return generate()
 
 
+class _Rows:
+    """Picks rows by number."""
+
+    def __init__(self, chosen: Tensor) -> None:
+        self._chosen = chosen
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return tensor.index_select(0, self._chosen)
+
+
+class _Envs:
+    """Picks the rows of some envs, env by env."""
+
+    def __init__(self, low: int, high: int) -> None:
+        self._envs = slice(low, high)
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return tensor[:, self._envs].transpose(0, 1).flatten(0, 1)
+
+
 class _Padding:
     """Puts rows of some envs where their trajectories want them."""
 
@@ -117,15 +134,9 @@ def packed(
             for low, high in _spans(envs, batches):
                 at = begins[:, low:high].t()
                 env, step = at.nonzero(as_tuple=True)
-                chosen = slice(low, high)
                 yield _batch(
                     {
-                        **{
-                            name: view.map(
-                                lambda t, c=chosen: t[:, c].transpose(0, 1).flatten(0, 1), 1
-                            )
-                            for name, view in views.items()
-                        },
+                        **{name: view.map(_Envs(low, high), 1) for name, view in views.items()},
                         "is_init": at.reshape(-1),
                     },
                     hidden_states=hidden.at(step, env + low),

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from .storage import RolloutStorage, Window, _Stored
+from .storage import RolloutStorage, _Stored
+from .window import Window
 
 __all__ = ["ActionLabelRollout", "QueueRolloutStorage"]
 
@@ -19,8 +20,8 @@ __all__ = ["ActionLabelRollout", "QueueRolloutStorage"]
 class QueueRolloutStorage(RolloutStorage):
     """A RolloutStorage whose `clear` keeps what is there.
 
-    Each `clear` makes room for T more steps, until there is room for ``buffer_dilation_ratio * T``; from
-    then on new steps take the places of the oldest. Returns and minibatches are of all rows.
+    Each `clear` makes room for T more steps, until there is room for ``buffer_dilation_ratio * T``;
+    from then on new steps take the places of the oldest. Returns and minibatches are of all rows.
 
     Args:
         buffer_dilation_ratio: at least 1; how much it grows, as a multiple of T.

@@ -47,9 +47,9 @@ def gae(
 
 
 def normalized(advantages: Tensor) -> Tensor:
-    """(A - mean) / (std + 1e-8) for each kind of reward; zeros for a single row."""
-    flat = advantages.reshape(-1, advantages.shape[-1])
+    """(A - mean) / (std + 1e-8) for each kind of reward, in place; zeros for a single row."""
+    flat = advantages.view(-1, advantages.shape[-1])
     if len(flat) < 2:
-        return torch.zeros_like(advantages)
+        return advantages.zero_()
     std, mean = torch.std_mean(flat, 0)  # unbiased
-    return advantages.sub(mean).div_(std + 1e-8)
+    return advantages.sub_(mean).div_(std + 1e-8)

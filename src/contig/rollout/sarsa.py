@@ -16,7 +16,8 @@ import torch
 
 from ..errors import LayoutError
 from .field import Field, View
-from .storage import RolloutStorage, Window
+from .storage import RolloutStorage
+from .window import Window
 
 __all__ = ["SarsaRolloutStorage"]
 

@@ -8,7 +8,7 @@ Nothing leaves the device. One thread at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,8 +19,9 @@ from .hidden import HiddenStates
 from .returns import gae, normalized
 from .tape import write_trajectories
 from .transition import DistillationBatch, MiniBatch, Statistics, Transition
+from .window import Window
 
-__all__ = ["RolloutStorage", "Window"]
+__all__ = ["RolloutStorage"]
 
 Tensor = torch.Tensor
 
@@ -30,25 +31,6 @@ _FLAGS = ("dones", "time_outs")
 _NEEDED = ("observations", "actions", "rewards", "dones")
 # Field names of a transition that are called otherwise in the storage.
 _STORED_AS = {"action_mean": "mu", "action_sigma": "sigma"}
-
-
-class Window(NamedTuple):
-    """Which rows are filled: `rows` of them, in time order from row `first` on, in a circle."""
-
-    first: int
-    rows: int
-
-    def ordered(self, tensor: Tensor) -> Tensor:
-        """The filled rows in time order; a view unless they go around."""
-        if self.first == 0:
-            return tensor[: self.rows]
-        return torch.cat((tensor[self.first : self.rows], tensor[: self.first]))
-
-    def scatter(self, target: Tensor, rows: Tensor) -> None:
-        """Writes rows in time order to where they belong."""
-        behind = self.rows - self.first
-        target[self.first : self.rows] = rows[:behind]
-        target[: self.first] = rows[behind:]
 
 
 class _Stored:
@@ -103,7 +85,12 @@ class RolloutStorage:
     #: Rows that observations have more than other fields.
     _more_observations = 0
     #: Fields of a transition that are kept if they are given.
-    _optional = ("time_outs", "final_values", "distribution_params", "privileged_actions")
+    _optional: tuple[str, ...] = (
+        "time_outs",
+        "final_values",
+        "distribution_params",
+        "privileged_actions",
+    )
     #: Those among the stored ones that minibatches carry behind the usual fields.
     _carried: tuple[str, ...] = ("distribution_params", "privileged_actions")
 
@@ -307,7 +294,12 @@ class RolloutStorage:
             if "final_values" in self._present:
                 final = window.ordered(self.final_values)
         rewards = window.ordered(self.rewards)
+        dtype = torch.promote_types(rewards.dtype, values.dtype)
+        rewards, values, last = rewards.to(dtype), values.to(dtype), last.to(dtype)
+        final = None if final is None else final.to(dtype)
         advantages = gae(rewards, values, last, done, gamma, lam, time_out, final)
+        for name in ("returns", "advantages"):
+            self.fields[name].become(advantages.dtype)
         window.scatter(self.returns, advantages + values)
         window.scatter(
             self.advantages, normalized(advantages) if normalize_advantage else advantages

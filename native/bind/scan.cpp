@@ -1,0 +1,124 @@
+// Reverse scans over time, on arrays [outer, time, inner] of float32 or float64.
+#include "../scan.h"
+
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+
+#include "handles.h"
+
+namespace contig {
+
+namespace {
+
+template <class T>
+using In = nb::ndarray<const T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Out = nb::ndarray<T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using Flags = nb::ndarray<const bool, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Maybe = std::optional<In<T>>;
+
+template <class A, class B>
+void check_shape(const A& reward, const B& other, const char* name) {
+  for (size_t d = 0; d < 3; ++d)
+    if (reward.shape(d) != other.shape(d))
+      throw std::invalid_argument(std::string("scan: ") + name + " has another shape than reward");
+}
+
+template <class T>
+Steps<T> steps_of(const In<T>& reward, const Maybe<T>& value, const Maybe<T>& next_value,
+                  const Flags& stop, const Flags& terminated, double gamma) {
+  if (value) check_shape(reward, *value, "value");
+  if (next_value) check_shape(reward, *next_value, "next_value");
+  check_shape(reward, stop, "stop");
+  check_shape(reward, terminated, "terminated");
+  Steps<T> s;
+  s.outer = reward.shape(0);
+  s.time = reward.shape(1);
+  s.inner = reward.shape(2);
+  s.reward = reward.data();
+  s.value = value ? value->data() : nullptr;
+  s.next_value = next_value ? next_value->data() : nullptr;
+  s.stop = reinterpret_cast<const uint8_t*>(stop.data());
+  s.terminated = reinterpret_cast<const uint8_t*>(terminated.data());
+  s.gamma = static_cast<T>(gamma);
+  return s;
+}
+
+// Runs f, without the GIL if it moves enough.
+template <class T, class F>
+void run(const Steps<T>& s, size_t rounds, F f) {
+  const uint64_t bytes = s.outer * s.time * s.inner * sizeof(T) * 4 * rounds;
+  if (bytes < kKeepGil) return f();
+  NoGil no_gil;
+  f();
+}
+
+template <class T>
+void bind_scans(nb::module_& m) {
+  m.def(
+      "scan_gae",
+      [](In<T> reward, In<T> value, In<T> next_value, Flags stop, Flags terminated, double gamma,
+         double lambda, Out<T> advantage, Out<T> target) {
+        check_shape(reward, advantage, "advantage");
+        check_shape(reward, target, "target");
+        const Steps<T> s = steps_of<T>(reward, value, next_value, stop, terminated, gamma);
+        T *a = advantage.data(), *g = target.data();
+        run(s, 1, [&] { scan_gae(s, static_cast<T>(lambda), a, g); });
+      },
+      nb::arg("reward").noconvert(), nb::arg("value").noconvert(),
+      nb::arg("next_value").noconvert(), nb::arg("stop").noconvert(),
+      nb::arg("terminated").noconvert(), nb::arg("gamma"), nb::arg("lmbda"),
+      nb::arg("advantage").noconvert(), nb::arg("target").noconvert());
+  m.def(
+      "scan_lambda",
+      [](In<T> reward, Maybe<T> next_value, Flags stop, Flags terminated, double gamma,
+         double lambda, Out<T> target) {
+        check_shape(reward, target, "target");
+        const Steps<T> s = steps_of<T>(reward, std::nullopt, next_value, stop, terminated, gamma);
+        T* g = target.data();
+        run(s, 1, [&] { scan_lambda(s, static_cast<T>(lambda), g); });
+      },
+      nb::arg("reward").noconvert(), nb::arg("next_value").noconvert().none(),
+      nb::arg("stop").noconvert(), nb::arg("terminated").noconvert(), nb::arg("gamma"),
+      nb::arg("lmbda"), nb::arg("target").noconvert());
+  m.def(
+      "scan_vtrace",
+      [](In<T> reward, In<T> value, In<T> next_value, Flags stop, Flags terminated, double gamma,
+         In<T> rho, In<T> c, Out<T> advantage, Out<T> target) {
+        check_shape(reward, rho, "rho");
+        check_shape(reward, c, "c");
+        check_shape(reward, advantage, "advantage");
+        check_shape(reward, target, "target");
+        const Steps<T> s = steps_of<T>(reward, value, next_value, stop, terminated, gamma);
+        T *a = advantage.data(), *g = target.data();
+        run(s, 2, [&] { scan_vtrace(s, rho.data(), c.data(), a, g); });
+      },
+      nb::arg("reward").noconvert(), nb::arg("value").noconvert(),
+      nb::arg("next_value").noconvert(), nb::arg("stop").noconvert(),
+      nb::arg("terminated").noconvert(), nb::arg("gamma"), nb::arg("rho").noconvert(),
+      nb::arg("c").noconvert(), nb::arg("advantage").noconvert(), nb::arg("target").noconvert());
+  m.def(
+      "scan_nstep",
+      [](In<T> reward, In<T> next_value, Flags stop, Flags terminated, double gamma, size_t n,
+         Out<T> target) {
+        if (n == 0) throw std::invalid_argument("scan: n must be at least 1");
+        check_shape(reward, target, "target");
+        const Steps<T> s = steps_of<T>(reward, std::nullopt, next_value, stop, terminated, gamma);
+        T* g = target.data();
+        run(s, std::min(n, s.time + 1), [&] { scan_nstep(s, n, g); });
+      },
+      nb::arg("reward").noconvert(), nb::arg("next_value").noconvert(), nb::arg("stop").noconvert(),
+      nb::arg("terminated").noconvert(), nb::arg("gamma"), nb::arg("n"),
+      nb::arg("target").noconvert());
+}
+
+}  // namespace
+
+void bind_scan(nb::module_& m) {
+  bind_scans<float>(m);
+  bind_scans<double>(m);
+}
+
+}  // namespace contig

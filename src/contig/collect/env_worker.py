@@ -1,0 +1,86 @@
+"""One environment of a ParallelEnv: ``python -m contig.collect.env_worker SOCKET``."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import struct
+import sys
+import traceback
+from typing import Any
+
+from .env import Env
+from .parallel import COMMAND, shared_block
+from .protocol import Channel
+from .specs import as_space, at_lane, nest, spec_of_space
+from .vector import make_lane
+
+__all__ = ["main"]
+
+
+def _serve(env: Env, line: socket.socket) -> None:
+    """Steps when told to, until the socket ends."""
+    place, fds, _, _ = socket.recv_fds(line, 16, 1)
+    if not fds:
+        return
+    lane, lanes = struct.unpack("<qq", place)
+    actions = spec_of_space(env.action_space, "action")
+    block = shared_block(fds[0], env.spec, actions, lanes)
+    keys = range(len(env.spec.paths))
+    after, before = [block["next", str(i)] for i in keys], [block["obs", str(i)] for i in keys]
+    taken = {p: block[p] for p in actions.paths}
+    single = actions.single
+    while len(command := line.recv(COMMAND.size, socket.MSG_WAITALL)) == COMMAND.size:
+        what, seed = COMMAND.unpack(command)
+        if what == b"r":
+            obs = env.reset(None if seed < 0 else seed)
+        else:
+            step = env.step(_action(taken, single, lane, env.action_space))
+            for column, leaf in zip(after, step.next):
+                column[lane] = leaf[0]
+            block["reward"][lane] = step.reward[0]
+            block["terminated"][lane] = step.terminated[0]
+            block["truncated"][lane] = step.truncated[0]
+            obs = step.obs
+        for column, leaf in zip(before, obs):
+            column[lane] = leaf[0]
+        line.sendall(b"k")
+
+
+def _action(columns: dict[Any, Any], single: bool, lane: int, space: Any) -> Any:
+    tree = nest({p: c.copy() for p, c in columns.items()})["action"]
+    tree = tree if single else as_space(space, tree)
+    return at_lane(tree, slice(lane, lane + 1))  # type: ignore[arg-type]
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    line = socket.socket(fileno=int(sys.argv[1]))
+    channel = Channel(line)
+    ready = False
+    try:
+        first = channel.receive()
+        if first is None:
+            return
+        sys.path[:] = first.content["path"]
+        import cloudpickle
+
+        env = make_lane(cloudpickle.loads(first.raw))
+        spec = (env.spec.leaves, env.spec.root)
+        about = (spec, env.action_space, env.primers, env.marks_init)
+        channel.send({}, cloudpickle.dumps(about))
+        ready = True
+        _serve(env, line)
+        env.close()
+    except BaseException:
+        try:
+            if ready:
+                line.sendall(b"e")
+            channel.send({"error": traceback.format_exc()})
+        except OSError:
+            pass
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""ParallelEnv: environments in processes of their own, with their arrays in shared memory.
+
+parent   actions into the block, one byte to each child
+child i  steps, writes its lane of the block, one byte back
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import struct
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..batch import Batch
+from ..errors import LayoutError, WorkerError
+from ..layout import Layout, ShapeDtype
+from .env import Env, Step
+from .protocol import Channel
+from .specs import Array, Spec, nest, spec_of_space
+from .vector import make_lane, own_copy, recipes
+
+__all__ = ["COMMAND", "ParallelEnv", "shared_block"]
+
+COMMAND = struct.Struct("<cq")  # what to do, and a seed (-1: none)
+_START_S = 120.0
+_STOP_S = 3.0
+
+
+def shared_block(fd: int, spec: Spec, actions: Spec, lanes: int) -> Batch:
+    """The arrays that a parent and its children share, over a descriptor's memory."""
+    layout = _block_layout(spec, actions)
+    return Batch(mmap.mmap(fd, layout.block_columns(lanes).nbytes), layout, (lanes,))
+
+
+def _block_layout(spec: Spec, actions: Spec) -> Layout:
+    leaves: dict[Any, ShapeDtype] = dict(actions.leaves)
+    for number, leaf in enumerate(spec.leaves.values()):
+        leaves["next", str(number)] = leaves["obs", str(number)] = leaf
+    leaves["reward",] = ShapeDtype((), np.dtype(np.float64))
+    leaves["terminated",] = leaves["truncated",] = ShapeDtype((), np.dtype(np.bool_))
+    return Layout(nest(leaves))
+
+
+class ParallelEnv(Env):
+    """n environments, each in a process of its own.
+
+    Args:
+        num_envs: n.
+        make_env: makes one of them; or a list of n factories or environments.
+        policy: as in GymEnv.
+        step_timeout_s: an environment that is longer in one step or reset hangs.
+
+    Raises:
+        WorkerError: a process died or failed, with its number, pid and traceback.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        make_env: Callable[[], Any] | Any,
+        *,
+        policy: Any = None,
+        step_timeout_s: float = 60.0,
+    ) -> None:
+        super().__init__()
+        self._recipes = recipes(num_envs, make_env)
+        self.num_envs = num_envs
+        self.batch_shape = (num_envs,)
+        self._timeout_s = step_timeout_s
+        self._running: _Children | None = None
+        self._was_reset = False
+        if policy is not None:
+            from .policy import register_primers
+
+            register_primers(self, policy)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._was_reset:
+            raise TypeError(
+                "this ParallelEnv was reset: it is no recipe any more; give a function that makes "
+                "it"
+            )
+        return {**self.__dict__, "_running": None}
+
+    def probe(self) -> Env:
+        lane = make_lane(own_copy(self._recipes[0]))
+        lane.primers = {**lane.primers, **self.primers}
+        return lane
+
+    @property
+    def _children(self) -> _Children:
+        if self._running is None:
+            self._running = _Children(self._recipes, self._timeout_s)
+            self.primers = {**self._running.primers, **self.primers}
+            self.marks_init = self.marks_init or self._running.marks_init
+        return self._running
+
+    @property
+    def full_observation_spec(self) -> dict[str, Any]:
+        _ = self._children  # what the lanes bring is known once they are made
+        return super().full_observation_spec
+
+    @property
+    def full_state_spec(self) -> dict[str, Any]:
+        _ = self._children
+        return super().full_state_spec
+
+    @property
+    def spec(self) -> Spec:
+        return self._children.spec
+
+    @property
+    def action_space(self) -> Any:
+        return self._children.action_space
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes."""
+        return [p.pid for p in self._children.processes]
+
+    def reset(self, seed: int | None = None) -> list[Array]:
+        self._was_reset = True
+        seeds = [-1 if seed is None else seed + i for i in range(self.num_envs)]
+        self._children.tell(b"r", list(range(self.num_envs)), seeds)
+        return self._children.read("obs")
+
+    def reset_lanes(self, lanes: Array) -> list[Array]:
+        numbers = [int(i) for i in np.flatnonzero(lanes)]
+        self._children.tell(b"r", numbers, [-1] * self.num_envs)
+        return self._children.read("obs")
+
+    def step(self, action: Any) -> Step:
+        children = self._children
+        spec = children.actions
+        for path, value in zip(spec.paths, spec.checked(action, (self.num_envs,))):
+            children.block[path][...] = value
+        children.tell(b"s", list(range(self.num_envs)), [-1] * self.num_envs)
+        after, terminated = children.read("next"), children.block["terminated"].copy()
+        truncated = children.block["truncated"].copy()
+        obs = children.read("obs") if (terminated | truncated).any() else after
+        return Step(after, children.block["reward"].copy(), terminated, truncated, obs)
+
+    def close(self) -> None:
+        if self._running is not None:
+            self._running.close()
+        self._running = None
+
+
+class _Children:
+    """The processes behind a ParallelEnv."""
+
+    def __init__(self, made: list[Any], timeout_s: float) -> None:
+        import cloudpickle
+
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._channels: list[Channel] = []
+        self._closer = weakref.finalize(self, _end, self.processes, self._channels)
+        root = str(Path(__file__).parents[2])
+        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        for recipe in made:
+            mine, theirs = socket.socketpair()
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "contig.collect.env_worker", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                    stdin=subprocess.DEVNULL,
+                )
+            )
+            theirs.close()
+            mine.settimeout(_START_S)
+            self._channels.append(Channel(mine))
+            self._channels[-1].send({"path": sys.path}, cloudpickle.dumps(recipe))
+        try:
+            self._meet(len(made), timeout_s)
+        except BaseException:
+            self._closer()
+            raise
+
+    def _meet(self, lanes: int, timeout_s: float) -> None:
+        import cloudpickle
+
+        for number, channel in enumerate(self._channels):
+            message = channel.receive()
+            if message is None or "error" in message.content:
+                self._fail(number, message.content["error"] if message else None)
+            spec, action_space, primers, marks = cloudpickle.loads(message.raw)  # type: ignore[union-attr]
+            if number == 0:
+                self.spec: Spec = Spec(*spec)
+                self.action_space: Any = action_space
+                self.primers: dict[Any, Array] = primers
+                self.marks_init: bool = marks
+            elif spec[0] != self.spec.leaves:
+                raise LayoutError(
+                    f"environment {number} has other observations than environment 0: "
+                    f"{nest(spec[0])} and {self.spec.tree()}"
+                )
+        if self.action_space is None:
+            raise LayoutError("environments of a ParallelEnv need an action_space")
+        self.actions = spec_of_space(self.action_space, "action")
+        layout = _block_layout(self.spec, self.actions)
+        fd = os.memfd_create("contig-envs", os.MFD_CLOEXEC)
+        os.ftruncate(fd, layout.block_columns(lanes).nbytes)
+        self.block = shared_block(fd, self.spec, self.actions, lanes)
+        for number, channel in enumerate(self._channels):
+            place = struct.pack("<qq", number, lanes)
+            socket.send_fds(channel.line, [place], [fd])
+            channel.line.settimeout(timeout_s)
+        os.close(fd)
+
+    def tell(self, what: bytes, lanes: list[int], seeds: list[int]) -> None:
+        """Gives some children a command and waits for all of them."""
+        for lane in lanes:
+            try:
+                self._channels[lane].line.sendall(COMMAND.pack(what, seeds[lane]))
+            except OSError:
+                pass  # what it said last is read below
+        for lane in lanes:
+            line = self._channels[lane].line
+            try:
+                answer = line.recv(1)
+            except TimeoutError:
+                self._fail(lane, f"hangs for more than step_timeout_s={line.gettimeout()}")
+            except OSError:
+                answer = b""
+            if answer != b"k":
+                message = self._channels[lane].receive() if answer else None
+                self._fail(lane, message.content["error"] if message else None)
+
+    def _fail(self, number: int, said: str | None) -> None:
+        process = self.processes[number]
+        if said is None:
+            try:
+                code = process.wait(_STOP_S)
+                said = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            except subprocess.TimeoutExpired:
+                said = "its socket was closed"
+        raise WorkerError(f"environment {number} (pid {process.pid}) failed: {said}")
+
+    def read(self, name: str) -> list[Array]:
+        """The lanes' observations, copied."""
+        return [self.block[name, str(i)].copy() for i in range(len(self.spec.paths))]
+
+    def close(self) -> None:
+        self._closer()
+
+
+def _end(processes: list[subprocess.Popen[bytes]], channels: list[Channel]) -> None:
+    for channel in channels:
+        channel.close()
+    for process in processes:
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

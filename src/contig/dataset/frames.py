@@ -1,0 +1,162 @@
+"""Files of frames: some arrays ``[n, ...]`` of one trajectory.
+
+`.npz` is written and read; pickles of foreign programs are read without running them. A file is
+complete before it has its name.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+import os
+import pickle
+import re
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..convert import as_array
+from ..errors import LayoutError
+from ..tape.disk import files
+from ..trajectory.unpickle import load_arrays
+
+__all__ = ["Frames", "canonical", "frame_range", "load_frames", "save_frames"]
+
+Array = np.ndarray[Any, Any]
+Frames = dict[str, Array]
+
+_NAMES = {
+    "observation": ("observations", "obs"),
+    "privileged_observation": ("privileged_observations", "privileged_obs"),
+    "action": ("actions",),
+    "reward": ("rewards",),
+    "done": ("dones",),
+    "timeout": ("timeouts", "time_out", "time_outs"),
+    "next_observation": ("next_observations", "next_obs"),
+    "next_privileged_observation": ("next_privileged_observations", "next_privileged_obs"),
+}
+_CANONICAL = {other: name for name, others in _NAMES.items() for other in (name, *others)}
+_DAMAGED: tuple[type[Exception], ...] = (
+    pickle.UnpicklingError,
+    ValueError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+    EOFError,
+    NotImplementedError,  # zipfile's, of a damaged directory
+)
+_RANGE = re.compile(r"traj_(\d+)_(\d+)\.[^.]+")
+
+
+@functools.lru_cache(maxsize=4096)
+def frame_range(filename: str) -> tuple[int, int]:
+    """First frame, and the one behind the last, from ``traj_<start>_<end>.<anything>``.
+
+    Raises:
+        ValueError: another name.
+    """
+    found = _RANGE.fullmatch(os.path.basename(filename))
+    if found is None or int(found[1]) >= int(found[2]):
+        raise ValueError(
+            f"{filename}: expected traj_<start>_<end>.npz with start < end, such as "
+            "traj_100_200.npz for frames 100 to 199"
+        )
+    return int(found[1]), int(found[2])
+
+
+def canonical(data: dict[str, Any]) -> Frames:
+    """Fields by the names a Transition has; others keep theirs; None is absent."""
+    return {
+        _CANONICAL.get(str(name), str(name)): as_array(value)
+        for name, value in data.items()
+        if value is not None
+    }
+
+
+def save_frames(path: Path, frames: Frames) -> None:
+    """Writes an `.npz` that is complete before it is visible, and on the disk after this."""
+    out = io.BytesIO()
+    np.savez(out, allow_pickle=False, **frames)
+    files.write_new(path, out.getvalue())
+
+
+def load_frames(path: str | Path) -> Frames:
+    """The arrays of a file, by canonical names.
+
+    Raises:
+        LayoutError: damaged, or something else than arrays of one length.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = _read_npz(file.read()) if str(path).endswith(".npz") else load_arrays(file)
+    except _DAMAGED as error:
+        raise LayoutError(f"{path} is damaged or no file of frames: {error}") from error
+    if not isinstance(data, dict):
+        raise LayoutError(f"{path}: expected a dict of arrays, got {type(data).__name__}")
+    frames = canonical(data)
+    start, end = frame_range(os.path.basename(path))
+    for name, array in frames.items():
+        if array.ndim < 1 or array.shape[0] != end - start:
+            raise LayoutError(
+                f"{path}: {name} has shape {list(array.shape)}, expected {end - start} frames "
+                "first, as the file's name says"
+            )
+        if array.dtype.kind not in "biuf":
+            raise LayoutError(f"{path}: {name} is {array.dtype}, expected numbers")
+    return frames
+
+
+def _read_npz(data: bytes) -> Frames:
+    """An `.npz` from its bytes: what numpy does, without a file object for each array."""
+    out: Frames = {}
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for member in archive.infolist():
+            if not member.filename.endswith(".npy"):
+                raise ValueError(f"{member.filename} is in it, which is no array")
+            name = member.filename.removesuffix(".npy")
+            if member.compress_type == zipfile.ZIP_STORED:
+                start = _data_offset(data, member)
+                raw = memoryview(data)[start : start + member.file_size]
+                if len(raw) != member.file_size or zlib.crc32(raw) != member.CRC:
+                    raise ValueError(f"the checksum of {name} is wrong")
+            else:
+                raw = memoryview(archive.read(member))  # checks it
+            out[name] = _array(raw)
+    return out
+
+
+def _data_offset(data: bytes, member: zipfile.ZipInfo) -> int:
+    start = member.header_offset
+    name_length, extra_length = struct.unpack_from("<HH", data, start + 26)
+    return start + 30 + int(name_length) + int(extra_length)
+
+
+def _array(raw: memoryview) -> Array:
+    if bytes(raw[:6]) != b"\x93NUMPY" or raw[6] not in (1, 2, 3):
+        raise ValueError("an array's header is damaged")
+    size = (
+        struct.unpack_from("<H", raw, 8)[0] if raw[6] == 1 else struct.unpack_from("<I", raw, 8)[0]
+    )
+    begin = 10 if raw[6] == 1 else 12
+    shape, fortran, dtype = _header(bytes(raw[: begin + size]))
+    if dtype.hasobject:
+        raise ValueError("an array of objects is in it, which would need pickle")
+    flat = np.frombuffer(raw, dtype, math.prod(shape), begin + size)
+    return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+
+
+@functools.lru_cache(maxsize=256)
+def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    file = io.BytesIO(head)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(np.lib.format.read_magic(file))
+    if read is None:
+        raise ValueError("an array of a newer format is in it")
+    return read(file)

@@ -1,0 +1,142 @@
+"""Minari datasets, both ways. Needs minari."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..batch import Batch
+from ..errors import LayoutError
+from .optional import episodes_of, need, storage_of
+
+__all__ = ["from_minari", "to_minari"]
+
+_BUFFERED = 64  # episodes handed to minari at once
+
+
+def from_minari(dataset: Any, target: Any) -> int:
+    """Appends the episodes of a Minari dataset to a storage or a ReplayBuffer, one at a time.
+
+    Args:
+        dataset: a `minari.MinariDataset`, or the id of one on this machine.
+
+    Returns:
+        how many episodes.
+    """
+    minari = need("minari", "minari")
+    if isinstance(dataset, str):
+        dataset = minari.load_dataset(dataset)
+    writer = storage_of(target).writer()
+    count = 0
+    for episode in dataset.iterate_episodes():
+        after = {
+            "observation": _rows(episode.observations, slice(1, None)),
+            "reward": np.asarray(episode.rewards),
+            "terminated": np.asarray(episode.terminations, bool),
+            "truncated": np.asarray(episode.truncations, bool),
+        }
+        over = after["terminated"] | after["truncated"]
+        if not over[-1]:
+            after["truncated"] = after["truncated"].copy()
+            after["truncated"][-1] = True  # recording stopped there
+        writer.extend_trajectory(
+            {
+                "observation": _rows(episode.observations, slice(None, -1)),
+                "action": _rows(episode.actions, slice(None)),
+                "next": after,
+            }
+        )
+        count += 1
+    return count
+
+
+def _rows(node: Any, part: slice) -> Any:
+    if isinstance(node, Mapping):
+        return {key: _rows(child, part) for key, child in node.items()}
+    if isinstance(node, tuple):
+        return tuple(_rows(child, part) for child in node)
+    return np.asarray(node)[part]
+
+
+def to_minari(source: Any, dataset_id: str, **about: Any) -> Any:
+    """Makes a Minari dataset of the complete trajectories of a storage or a ReplayBuffer.
+
+    Leaves `observation`, `action`, ``("next", "observation")`` and ``("next", "reward")`` are
+    written, arrays or nested dicts of such; Minari has no place for others.
+
+    Args:
+        dataset_id: such as "cartpole/mine-v0".
+        about: more for `minari.create_dataset_from_buffers`: spaces, author, description.
+
+    Returns:
+        the `minari.MinariDataset`.
+
+    Raises:
+        LayoutError: a leaf is missing, or a next observation is not the next row's observation,
+            which Minari cannot hold.
+    """
+    minari = need("minari", "minari")
+    dataset, buffered = None, []
+    for number, (entry, rows) in enumerate(episodes_of(storage_of(source))):
+        for path in (("observation",), ("action",), ("next", "observation"), ("next", "reward")):
+            if path not in rows and not _has_subtree(rows, path):
+                raise LayoutError(f"{path}: missing; a Minari episode needs it")
+        if "action_space" not in about:
+            about["action_space"] = _space(rows["action"])
+            about["observation_space"] = _space(rows["observation"])
+        steps = len(rows)
+        ends = {flag: np.zeros(steps, bool) for flag in ("terminated", "truncated")}
+        for flag, column in ends.items():
+            column[-1] = entry[flag]
+        buffered.append(
+            minari.data_collector.EpisodeBuffer(
+                id=number,
+                observations=_joined(
+                    rows["observation"], rows["next", "observation"], int(entry["id"])
+                ),
+                actions=rows["action"],
+                rewards=list(rows["next", "reward"]),
+                terminations=list(ends["terminated"]),
+                truncations=list(ends["truncated"]),
+            )
+        )
+        if len(buffered) == _BUFFERED:
+            dataset, buffered = _flush(minari, dataset, dataset_id, buffered, about), []
+    return _flush(minari, dataset, dataset_id, buffered, about) if buffered else dataset
+
+
+def _flush(minari: Any, dataset: Any, name: str, episodes: list[Any], about: dict[str, Any]) -> Any:
+    if dataset is None:
+        return minari.create_dataset_from_buffers(dataset_id=name, buffer=episodes, **about)
+    dataset.update_dataset_from_buffer(episodes)
+    return dataset
+
+
+def _has_subtree(rows: Batch, path: tuple[str, ...]) -> bool:
+    return any(leaf.path[: len(path)] == path for leaf in rows.layout.leaves)
+
+
+def _joined(now: Any, after: Any, episode: int) -> Any:
+    """Observations ``[T + 1]`` of those before and after each step."""
+    if isinstance(now, Mapping):
+        return {key: _joined(child, after[key], episode) for key, child in now.items()}
+    if not np.array_equal(now[1:], after[:-1]):
+        raise LayoutError(
+            f"episode {episode}: a next observation differs from the next row's observation; "
+            "Minari stores each observation once"
+        )
+    return np.concatenate((now, after[-1:]))
+
+
+def _space(node: Any) -> Any:
+    spaces = need("gymnasium", "gymnasium").spaces
+    if isinstance(node, Mapping):
+        return spaces.Dict({key: _space(child) for key, child in node.items()})
+    low, high = -np.inf, np.inf
+    if node.dtype.kind == "b":
+        low, high = 0, 1
+    elif node.dtype.kind in "iu":
+        low, high = np.iinfo(node.dtype).min, np.iinfo(node.dtype).max
+    return spaces.Box(low, high, node.shape[1:], node.dtype)

@@ -1,0 +1,235 @@
+"""Where trajectories come from: a directory of files, or a storage that others write to.
+
+A source lists trajectories, oldest first, and loads pieces of them. It holds no data.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..batch import Batch
+from ..errors import LayoutError
+from ..tape import Storage
+from ..tape.disk import DiskStorage
+from ..tree import show_path
+from .codecs import check_codec, decode
+from .frames import Frames, frame_range, load_frames
+
+__all__ = ["DirectorySource", "Piece", "Source", "StorageSource", "source_of"]
+
+
+class Piece(NamedTuple):
+    """Frames [start, end) of a trajectory that are loaded together."""
+
+    start: int
+    end: int
+    file: str
+
+
+class Source(ABC):
+    """Trajectories by name."""
+
+    @abstractmethod
+    def trajectories(self) -> list[str]:
+        """Names of all there are now, oldest first."""
+
+    @abstractmethod
+    def pieces(self, name: str) -> list[Piece]:
+        """The pieces of one, in order."""
+
+    @abstractmethod
+    def load(self, name: str, piece: Piece) -> Frames:
+        """The frames of a piece: observation, action and the like."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Where this is, for messages."""
+
+
+def source_of(data: Any) -> Source:
+    """A source of what a dataset was given: a path or a storage."""
+    return StorageSource(data) if isinstance(data, Storage) else DirectorySource(Path(data))
+
+
+class DirectorySource(Source):
+    """``trajectory_*/traj_<start>_<end>.*`` and, for observations in parts, ``metadata.json``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._metadata: dict[str, Any] | None = None
+
+    def describe(self) -> str:
+        return str(self.path)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What ``metadata.json`` says; empty if there is none.
+
+        Raises:
+            LayoutError: it is damaged.
+        """
+        if self._metadata is None:
+            file = self.path / "metadata.json"
+            try:
+                found = json.loads(file.read_bytes())
+            except FileNotFoundError:
+                return {}
+            except ValueError as error:
+                raise LayoutError(f"{file} is damaged: {error}") from None
+            if not isinstance(found, dict):
+                raise LayoutError(f"{file}: expected an object, got {type(found).__name__}")
+            self._metadata = found
+        return self._metadata
+
+    def trajectories(self) -> list[str]:
+        if not self.path.is_dir():
+            raise FileNotFoundError(f"{self.path}: no such directory; expected trajectory_* in it")
+        found = []
+        with os.scandir(self.path) as folders:
+            for folder in folders:
+                if not folder.name.startswith("trajectory_") or not folder.is_dir():
+                    continue
+                try:
+                    if any(_is_frames(name) for name in os.listdir(folder.path)):
+                        when = folder.stat().st_mtime_ns
+                        found.append((when, _natural(folder.name), folder.name))
+                except FileNotFoundError:  # removed meanwhile
+                    continue
+        return [name for *_, name in sorted(found)]
+
+    def pieces(self, name: str) -> list[Piece]:
+        folder = os.path.join(self.path, name)
+        listed = (file for file in os.listdir(folder) if _is_frames(file))
+        out = sorted(Piece(*frame_range(file), file) for file in listed)
+        for before, after in itertools.pairwise(out):
+            if before.end != after.start:
+                raise LayoutError(
+                    f"{folder}: {before.file} and {after.file} do not follow each other; a file "
+                    "is missing or there twice"
+                )
+        return out
+
+    def load(self, name: str, piece: Piece) -> Frames:
+        path = os.path.join(self.path, name, piece.file)
+        frames = load_frames(path)
+        if "observation" not in frames:
+            frames = self.assemble(frames, path)
+        for needed in ("observation", "action", "reward"):
+            if needed not in frames:
+                raise LayoutError(
+                    f"{path}: no {needed}; it has {', '.join(sorted(frames)) or 'nothing'}"
+                )
+        return frames
+
+    def assemble(self, frames: Frames, where: Any) -> Frames:
+        """Puts the parts of observations (``obs_<part>``) together, in the metadata's order.
+
+        Raises:
+            LayoutError: no metadata, or a part that does not fit it.
+        """
+        segments = self.metadata.get("obs_segments")
+        if not isinstance(segments, dict):
+            raise LayoutError(
+                f"{where}: no observation, and {self.path / 'metadata.json'} has no obs_segments "
+                "that say how to put one together; copy the metadata next to the trajectories"
+            )
+        codecs = self.metadata.get("obs_disassemble_mapping") or {}
+        rest, parts = dict(frames), []
+        for part, shape in segments.items():
+            stored = rest.pop(f"obs_{part}", None)
+            if stored is None:
+                raise LayoutError(f"{where}: no obs_{part}, which obs_segments lists")
+            dims = tuple(shape) if isinstance(shape, list) else (int(shape),)
+            check_codec(f"{where}: obs_{part}", codecs.get(part), dims)
+            parts.append(decode(f"{where}: obs_{part}", codecs.get(part), stored, dims))
+        return {**rest, "observation": np.concatenate(parts, 1)}
+
+
+def _is_frames(name: str) -> bool:
+    if name.endswith(".tmp"):
+        return False
+    try:
+        frame_range(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _natural(name: str) -> tuple[int, str]:
+    digits = name.rpartition("_")[2]
+    return (int(digits), name) if digits.isdigit() else (-1, name)
+
+
+class StorageSource(Source):
+    """Complete trajectories of a storage, as they are committed."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self._found: dict[str, Any] = {}  # entries by id
+        self._pid = os.getpid()
+
+    def describe(self) -> str:
+        return str(getattr(self.storage, "path", type(self.storage).__name__))
+
+    def in_worker(self) -> None:
+        """In a process that was forked: a storage on disk has to be opened again."""
+        if isinstance(self.storage, DiskStorage) and os.getpid() != self._pid:
+            self._pid = os.getpid()
+            self.storage = DiskStorage(self.storage.path, read_only=True)
+
+    def trajectories(self) -> list[str]:
+        found = self.storage.episodes()
+        found = found[found["complete"]]
+        aside = self.storage.quarantined
+        self._found = {str(e["id"]): e for e in found if int(e["id"]) not in aside}
+        return list(self._found)
+
+    def pieces(self, name: str) -> list[Piece]:
+        return [Piece(0, int(self._found[name]["steps"]), name)]
+
+    def load(self, name: str, piece: Piece) -> Frames:
+        batch = self.storage.read_episode(int(name))
+        if len(batch) != piece.end:
+            raise LayoutError(f"{self.describe()}: episode {name} is being evicted")
+        out = {
+            "observation": _leaf(batch, ("observation",), ("obs",), ("observations",)),
+            "action": _leaf(batch, ("action",), ("actions",)),
+            "reward": _leaf(batch, ("next", "reward"), ("reward",), ("rewards",)),
+            "done": _leaf(batch, ("next", "done"), ("done",)),
+            "timeout": _leaf(batch, ("next", "truncated"), ("truncated",)),
+            "privileged_observation": _leaf(
+                batch, ("critic_observation",), ("privileged_observation",)
+            ),
+            "next_observation": _leaf(batch, ("next", "observation"), ("next_observation",)),
+            "next_privileged_observation": _leaf(batch, ("next", "critic_observation")),
+        }
+        for needed in ("observation", "action", "reward"):
+            if out[needed] is None:
+                raise LayoutError(
+                    f"{self.describe()}: no leaf {needed}; it has "
+                    f"{', '.join(show_path(leaf.path) for leaf in batch.layout.leaves)}"
+                )
+        for flag, end in (("done", ("terminated", "truncated")), ("timeout", ("truncated",))):
+            # The index knows how it ended, whatever flags the rows have.
+            column = np.zeros(len(batch), bool)
+            if out[flag] is not None:
+                column |= out[flag].reshape(len(batch), -1)[:, 0] != 0
+            column[-1] |= any(self._found[name][e] for e in end)
+            out[flag] = column
+        return {k: v for k, v in out.items() if v is not None}
+
+
+def _leaf(batch: Batch, *paths: tuple[str, ...]) -> Any:
+    for path in paths:
+        if path in batch:
+            found = batch[path]
+            if isinstance(found, np.ndarray):
+                return found
+    return None

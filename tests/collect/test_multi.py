@@ -1,0 +1,372 @@
+"""Collectors with worker processes: rows, frames, weights, and every order of their life."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contig import (
+    Batch,
+    DiskStorage,
+    LazyTensorStorage,
+    MultiAsyncCollector,
+    MultiCollector,
+    MultiSyncCollector,
+    ParallelEnv,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SerialEnv,
+    SharedStorage,
+    SliceSampler,
+)
+from contig.collect.rows import join_batches
+from tests.collect.envs import Steps, check_storage, check_trajectory, make_steps, split, steps_of
+
+WAIT_S = 30.0
+
+
+def wait_for(what: Any) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("case", range(4))
+def test_random_shapes_store_what_the_environments_emitted(case: int) -> None:
+    rng = random.Random(case)
+    workers, lanes, rows = rng.randint(1, 3), rng.choice([0, 1, 2]), rng.randint(3, 12)
+    b = max(lanes, 1)
+    sync, trajs = case % 2 == 0, [None, 2, 3][case % 3]
+    total = rng.randint(100, 200)
+    options = {
+        "set_truncated": rng.random() < 0.3,
+        "reset_at_each_iter": rng.random() < 0.3,
+        "max_frames_per_traj": rng.choice([None, 3]),
+    }
+    storage: Any = (
+        LazyTensorStorage(1000, ndim=rng.randint(1, 3)) if case < 2 else SharedStorage(1000)
+    )
+    buffer = ReplayBuffer(storage, SliceSampler(slice_len=3), batch_size=30)
+    env = make_steps if lanes == 0 else SerialEnv(lanes, make_steps)
+    share = workers if sync else 1
+    with MultiCollector(
+        [env] * workers,
+        frames_per_batch=rows * b * share,
+        total_frames=total,
+        sync=sync,
+        replay_buffer=buffer,
+        trajs_per_batch=trajs,
+        seed=10 * case,
+        **options,
+    ) as collector:
+        for data in collector:
+            assert data is None and len(buffer) > 0
+    found = check_storage(storage, anywhere=options["set_truncated"])
+    stored = sum(len(x) for x in found)
+    unit = b * share
+    if trajs is None:
+        assert stored == total // unit * unit
+    else:
+        assert stored + collector.dropped_frames == total // unit * unit
+        assert all(x["next", "done"][-1] for x in found)
+    ids = {s[0] for x in found for s in steps_of(x)}
+    assert ids <= set(range(10 * case, 10 * case + workers * b))
+    sample = buffer.sample()
+    ends = np.flatnonzero(sample["collector", "slice_end"] | sample["next", "done"]) + 1
+    for first, last in zip([0, *ends[:-1]], ends):
+        piece = steps_of(sample[int(first) : int(last)])
+        assert [s[2] for s in piece] == list(range(piece[0][2], piece[0][2] + len(piece)))
+        assert len({s[:2] for s in piece}) == 1
+    storage.close()
+
+
+def test_batches_of_workers_are_joined() -> None:
+    with MultiSyncCollector(
+        [SerialEnv(2, make_steps)] * 2, frames_per_batch=20, total_frames=33, seed=0
+    ) as collector:
+        batches = list(collector)
+    assert [b.shape for b in batches] == [(2, 2, 5), (2, 2, 3)]
+    every = [s for b in batches for s in steps_of(b)]
+    assert len(set(every)) == len(every) == 32 and {s[0] for s in every} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(("cat", "shape"), [("stack", (2, 3, 4)), (0, (6, 4)), (-1, (3, 8))])
+def test_how_batches_are_joined(cat: Any, shape: Any) -> None:
+    parts = [Batch.from_tree({"x": np.arange(12).reshape(3, 4) + 100 * i}, 2) for i in range(2)]
+    joined = join_batches(parts, cat)
+    assert joined.shape == shape
+    plain = [p["x"] for p in parts]
+    expected = np.stack(plain) if cat == "stack" else np.concatenate(plain, cat)
+    np.testing.assert_array_equal(joined["x"], expected)
+
+
+def test_async_batches_come_from_one_worker_each() -> None:
+    with MultiAsyncCollector(
+        [make_steps] * 2, frames_per_batch=10, total_frames=55, seed=0
+    ) as collector:
+        batches = list(collector)
+    assert sorted(b.shape for b in batches) == [(5,), *[(10,)] * 5]
+    every = [s for b in batches for s in steps_of(b)]
+    assert len(set(every)) == len(every) == 55
+    for batch in batches:
+        assert len({s[0] for s in steps_of(batch)}) == 1
+
+
+def test_whole_trajectories_without_a_buffer() -> None:
+    with MultiCollector(
+        [make_steps] * 2,
+        frames_per_batch=20,
+        total_frames=120,
+        trajs_per_batch=3,
+        seed=0,
+    ) as collector:
+        batches = list(collector)
+    for batch in batches:
+        pieces = split(batch)
+        assert len(pieces) == 3
+        for piece in pieces:
+            check_trajectory(piece)
+            assert piece["next", "done"][-1]
+    assert sum(len(b) for b in batches) + collector.dropped_frames == 120
+
+
+def test_workers_with_processes_of_their_own() -> None:
+    buffer = ReplayBuffer(LazyTensorStorage(1000, ndim=3), batch_size=8)
+    with MultiSyncCollector(
+        [ParallelEnv(2, Steps)] * 2,
+        frames_per_batch=40,
+        total_frames=80,
+        replay_buffer=buffer,
+        seed=0,
+    ) as collector:
+        list(collector)
+    assert sum(len(x) for x in check_storage(buffer.storage)) == 80
+
+
+def test_what_a_storage_held_before_stays(tmp_path: Any) -> None:
+    storage = LazyTensorStorage(1000)
+    buffer = ReplayBuffer(storage, batch_size=8)
+    for seed in (0, 100):
+        with MultiSyncCollector(
+            [make_steps], frames_per_batch=20, total_frames=40, replay_buffer=buffer, seed=seed
+        ) as collector:
+            list(collector)
+    assert sum(len(x) for x in check_storage(storage)) == 80
+
+
+def test_a_storage_that_only_this_process_writes(tmp_path: Any) -> None:
+    with DiskStorage(tmp_path / "rows", 1000) as storage:
+        buffer = ReplayBuffer(storage, batch_size=8)
+        with MultiCollector(
+            [make_steps] * 2,
+            frames_per_batch=20,
+            total_frames=100,
+            replay_buffer=buffer,
+            trajs_per_batch=2,
+            sync=False,
+            seed=0,
+        ) as collector:
+            assert set(collector) == {None}
+        found = check_storage(storage)
+        assert sum(len(x) for x in found) + collector.dropped_frames == 100
+        assert all(x["next", "done"][-1] for x in found)
+
+
+def test_each_worker_writes_to_its_member_of_an_ensemble() -> None:
+    members = [ReplayBuffer(LazyTensorStorage(500, ndim=2)) for _ in range(2)]
+    ensemble = ReplayBufferEnsemble(*members, sample_from_all=True, batch_size=8)
+    with MultiCollector(
+        [make_steps] * 2, frames_per_batch=20, total_frames=60, replay_buffer=ensemble, seed=0
+    ) as collector:
+        list(collector)
+    for number, member in enumerate(members):
+        found = check_storage(member.storage)
+        assert {s[0] for x in found for s in steps_of(x)} == {number}
+    assert len(ensemble) == 60
+
+
+class Weighted:
+    """A policy whose action is its weight; all of its weights must be of one version."""
+
+    def __init__(self) -> None:
+        self.weights = {"a": np.zeros(20_000), "b": np.zeros(3)}
+
+    def get_weights(self) -> Any:
+        return self.weights
+
+    def set_weights(self, tree: Any) -> None:
+        self.weights = {k: np.array(v) for k, v in tree.items()}
+
+    def __call__(self, inputs: Any) -> Any:
+        values = np.unique(np.concatenate([self.weights["a"], self.weights["b"]]))
+        assert len(values) == 1, "torn"
+        n = len(inputs["is_init"])
+        return {"action": np.zeros(n, np.int64), "weight": np.full(n, values[0])}
+
+
+def test_weights_reach_every_worker_whole_while_they_run() -> None:
+    policy = Weighted()
+    buffer = ReplayBuffer(LazyTensorStorage(20_000), batch_size=8)
+    collector = MultiCollector(
+        [make_steps] * 2, policy, frames_per_batch=20, replay_buffer=buffer, sync=False, seed=0
+    )
+    collector.start()
+    for version in range(1, 40):
+        policy.weights = {k: np.full_like(v, version) for k, v in policy.weights.items()}
+        collector.update_policy_weights_()
+        time.sleep(0.005)
+    assert collector.policy_version == 39
+
+    def arrived() -> bool:
+        rows = buffer[-400:]
+        newest = rows["observation"][rows["collector", "policy_version"] == 39]
+        return set(newest[:, 0].tolist()) == {0, 1}
+
+    wait_for(lambda: len(buffer) > 500 and arrived())
+    collector.async_shutdown()
+    rows = buffer[:]
+    np.testing.assert_array_equal(rows["weight"], rows["collector", "policy_version"])
+
+
+def test_torch_weights_by_module_and_by_state() -> None:
+    import torch
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, inputs: Any) -> Any:
+            obs = inputs["observation"]
+            return {"action": obs[:, 2] % 5, "scale": self.scale.expand(len(obs))}
+
+    policy = Net()
+    seen = []
+    with MultiSyncCollector(
+        [make_steps] * 2, policy, frames_per_batch=20, total_frames=80, seed=0
+    ) as collector:
+        for step, batch in enumerate(collector):
+            seen.append(np.unique(batch["scale"]).tolist())
+            if step == 0:
+                with torch.no_grad():
+                    policy.scale.fill_(1.0)
+                collector.update_policy_weights_()
+            elif step == 1:
+                other = Net()
+                with torch.no_grad():
+                    other.scale.fill_(2.0)
+                collector.update_policy_weights_(other)
+            else:
+                collector.update_policy_weights_({"scale": torch.full((1,), 3.0)})
+    assert seen == [[0.0], [1.0], [2.0], [3.0]]
+    assert policy.scale.item() == 3.0
+
+
+class Counts:
+    """A policy whose state counts its calls since the reset."""
+
+    def make_tensordict_primer(self) -> Any:
+        return {"state": (2,)}
+
+    def __call__(self, inputs: Any) -> Any:
+        state = inputs["state"]
+        return {"action": np.zeros(len(state), np.int64), ("next", "state"): state + 1}
+
+
+def test_hidden_states_in_workers() -> None:
+    buffer = ReplayBuffer(LazyTensorStorage(1000), batch_size=8)
+    with MultiCollector(
+        [SerialEnv(2, make_steps)],
+        Counts(),
+        frames_per_batch=20,
+        total_frames=80,
+        replay_buffer=buffer,
+        auto_register_policy_transforms=True,
+        seed=0,
+    ) as collector:
+        list(collector)
+    for rows in check_storage(buffer.storage):
+        np.testing.assert_array_equal(rows["state"][:, 0], rows["observation"][:, 2])
+        np.testing.assert_array_equal(rows["next", "state"], rows["state"] + 1)
+
+
+def test_every_order_of_its_life() -> None:
+    buffer = ReplayBuffer(LazyTensorStorage(50_000), batch_size=8)
+    collector = MultiCollector(
+        [make_steps] * 2,
+        frames_per_batch=20,
+        replay_buffer=buffer,
+        trajs_per_batch=2,
+        sync=False,
+        seed=0,
+    )
+    collector.pause()
+    collector.resume()
+    collector.pause()
+    collector.start()
+    assert len(buffer) == 0
+    collector.resume()
+    buffer.sample()
+    for _ in range(3):
+        collector.pause()
+        collector.pause()
+        rows = buffer.stats().rows_written
+        time.sleep(0.05)
+        assert buffer.stats().rows_written == rows
+        collector.resume()
+        wait_for(lambda rows=rows: buffer.stats().rows_written > rows)
+    collector.pause()
+    pids = collector.pids
+    collector.async_shutdown()
+    collector.async_shutdown()
+    collector.pause()
+    collector.resume()
+    for call in (collector.start, lambda: next(iter(collector))):
+        with pytest.raises(RuntimeError, match="shut down"):
+            call()
+    assert len(pids) == 2
+    check_storage(buffer.storage)
+
+
+def test_started_with_an_end_collects_exactly_that() -> None:
+    buffer = ReplayBuffer(LazyTensorStorage(1000), batch_size=8)
+    collector = MultiCollector(
+        [make_steps] * 2, frames_per_batch=20, total_frames=105, replay_buffer=buffer, seed=0
+    )
+    collector.start()
+    wait_for(lambda: not collector._thread.is_alive())  # type: ignore[union-attr]
+    collector.async_shutdown()
+    assert sum(len(x) for x in check_storage(buffer.storage)) == 105
+
+
+def test_a_limiter_holds_workers_back() -> None:
+    from contig import RateLimiter
+
+    buffer = ReplayBuffer(
+        LazyTensorStorage(1000),
+        batch_size=10,
+        limiter=RateLimiter(1.0, min_size=20, error_buffer=20),
+    )
+    collector = MultiCollector(
+        [make_steps] * 2, frames_per_batch=20, replay_buffer=buffer, sync=False, seed=0
+    )
+    collector.start()
+    for _ in range(10):
+        buffer.sample()
+    stats = buffer.stats()
+    assert stats.rows_written <= 100 + 20 + 20 + 2 * 20
+    collector.async_shutdown()
+
+
+def test_refused_arguments() -> None:
+    with pytest.raises(ValueError, match="per worker"):
+        MultiCollector([], frames_per_batch=10)
+    with pytest.raises(ValueError, match="cat_results"):
+        MultiCollector([make_steps], frames_per_batch=10, cat_results=2)
+    with pytest.raises(ValueError, match="not a multiple of the 2"):
+        MultiCollector([make_steps] * 2, frames_per_batch=11)

@@ -1,0 +1,121 @@
+"""Recurrent minibatches: split at dones, padded or packed, with hidden states."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from contig import LayoutError, QueueRolloutStorage, RolloutStorage
+from tests.rollout.steps import filled, identity, random_dones, transition
+
+STEPS, ENVS, LAYERS, WIDTH = 6, 5, 2, 4
+
+
+def states(step: int, offset: float = 0.0) -> torch.Tensor:
+    """``[layers, envs, width]``: layer, step and env in every number."""
+    layer = torch.arange(LAYERS).reshape(-1, 1, 1) * 1e6
+    return layer + identity(step, ENVS, WIDTH)[None] + offset
+
+
+def recurrent(dones: torch.Tensor, lstm: bool) -> RolloutStorage:
+    storage = RolloutStorage(ENVS, STEPS, (3,), None, (2,), seed=0)
+    for step in range(STEPS):
+        actor = (states(step), states(step, 0.25)) if lstm else states(step)
+        critic = (states(step, 0.5), states(step, 0.75)) if lstm else None
+        storage.add_transitions(transition(step, ENVS, dones[step], hidden_states=(actor, critic)))
+    return storage
+
+
+def expected(dones: torch.Tensor) -> list[list[float]]:
+    """Trajectories by identity, env by env."""
+    out = []
+    for env in range(dones.shape[1]):
+        current: list[float] = []
+        for step in range(dones.shape[0]):
+            current.append(step * 1000.0 + env)
+            if dones[step, env] or step == dones.shape[0] - 1:
+                out.append(current)
+                current = []
+    return out
+
+
+@pytest.mark.parametrize("lstm", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_padded(lstm, seed):
+    dones = random_dones(STEPS, ENVS, seed)
+    storage = recurrent(dones, lstm)
+    before = storage.dones.clone()
+    found, envs = [], 0
+    for batch in storage.reccurent_mini_batch_generator(2, 1):
+        assert batch.obs.shape[0] == STEPS and batch.masks.shape == batch.obs.shape[:2]
+        assert torch.equal(batch.obs[..., 0] * ~batch.masks, torch.zeros_like(batch.obs[..., 0]))
+        first = batch.obs[0, :, 0]
+        actor, critic = batch.hidden_states
+        for number, state in enumerate(actor if lstm else [actor]):
+            for layer in range(LAYERS):
+                want = first + layer * 1e6 + 0.25 * number
+                assert torch.equal(state[layer, :, 0], want)
+        assert (critic is None) == (not lstm)
+        found += [batch.obs[batch.masks[:, i], i, 0].tolist() for i in range(len(first))]
+        assert torch.equal(
+            batch.actions[..., 0], storage.actions[:, envs : envs + batch.actions.shape[1], 0]
+        )
+        # rows by trajectory and rows by env are the same rows
+        assert torch.equal(
+            batch.obs.transpose(0, 1)[batch.masks.t()][:, 0],
+            batch.actions.transpose(0, 1).flatten(0, 1)[:, 0],
+        )
+        envs += batch.actions.shape[1]
+    assert envs == ENVS  # 3 and 2: none is dropped
+    assert found == expected(dones)
+    assert torch.equal(storage.dones, before)
+
+
+def test_packed_is_padded_without_the_padding():
+    storage = recurrent(random_dones(STEPS, ENVS, 3), True)
+    padded = list(storage.recurrent_mini_batch_generator(2, 2))
+    packed = list(storage.recurrent_mini_batch_generator(2, 2, packed=True))
+    assert len(padded) == len(packed) == 4
+    for a, b in zip(padded, packed):
+        assert torch.equal(a.obs.transpose(0, 1)[a.masks.t()], b.obs)
+        assert torch.equal(b.is_init, a.masks.t().cumsum(1).eq(1).__and__(a.masks.t())[a.masks.t()])
+        assert b.masks is None and b.obs.is_contiguous()
+        for name in ("actions", "values", "advantages", "returns", "old_mu"):
+            assert torch.equal(getattr(a, name).transpose(0, 1).flatten(0, 1), getattr(b, name))
+        for ours, theirs in zip(a.hidden_states, b.hidden_states):
+            assert all(torch.equal(x, y) for x, y in zip(ours, theirs))
+
+
+def test_without_hidden_states():
+    batch = next(iter(filled().recurrent_mini_batch_generator(1, 1)))
+    assert batch.hidden_states == (None, None)
+
+
+def test_states_must_fit():
+    storage = RolloutStorage(ENVS, STEPS, (3,), None, (2,))
+    with pytest.raises(LayoutError, match=r"of the actor: shape \[5, 4\], expected \[layers, 5, h"):
+        storage.add_transitions(transition(0, ENVS, hidden_states=(torch.zeros(5, 4), None)))
+    with pytest.raises(LayoutError, match=r"expected \(actor, critic\)"):
+        storage.add_transitions(transition(0, ENVS, hidden_states=states(0)))
+    storage.add_transitions(transition(0, ENVS, hidden_states=(states(0), None)))
+    with pytest.raises(LayoutError, match="of the critic: given at this step, missing at"):
+        storage.add_transitions(transition(1, ENVS, hidden_states=(states(0), states(0))))
+    with pytest.raises(LayoutError, match="of the actor: missing at this step, given at"):
+        storage.add_transitions(transition(1, ENVS))
+    with pytest.raises(LayoutError, match="of the actor: shapes .* as at first"):
+        storage.add_transitions(transition(1, ENVS, hidden_states=((states(0), states(0)), None)))
+    assert storage.step == 1
+    storage.clear()
+    storage.add_transitions(transition(0, ENVS))  # another rollout may be another network's
+
+
+def test_trajectories_of_a_queue_do_not_cross_its_seam():
+    storage = QueueRolloutStorage(2, 3, (3,), None, (2,), buffer_dilation_ratio=1.0, seed=0)
+    for step in range(5):
+        if step == 3:
+            storage.clear()
+        hidden = (identity(step, 2, 4)[None], None)
+        storage.add_transitions(transition(step, 2, hidden_states=hidden))
+    batch = next(iter(storage.recurrent_mini_batch_generator(1, 1)))
+    assert batch.obs[:, 0, 0].tolist() == [2000.0, 3000.0, 4000.0]
+    assert batch.hidden_states[0][0, :, 0].tolist() == [2000.0, 2001.0]
