@@ -346,4 +346,4 @@ def test_soak(fast_path: Path, durability: str, seed: int) -> None:
             live_and_lose(fast_path / mix / bounds, chosen, scripts, options, LOSSES)
         for name, lives in SCRIPTS.items():
             steps = [life.split() for life in lives]
-            live_and_lose(fast_path / name / bounds, chosen, steps, options, LOSSES + 1)
+            live_and_lose(fast_path / f"script {name}" / bounds, chosen, steps, options, LOSSES + 1)
