@@ -278,6 +278,7 @@ def test_a_forked_child_that_ends_does_not_take_the_segment_with_it(name: str) -
 def test_capacity_must_match(name: str) -> None:
     with SharedStorage(16, name=name, example=row(0)) as storage:
         storage.default_writer.add(row(1))
+        gc.collect()  # what other tests left must not go in between
         files = len(os.listdir("/proc/self/fd"))
         with pytest.raises(ValueError, match="16.*17"):
             SharedStorage(17, name=name)
