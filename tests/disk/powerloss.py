@@ -17,6 +17,7 @@ import os
 import random
 import shutil
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -187,6 +188,8 @@ class Disk:
             for name in ("create", "pwrite", "truncate", "unlink", "link", "rename"):
                 patch.setattr(files, name, getattr(self, f"_{name}"))
             patch.setattr(os, "fsync", self._fsync)
+            # The same names every time, by which folders are sorted.
+            patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=self.tick() << 96))
             patch.setattr(Path, "mkdir", self._around_mkdir(Path.mkdir))
             patch.setattr(Path, "rename", self._around_rename())
             patch.setattr(DiskIndex, "write", self._around_write(DiskIndex.write))

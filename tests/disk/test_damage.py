@@ -252,8 +252,9 @@ def test_layout_cut(damaged_closed: Damage) -> None:
     assert set(cut(damaged_closed, "layout.json", 1)) == {"refused"}
 
 
-def test_index_flipped(damaged_closed: Damage) -> None:
-    outcomes = flip(damaged_closed, "index.sqlite", 1)
+@thinned(2)
+def test_index_flipped(damaged_closed: Damage, every: int) -> None:
+    outcomes = flip(damaged_closed, "index.sqlite", every)
     assert not outcomes["unreported"] and outcomes["repaired"], outcomes
 
 
@@ -299,7 +300,7 @@ def test_index_cut(damaged_closed: Damage, every: int) -> None:
     assert damaged_closed.open("index.sqlite", b"", "empty") == "repaired"
 
 
-@thinned(3)
+@thinned(5)
 def test_log_flipped(damaged_logged: Damage, every: int) -> None:
     """SQLite leaves out what follows a damaged part of its log: what is left is older but right."""
     flip(damaged_logged, "index.sqlite-wal", every)

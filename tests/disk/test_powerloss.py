@@ -262,8 +262,10 @@ class Life:
                 if when <= time and self.whole and not any(t > when for t in self.loaded):
                     past = [t.note.tail for t in self.disk.transactions if t.time <= time]
                     safe = range(max(tail, *past), then.head)  # the rest was let go
-                    # Of others, a later part may be damaged.
-                    whole = [s - tail for s in safe if then.rows[s][0] == LOCAL]
+                    # Of others, a later part may be damaged, or the first was let go.
+                    items = {r[1] for i, r in then.rows.items() if i < safe.start}
+                    mine = [(s, then.rows[s]) for s in safe]
+                    whole = [s - tail for s, r in mine if r[0] == LOCAL and r[1] not in items]
                     assert served[whole].all(), "rows were synced, but are gone"
             outcomes["whole" if served.all() else "partly"] += 1
             stored.check_episodes(storage)
