@@ -63,13 +63,13 @@ auto with_lock(Tape& tape, double timeout_s, uint64_t bytes, F f) {
 }
 
 struct TapeHandle {
-  TapeHandle(Bytes control_bytes, int fd) : control(control_bytes), tape(checked(control), fd) {}
+  TapeHandle(Bytes control, int fd) : control(control), tape(checked(control), fd) {}
   static uint8_t* checked(Bytes& control) {
     if (control.shape(0) < sizeof(Header))
       throw std::invalid_argument("not a contig tape (less than a header)");
     return control.data();
   }
-  Bytes control, data;
+  Held<Bytes> control, data{Bytes()};
   Tape tape;
   double lock_timeout_s = 10;
   bool closed = false;  // its file descriptor is gone: nothing may be appended

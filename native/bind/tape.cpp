@@ -285,8 +285,8 @@ void bind_tape(nb::module_& m) {
            [](TapeHandle& t, Bytes data) {
              if (data.shape(0) < t.tape.data_bytes())
                throw std::invalid_argument("attach_data: the mapping is too small");
-             t.data = data;
-             t.tape.attach_data(t.data.data());
+             *t.data = data;
+             t.tape.attach_data(data.data());
            })
       .def_prop_ro("capacity", [](const TapeHandle& t) { return t.tape.header().capacity; })
       .def_prop_ro("trajectories",

@@ -92,7 +92,7 @@ nb::bytes payload(const ReceiverHandle& h) {
 
 struct QueueHandle {
   explicit QueueHandle(Bytes memory) : memory(memory), queue(memory.data(), memory.shape(0)) {}
-  Bytes memory;
+  Held<Bytes> memory;
   Queue queue;
   double lock_timeout_s = 10;
 
@@ -419,7 +419,7 @@ void bind_outbox(nb::module_& m) {
 
 struct BoardHandle {
   explicit BoardHandle(Bytes memory) : memory(memory), board(memory.data(), memory.shape(0)) {}
-  Bytes memory;
+  Held<Bytes> memory;
   Board board;
 };
 

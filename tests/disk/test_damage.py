@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from contig.tape.disk import DiskStorage
+from contig.tape.disk.directory import DamagedIndexError
 from contig.tape.disk.repair import repair
-from contig.tape.disk.storage import DamagedIndexError
 from tests.disk import stored
 
 CAPACITY = 56

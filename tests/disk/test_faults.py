@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from contig import StorageFull
+from contig import ReplayBuffer, StorageFull
 from contig.tape.disk import DiskStorage, files
 from contig.tape.disk.index import DiskIndex
 from tests.disk import stored
@@ -329,6 +329,22 @@ def test_first_row_fails(tmp_path: Path, faults: Faults, name: str) -> None:
         check(storage, 2)
 
 
+def test_no_room_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load that cannot end well is refused before anything is let go of."""
+    with ReplayBuffer(make(tmp_path / "one"), batch_size=4) as buffer:
+        fill(buffer.storage, 0, 6)
+        buffer.save(tmp_path / "saved")
+    with ReplayBuffer(make(tmp_path / "two"), batch_size=4) as buffer:
+        fill(buffer.storage, 0, 9)
+        monkeypatch.setattr(files, "free_bytes", lambda folder: 10)
+        with pytest.raises(StorageFull, match="10 are free; nothing was loaded"):
+            buffer.load(tmp_path / "saved")
+        check(buffer.storage, 8)
+        monkeypatch.undo()
+        buffer.load(tmp_path / "saved")
+        check(buffer.storage, 5)
+
+
 def test_first_row_fails_and_the_storage_goes_on(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,7 +372,7 @@ def test_small_disk(tmp_path: Path) -> None:
     code = """
     import sys, time
     from pathlib import Path
-    from contig import StorageFull
+    from contig import ReplayBuffer, StorageFull
     from tests.disk.test_faults import check, fill, make
     path = Path(sys.argv[1]) / "store"
     ballast = [Path(sys.argv[1]) / f"ballast-{i}" for i in range(4)]

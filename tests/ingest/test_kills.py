@@ -295,7 +295,11 @@ def _children() -> list[int]:
     """Ingest processes of this process."""
     found = []
     for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
+        try:
+            pids = (task / "children").read_text().split()
+        except OSError:  # a thread that has just ended
+            continue
+        for pid in pids:
             try:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
             except OSError:

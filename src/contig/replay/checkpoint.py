@@ -28,6 +28,7 @@ import numpy as np
 from ..errors import EmptyBufferError, LayoutError
 from ..layout import Layout
 from ..tape import Contents, PackedRows, Storage
+from ..tape.disk import files as files_on_disk
 from ..tape.disk.linked import LinkedRows
 from ..tape.episodes import FIRST, NUMBER, ORDINAL, STEPS_FLAGS, read_index
 
@@ -44,7 +45,7 @@ _CHUNK_BYTES = 16 << 20
 
 def save(buffer: ReplayBuffer, path: Path) -> None:
     """Writes a checkpoint of a buffer. Lock-free: writers go on; rows they evict are left out."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    files_on_disk.make_dir(path.parent)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     temporary.mkdir()
     try:
@@ -60,7 +61,7 @@ def save(buffer: ReplayBuffer, path: Path) -> None:
             files.write(f"array-{i}.npy", [image.getbuffer()])
         meta["files"] = files.sums
         files.write("checkpoint.json", [json.dumps(meta).encode()])
-        _sync_directory(temporary)
+        files_on_disk.fsync_dir(temporary)
         _replace(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -321,16 +322,6 @@ def _decode(value: Any, path: Path) -> Any:
     return value
 
 
-def _sync_directory(path: Path) -> None:
-    if os.name == "nt":
-        return  # directories cannot be opened there
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _replace(temporary: Path, path: Path) -> None:
     """Puts the new checkpoint in the old one's place; one of them is there at any time but for the
     instant between two renames, when the old one is beside it under a name that says so."""
@@ -340,7 +331,7 @@ def _replace(temporary: Path, path: Path) -> None:
         path.rename(old)
     temporary.rename(path)
     try:
-        _sync_directory(path.parent)
+        files_on_disk.fsync_dir(path.parent)
     finally:
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)

@@ -1,8 +1,10 @@
-"""Generalized advantage estimation on any torch device."""
+"""The advantages of a rollout: contig.learn's, with what follows a time-out filled in."""
 
 from __future__ import annotations
 
 import torch
+
+from .. import learn
 
 __all__ = ["gae", "normalized"]
 
@@ -28,22 +30,21 @@ def gae(
         time_out: ``[T, N, 1]``, where a done row's state had a value yet: of `final_values`
             ``[T, N, R]``, or of the row's own state if that is None.
     """
-    going_on = (~done).to(rewards.dtype).expand_as(rewards)
-    advantages = torch.empty_like(rewards)
-    advantages[:-1] = values[1:]
-    advantages[-1] = last_values
-    if time_out is None:
-        advantages.mul_(going_on)
-    else:
-        after = values if final_values is None else final_values
-        # where, not a product: a value that is not wanted may be anything.
-        behind = torch.where(time_out, after, torch.zeros_like(after))
-        advantages = torch.where(done, behind, advantages)
-    advantages.mul_(gamma).add_(rewards).sub_(values)  # the TD errors
-    keep = going_on.mul(gamma * lam)
-    for t in range(len(rewards) - 2, -1, -1):
-        advantages[t].addcmul_(keep[t], advantages[t + 1])
-    return advantages
+    after = torch.cat([values[1:], last_values.unsqueeze(0)])
+    terminated = done
+    if time_out is not None:
+        after = torch.where(done, values if final_values is None else final_values, after)
+        terminated = done & ~time_out
+    advantages, _ = learn.gae(
+        reward=rewards,
+        value=values,
+        next_value=after,
+        done=done,
+        terminated=terminated,
+        gamma=gamma,
+        lmbda=lam,
+    )
+    return advantages.to(rewards.dtype)  # type: ignore[no-any-return]
 
 
 def normalized(advantages: Tensor) -> Tensor:

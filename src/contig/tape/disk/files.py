@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ __all__ = [
     "create",
     "exists",
     "fsync",
+    "free_bytes",
     "fsync_dir",
     "link",
     "links",
@@ -91,7 +93,15 @@ def fsync(fd: int) -> None:
     os.fsync(fd)
 
 
+def free_bytes(path: Path) -> int:
+    """Bytes that may still be written there."""
+    return shutil.disk_usage(path).free
+
+
 def fsync_dir(path: Path) -> None:
+    """Names in a directory, to the disk. Not on Windows, where directories cannot be opened."""
+    if os.name == "nt":
+        return
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from .directory import DamagedIndexError, hold_directory, read_description
 from .salvage import salvage
-from .storage import DamagedIndexError, DiskStorage, hold_directory, read_description
+from .storage import DiskStorage
 
 __all__ = ["Damage", "repair", "verify"]
 

@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import sqlite3
-import sys
 import threading
 import time
 import weakref
@@ -38,15 +37,19 @@ from ..segment import Segment
 from ..storage import Storage
 from . import files
 from .committer import Committer
+from .directory import (
+    lock_directory,
+    open_index,
+    read_description,
+    read_index,
+    write_description,
+)
 from .extents import Extents, extent_rows, row_stride
 from .index import FORMAT, Changes, DiskIndex, IndexState
-from .linked import LinkedRows, copy_start, link_or_copy
+from .loading import Load, link_extents
 from .writing import StagedWriter
 
 __all__ = ["DiskStorage"]
-
-if sys.platform != "win32":
-    import fcntl
 
 log = logging.getLogger("contig.disk")
 
@@ -55,7 +58,6 @@ _MOST_BYTES = 1 << 44  # of addresses
 _MOST_EXTENTS = 1 << 31
 _RETIRE_S = 1.0
 _POLL_S = 0.02
-_RESTORE_BYTES = 16 << 20
 _FIRST, _STEPS_FLAGS, _ORDINAL, _TIME_NS = 0, 1, 5, 10  # words of an entry
 
 
@@ -127,7 +129,7 @@ class DiskStorage(Storage):
         self._unsynced: OSError | None = None
         if not read_only:
             files.make_dir(self.path / "extents")
-            self._lock_fd = _lock(self.path / "lock")
+            self._lock_fd = lock_directory(self.path)
         elif not files.exists(self.path / "layout.json"):
             raise FileNotFoundError(f"{self.path}: no storage is there (layout.json is missing)")
         try:
@@ -170,11 +172,9 @@ class DiskStorage(Storage):
             "stride": stride,
             "rows_per_extent": extent_rows(stride, self._wanted_rows, most_bytes),
         }
-        described["crc"] = _crc(described)
-        text = json.dumps(described, indent=1).encode()
         # The index first: where there is a layout, there is an index.
-        _open_index(self.path / "index.sqlite", True).close()
-        files.write_new(self.path / "layout.json", text)
+        open_index(self.path / "index.sqlite", True).close()
+        write_description(self.path, described)
         self._attach(described)
 
     def _attach(self, described: dict[str, Any]) -> None:
@@ -182,13 +182,10 @@ class DiskStorage(Storage):
         stride, rows = int(described["stride"]), int(described["rows_per_extent"])
         tape = self.tape
         # What can fail comes first: a tape that is published has a schema.
-        path = self.path / "index.sqlite"
-        self._index = _open_index(path, not self.read_only)
-        state = _load(self._index, path, not self.read_only)
-        shift, most = (
-            rows.bit_length() - 1,
-            min(max(_MOST_BYTES // (rows * stride), 3), _MOST_EXTENTS),
-        )
+        self._index = open_index(self.path / "index.sqlite", not self.read_only)
+        state = read_index(self._index, not self.read_only)
+        shift = rows.bit_length() - 1
+        most = min(max(_MOST_BYTES // (rows * stride), 3), _MOST_EXTENTS)
         places = min((self.capacity - 1 >> shift) + 2, most)
         if places == most:  # there are not as many addresses as rows are wanted
             most_bytes = (most - 2) * rows * stride
@@ -201,7 +198,6 @@ class DiskStorage(Storage):
         self._take_in(state)
         if not self.read_only:
             self._index.forget_producers()
-        if not self.read_only:
             durable = self.durability == "durable"
             self._committer = Committer(self._index, durable, self._sync, self._after_commit)
 
@@ -501,14 +497,12 @@ class DiskStorage(Storage):
         with self.appending():
             assert self._extents is not None and self._committer is not None
             self._committer.wait()
-            copied_from = self._first_copied(contents)
-            if isinstance(contents.rows, LinkedRows):  # before anything here is changed
-                for _ in self._records(contents, copied_from):
-                    pass
+            load = Load(contents, self._extents, self.tape)
+            load.check()  # before anything here is changed
             self._clear_for_good()
             with self._retaining:
                 self._extents.forget()
-                self._take_rows(contents, copied_from)
+                load.run()
                 bounds = (contents.tail, contents.head, words, index_tail, index_head)
                 self.tape.restore_stored(*bounds, contents.trajectories)
             self._rows_beyond = False
@@ -529,52 +523,12 @@ class DiskStorage(Storage):
             self._extents.delete_below(1 << 62)
             files.fsync_dir(self._extents.folder)
 
-    def _first_copied(self, contents: Contents) -> int:
-        """From where on rows of a checkpoint are copied; the files of those before are linked.
-
-        Raises:
-            ValueError: a file is missing or too short.
-        """
-        assert self._extents is not None
-        rows, size = contents.rows, (self._extents.stride, self._extents.rows)
-        if not isinstance(rows, LinkedRows) or (rows.stride, rows.rows_per_extent) != size:
-            return contents.tail
-        rows.check(contents.tail, contents.head)
-        # The open file is written to.
-        return max(contents.tail, contents.head // rows.rows_per_extent * rows.rows_per_extent)
-
-    def _records(self, contents: Contents, first: int) -> Iterator[tuple[int, Any]]:
-        step = max(_RESTORE_BYTES // self.tape.record_size, 1)
-        for at in range(first, contents.head, step):
-            yield at, contents.rows.read(at, min(at + step, contents.head))
-
-    def _take_rows(self, contents: Contents, copied_from: int) -> None:
-        assert self._extents is not None
-        extents, rows = self._extents, contents.rows
-        if copied_from > contents.tail:
-            assert isinstance(rows, LinkedRows)
-            for extent in range(contents.tail // extents.rows, copied_from // extents.rows):
-                link_or_copy(rows.path(extent), extents.path(extent))
-                extents.map(extent)
-            extents.created = True
-        for at, records in self._records(contents, copied_from):
-            extents.write(at, self.tape.encode(records))
-            extents.show()
-
     def link_rows(self, folder: Path, first: int, head: int) -> dict[str, Any] | None:
         self._sync()
         assert self._extents is not None
         extents = self._extents
-        target = LinkedRows(folder / "extents", self.tape.record_size, extents.stride, extents.rows)
-        files.make_dir(target.folder)
         with self._appending, self._retaining:  # nothing is let go meanwhile
-            for extent in range(first // extents.rows, head // extents.rows):
-                if files.exists(extents.path(extent)):
-                    link_or_copy(extents.path(extent), target.path(extent))
-            extent, rest = divmod(head, extents.rows)
-            if rest and first < head and files.exists(extents.path(extent)):
-                copy_start(extents.path(extent), target.path(extent), rest * extents.stride)
-        files.fsync_dir(target.folder)
+            link_extents(extents, folder, self.tape.record_size, first, head)
         return {"stride": extents.stride, "rows_per_extent": extents.rows}
 
     def empty(self) -> None:
@@ -644,97 +598,3 @@ if hasattr(os, "register_at_fork"):
 
 def _reader(path: str, capacity: int, ndim: int) -> DiskStorage:
     return DiskStorage(path, capacity, read_only=True, ndim=ndim)
-
-
-def read_description(directory: Path) -> dict[str, Any] | None:
-    """What layout.json says, or None in a new directory."""
-    path = directory / "layout.json"
-    if not files.exists(path):
-        left = [n for n in files.listing(directory / "extents") if n.endswith(".rec")]
-        if left:
-            raise ValueError(
-                f"{path} is missing, but there are {len(left)} files of rows, which cannot be read "
-                "without it. Restore it from a checkpoint of this storage"
-            )
-        return None
-    try:
-        described = dict(json.loads(files.read(path)))
-        if described["format"] > FORMAT:
-            raise ValueError(
-                f"{path}: format {described['format']}, this contig reads up to {FORMAT}; "
-                "use a newer one"
-            )
-        if described["crc"] != _crc(described):
-            raise ValueError("its checksum is wrong")
-    except (ValueError, KeyError, TypeError) as error:
-        if "use a newer one" in str(error):
-            raise
-        raise ValueError(
-            f"{path} is damaged ({error}): without it the rows cannot be read. Restore it from "
-            "a checkpoint of this storage; it does not change after the first row"
-        ) from error
-    return described
-
-
-def _crc(described: dict[str, Any]) -> int:
-    content = {k: v for k, v in described.items() if k != "crc"}
-    return _native.crc32c(json.dumps(content, sort_keys=True).encode())
-
-
-def _lock(path: Path) -> int:
-    """Makes this process the one that writes."""
-    if sys.platform == "win32":
-        raise NotImplementedError("storages on disk need a POSIX system")
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(fd, 64, 0).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise BlockingIOError(
-            f"{path.parent} is being written by process {holder}: one process writes at a time; "
-            "open it with read_only=True to follow it"
-        ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
-
-
-@contextmanager
-def hold_directory(path: Path) -> Iterator[None]:
-    """Nobody else writes there meanwhile."""
-    fd = _lock(path / "lock")
-    try:
-        yield
-    finally:
-        os.close(fd)
-
-
-def _open_index(path: Path, writable: bool) -> DiskIndex:
-    there = path.exists() and path.stat().st_size > 0
-    if not there and any(n.endswith(".rec") for n in files.listing(path.parent / "extents")):
-        raise _damaged_index(path, ValueError("it is missing, but there are files of rows"))
-    try:
-        return DiskIndex(path, writable)
-    except sqlite3.DatabaseError as error:
-        raise _damaged_index(path, error) from error
-
-
-def _load(index: DiskIndex, path: Path, writable: bool) -> IndexState:
-    try:
-        if writable:
-            index.check()
-        return index.load()
-    except sqlite3.DatabaseError as error:
-        raise _damaged_index(path, error) from error
-
-
-class DamagedIndexError(ValueError):
-    """SQLite cannot read a storage's index."""
-
-
-def _damaged_index(path: Path, error: Exception) -> DamagedIndexError:
-    return DamagedIndexError(
-        f"{path} is damaged ({error}). `contig inspect --repair {path.parent}` sets it aside and "
-        "rebuilds what can be read"
-    )
