@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 
 namespace contig {
@@ -23,6 +24,21 @@ struct Histogram {
     sum.fetch_add(ns, relaxed);
     if (count.fetch_add(1, relaxed) == 0 || ns < least.load(relaxed)) least.store(ns, relaxed);
     if (ns > largest.load(relaxed)) largest.store(ns, relaxed);
+  }
+  // The middle of the bucket that the share of all values ends in.
+  double percentile(double share) const {
+    constexpr auto relaxed = std::memory_order_relaxed;
+    uint64_t all = 0, reached = 0;
+    for (const auto& b : bucket) all += b.load(relaxed);
+    int number = 0;
+    for (; number < kBuckets - 1; ++number) {
+      reached += bucket[number].load(relaxed);
+      if (static_cast<double>(reached) >= share * static_cast<double>(all)) break;
+    }
+    if (number < 8) return number;
+    const double middle = std::ldexp(4.5 + number % 4, number / 4 - 2);
+    const auto low = static_cast<double>(least.load(relaxed));
+    return std::fmin(std::fmax(middle, low), static_cast<double>(largest.load(relaxed)));
   }
   void reset() {
     constexpr auto relaxed = std::memory_order_relaxed;

@@ -24,6 +24,8 @@ uint64_t checked_size(uint64_t bytes) {
 // Pieces of large frames: with the socket's own memory they stay in a core's cache.
 constexpr uint64_t kPiece = 128 << 10;
 constexpr uint64_t kLarge = 64 << 10;
+// Of a large frame, what is worth a round of the event loop.
+constexpr uint64_t kRound = 256 << 10;
 
 Receiver::Receiver(uint64_t bytes, uint64_t max_frame)
     : data_(block_take(checked_size(bytes))), size_(bytes), max_frame_(max_frame) {}
@@ -74,6 +76,7 @@ Receiver::State Receiver::next() {
       return State::bad;
     }
     checked_ = true;
+    wake_at(1);  // whatever comes next may be small
   }
   return State::ready;
 }
@@ -88,7 +91,11 @@ void Receiver::sum() {
 uint64_t Receiver::receive(int socket) {
   uint64_t total = 0;
 #if defined(__linux__) || defined(__APPLE__)
-  while (parsed_ && needed() >= kLarge && needed() <= size_ && held() < needed()) {
+  const auto missing = [this] {
+    const bool large = parsed_ && needed() >= kLarge && needed() <= size_;
+    return large && held() < needed() ? needed() - held() : 0;
+  };
+  while (missing() > 0) {
     uint64_t bytes;
     uint8_t* at = room(&bytes);
     const ssize_t n = recv(socket, at, bytes, MSG_DONTWAIT);
@@ -97,10 +104,23 @@ uint64_t Receiver::receive(int socket) {
     sum();
     total += static_cast<uint64_t>(n);
   }
+  socket_ = socket;
+  wake_at(std::clamp<uint64_t>(missing(), 1, kRound));
 #else
   (void)socket;
 #endif
   return total;
+}
+
+void Receiver::wake_at(uint64_t bytes) {
+#if defined(__linux__)  // where it is about readiness, and not only about `recv`
+  if (bytes == wakes_at_) return;
+  wakes_at_ = bytes;
+  const int least = static_cast<int>(bytes);
+  setsockopt(socket_, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);
+#else
+  (void)bytes;
+#endif
 }
 
 bool Receiver::check(uint64_t record_size, bool runs) {

@@ -20,8 +20,9 @@ class Receiver {
   uint8_t* room(uint64_t* bytes);
   void received(uint64_t bytes);
   // Receives the rest of a large frame from a socket, as far as it is there, in pieces that are
-  // summed up while they are in the cache; how many bytes. Whatever goes wrong, the next reader
-  // finds.
+  // summed up while they are in the cache; how many bytes. Of what is still missing then, a good
+  // part has to be there before the socket is called readable again. Whatever goes wrong, the next
+  // reader finds.
   uint64_t receive(int socket);
   // Raw bytes of the handshake, before any frame: null if there are fewer.
   const uint8_t* peek(uint64_t bytes) const { return held() < bytes ? nullptr : data_ + from_; }
@@ -55,11 +56,14 @@ class Receiver {
   uint8_t* data_;
   uint64_t size_, from_ = 0, to_ = 0, max_frame_;
   void sum();  // what has come of the frame's body
+  void wake_at(uint64_t bytes);
 
   Frame frame_{};
   uint64_t summed_ = 0;  // bytes of the body that are in crc_
   uint32_t crc_ = 0;
-  uint64_t fits_ = 0;  // 0: not checked for a table yet
+  int socket_ = -1;        // the one received from
+  uint64_t wakes_at_ = 1;  // bytes that make it readable
+  uint64_t fits_ = 0;      // 0: not checked for a table yet
   bool parsed_ = false, checked_ = false, fits_runs_ = false;
   Refusal refusal_ = Refusal::none;
 };

@@ -6,6 +6,7 @@
 
 #include "../board.h"
 #include "../crc32c.h"
+#include "../exchange.h"
 #include "../outbox.h"
 #include "../process.h"
 #include "../queue.h"
@@ -212,12 +213,13 @@ nb::object take(nb::handle self, bool copy, bool partial) {
   return nb::make_tuple(block, t.rows, fresh);
 }
 
-nb::object histogram(const Histogram& h) {
-  std::vector<int64_t> out{static_cast<int64_t>(h.count.load()), static_cast<int64_t>(h.sum.load()),
-                           static_cast<int64_t>(h.least.load()),
-                           static_cast<int64_t>(h.largest.load())};
-  for (const auto& b : h.bucket) out.push_back(static_cast<int64_t>(b.load()));
-  return to_array(out);
+// Count, least, largest, mean and three percentiles.
+nb::tuple histogram(const Histogram& h) {
+  const uint64_t count = h.count.load();
+  if (count == 0) return nb::make_tuple(0, 0, 0, 0.0, 0.0, 0.0, 0.0);
+  const double mean = static_cast<double>(h.sum.load()) / static_cast<double>(count);
+  return nb::make_tuple(count, h.least.load(), h.largest.load(), mean, h.percentile(0.5),
+                        h.percentile(0.9), h.percentile(0.99));
 }
 
 Histogram& histogram_of(const QueueHandle& q, const std::string& name) {
@@ -475,6 +477,49 @@ void bind_board(nb::module_& m) {
       });
 }
 
+// The bytes of several buffers, for as long as it lives.
+class Views {
+ public:
+  explicit Views(nb::list parts) {
+    views_.reserve(parts.size());
+    for (nb::handle part : parts) {
+      Py_buffer view;
+      if (PyObject_GetBuffer(part.ptr(), &view, PyBUF_SIMPLE) != 0) {
+        release();
+        throw nb::python_error();
+      }
+      views_.push_back(view);
+      spans_.push_back({static_cast<const uint8_t*>(view.buf), static_cast<size_t>(view.len)});
+    }
+  }
+  ~Views() { release(); }
+  Views(const Views&) = delete;
+  Views& operator=(const Views&) = delete;
+  const std::vector<Span>& spans() const { return spans_; }
+
+ private:
+  void release() {
+    for (Py_buffer& view : views_) PyBuffer_Release(&view);
+  }
+  std::vector<Py_buffer> views_;
+  std::vector<Span> spans_;
+};
+
+nb::tuple exchange_parts(int socket, int wake, nb::list parts, double timeout_s) {
+  const Views views(parts);
+  Exchanged done;
+  {
+    NoGil no_gil;
+    done = exchange(socket, wake, views.spans(), timeout_s);
+  }
+  if (done.error != 0) {
+    errno = done.error;
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
+  return nb::make_tuple(done.sent, done.readable, done.woken);
+}
+
 }  // namespace
 
 void bind_transport(nb::module_& m) {
@@ -491,6 +536,10 @@ void bind_transport(nb::module_& m) {
         return crc32c_portable(before, reinterpret_cast<const uint8_t*>(data.c_str()), data.size());
       },
       nb::arg("data"), nb::arg("before") = 0);
+  m.attr("CAN_EXCHANGE") = can_exchange();
+  m.def("exchange", &exchange_parts, nb::arg("socket"), nb::arg("wake"), nb::arg("parts"),
+        nb::arg("timeout_s"),
+        "What was sent, and whether the socket and the waking one can be read.");
   m.def("make_frame", &make_frame, nb::arg("type"), nb::arg("number"), nb::arg("payload"));
   m.def("make_header", &make_header, nb::arg("type"), nb::arg("number"), nb::arg("parts"));
   nb::class_<ReceiverHandle>(m, "Receiver")

@@ -25,6 +25,7 @@ from tests.wire.independent_client import (
     ACCEPT,
     BATCH,
     GET,
+    ITEMS,
     REPLY,
     SAMPLE,
     STATS,
@@ -383,3 +384,25 @@ def test_sampling_a_queue_is_refused() -> None:
             client.send(SAMPLE, 1, bytes(8))
             client.until(ACCEPT)
         assert server.stats().rejected == {"type": 1}
+
+
+@pytest.mark.parametrize("first", [100, 40_000, 99_000])
+def test_a_small_frame_after_a_large_one_in_pieces(first: int) -> None:
+    """Of a large frame the server waits for much at a time, and of what comes after it for little,
+    also if there was no room for it meanwhile."""
+    item = {"x": np.zeros(100_000, np.uint8)}
+    with Server(item, 1, TcpTransport(), num_buffers=2) as server:
+        client = Client("127.0.0.1", server.port, layout=Layout(item).to_json())
+        for number in range(3):
+            whole = make_frame(ITEMS, number, bytes([number]) * 100_000, 0, 1)
+            before = server.stats().bytes_in
+            client.sock.sendall(whole[:first])
+            until(lambda b=before: server.stats().bytes_in == b + first, "the first piece")
+            client.sock.sendall(whole[first:])
+        for number in range(3):
+            sample = server.sample(WAIT_S)
+            assert sample is not None and (sample.batch["x"] == number).all()
+        client.next = 3
+        client.wait()
+        assert client.get() is None
+        client.bye()

@@ -20,26 +20,6 @@ class HistSnapshot(NamedTuple):
     p90_ns: float
     p99_ns: float
 
-    @staticmethod
-    def of(words: Any) -> HistSnapshot:
-        """Of native/histogram.h: count, sum, least, largest, then four buckets per power of two."""
-        count, total, least, largest = (int(w) for w in words[:4])
-        if count == 0:
-            return HistSnapshot(0, 0, 0, 0.0, 0.0, 0.0, 0.0)
-        buckets = words[4:]
-        reached = buckets.cumsum()
-
-        def percentile(share: float) -> float:
-            number = int((reached >= share * reached[-1]).argmax())
-            if number < 8:
-                return float(number)
-            power, quarter = divmod(number, 4)
-            middle = (4 + quarter + 0.5) * 2.0 ** (power - 2)
-            return float(min(max(middle, least), largest))
-
-        mean = total / count
-        return HistSnapshot(count, least, largest, mean, *map(percentile, (0.5, 0.9, 0.99)))
-
 
 class SampleInfo(NamedTuple):
     """The queue's state when a sample was taken.

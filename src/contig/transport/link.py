@@ -32,6 +32,8 @@ _COALESCE_BYTES = 512 << 10
 _COALESCE_S = 0.002
 _BACKOFF_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _IOVS = 16
+# In flight within one machine: nothing is gained by more, and what is reused soon stays in caches.
+_NEAR_BYTES = 4 << 20
 _SLICE_S = 0.1
 _PATIENCE_S = 2.0  # for an answer to a handshake, at least
 
@@ -100,6 +102,8 @@ class Link:
         self.kind, self.schema, self.max_frame = first.kind, first.schema, first.max_frame
         self.ndim = first.ndim
         self._max_inflight = first.max_inflight
+        self._largest = 0  # frame so far
+        self._near = _is_near(first.sock)
         self._acked = first.seen
         if self.schema is not None:  # a server that comes back must be the same
             self._opening["layout"] = self.schema["layout"]
@@ -179,9 +183,16 @@ class Link:
         if len(self._unacked) >= most:
             return f"{len(self._unacked)} frames are in flight, with max_inflight_msgs={most}"
         nbytes = self._unacked_bytes + self._outbox.open_bytes
-        if nbytes >= self._max_inflight:
-            return f"{nbytes} bytes are in flight, and the server allows {self._max_inflight}"
+        if nbytes >= self._most_bytes:
+            return f"{nbytes} bytes are in flight, and at most {self._most_bytes} may be"
         return ""
+
+    @property
+    def _most_bytes(self) -> int:
+        """Bytes that may be in flight."""
+        if not self._near:
+            return self._max_inflight
+        return min(self._max_inflight, max(_NEAR_BYTES, 2 * self._largest))
 
     def _line_up(self, frame: Any) -> None:
         """A frame is complete, and waits for its turn to be sent. With the lock."""
@@ -189,6 +200,7 @@ class Link:
         self._unacked.append(frame)
         self._unsent += 1
         self._unacked_bytes += frame.nbytes
+        self._largest = max(self._largest, frame.nbytes)
 
     def check(self) -> None:
         """Raises if the link is closed or failed."""
@@ -373,6 +385,7 @@ class Link:
         self.resends += len(self._unacked) - self._unsent
         self._unsent, self._flying_bytes = len(self._unacked), 0
         self._max_inflight = connection.max_inflight
+        self._near = _is_near(connection.sock)
         self._asked.clear()
         self._asked.extend(f for f in self._requests.values() if isinstance(f, bytes))
         self._lost_at = None
@@ -413,7 +426,7 @@ class Link:
                 opened_at = None
             frame = self._unacked[-self._unsent]
             flying = self._flying_bytes
-            if flying and flying + frame.nbytes > self._max_inflight:
+            if flying and flying + frame.nbytes > self._most_bytes:
                 self.held_back = True  # until an ack comes
                 return parts, None
             parts += [frame.head, frame]
@@ -443,36 +456,33 @@ class _Pump:
         self._sock = connection.sock
         self._receiver = connection.receiver
         self._sock.setblocking(False)
-        self._tls = isinstance(self._sock, ssl.SSLSocket)
-        self._sending: deque[memoryview] = deque()
+        self._wait = self._exchange
+        if isinstance(self._sock, ssl.SSLSocket) or not _native.CAN_EXCHANGE:
+            self._wait = self._select
+        self._sending: list[memoryview] = []
         self._opened_at: float | None = None
         self._leaving = False
 
     def run(self) -> None:
         link = self._link
-        with selectors.DefaultSelector() as selector:
-            key = selector.register(self._sock, selectors.EVENT_READ)
-            selector.register(link._wake_out, selectors.EVENT_READ)
-            self._read()  # what came with the handshake
-            while not link._stopped and not self._leaving:
-                if not self._sending:
-                    self._fill()
-                self._send()
-                wanted = selectors.EVENT_READ
-                if self._sending:
-                    wanted |= selectors.EVENT_WRITE
-                if key.events != wanted:
-                    key = selector.modify(self._sock, wanted)
-                for ready, events in selector.select(self._patience()):
-                    if ready.fileobj is link._wake_out:
-                        _drain(link._wake_out)
-                    elif events & selectors.EVENT_READ:
-                        self._read()
-                link.idle = False
+        self._read()  # what came with the handshake
+        while not link._stopped and not self._leaving:
+            if not self._sending:
+                self._fill()
+            readable, woken = self._wait()
+            link.idle = False
+            if woken:
+                _drain(link._wake_out)
+            if readable:
+                self._read()
 
-    def _patience(self) -> float | None:
-        if self._sending:
-            return None
+    def _fill(self) -> None:
+        with self._link.lock:
+            parts, self._opened_at = self._link.next_parts(self._opened_at)
+        self._sending = [memoryview(p) for p in parts]
+
+    def _patience(self) -> float:
+        """How long to wait for something to send; negative: for ever."""
         link = self._link
         with link.lock:
             if self._opened_at is not None:
@@ -480,31 +490,44 @@ class _Pump:
             if link.has_more:
                 return 0.0
             link.idle = True
-            return None
+            return -1.0
 
-    def _fill(self) -> None:
-        with self._link.lock:
-            parts, self._opened_at = self._link.next_parts(self._opened_at)
-        self._sending.extend(memoryview(p) for p in parts)
+    def _exchange(self) -> tuple[bool, bool]:
+        """Sends what there is to send, or waits; whether something came, and who was woken."""
+        patience = -1.0 if self._sending else self._patience()
+        sock, wake = self._sock.fileno(), self._link._wake_out.fileno()
+        sent, readable, woken = _native.exchange(sock, wake, self._sending, patience)
+        self._sent(sent)
+        return readable, woken
 
-    def _send(self) -> None:
-        while self._sending:
-            try:
-                if self._tls:
-                    sent = self._sock.send(self._sending[0])
-                else:
-                    sent = self._sock.sendmsg([*self._sending][:_IOVS])
-            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                return
-            while sent:
-                part = self._sending[0]
-                if sent < len(part):
-                    self._sending[0] = part[sent:]
-                    break
-                sent -= len(part)
-                self._sending.popleft()
-            while self._sending and not len(self._sending[0]):
-                self._sending.popleft()
+    def _select(self) -> tuple[bool, bool]:
+        """The same, in Python: of a TLS socket only the library knows what can be sent."""
+        self._send_some()
+        patience = -1.0 if self._sending else self._patience()
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._sending else 0)
+        wake = self._link._wake_out
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._sock, wanted)
+            selector.register(wake, selectors.EVENT_READ)
+            ready = selector.select(None if patience < 0 else patience)
+        came = [key.fileobj for key, events in ready if events & selectors.EVENT_READ]
+        return self._sock in came, wake in came
+
+    def _send_some(self) -> None:
+        try:
+            while self._sending:
+                self._sent(self._sock.send(self._sending[0]))
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+
+    def _sent(self, nbytes: int) -> None:
+        done = 0
+        while done < len(self._sending) and nbytes >= len(self._sending[done]):
+            nbytes -= len(self._sending[done])
+            done += 1
+        del self._sending[:done]
+        if nbytes:
+            self._sending[0] = self._sending[0][nbytes:]
 
     def _read(self) -> None:
         receiver = self._receiver
@@ -545,6 +568,14 @@ class _Pump:
 
 class _Goodbye(Exception):
     """The server ended the connection in good order: there is nothing to come back to."""
+
+
+def _is_near(sock: socket.socket) -> bool:
+    """Whether its other end is on this machine."""
+    try:
+        return bool(sock.getpeername()[0] == sock.getsockname()[0])
+    except OSError:  # it is gone already; whoever uses it will notice
+        return False
 
 
 def _drain(sock: socket.socket) -> None:

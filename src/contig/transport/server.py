@@ -322,9 +322,9 @@ class Server:
             push_blocked_count=c["blocked"],
             samples_inserted_total=c["items"],
             fresh_blocks=c["fresh"],
-            drain_round=HistSnapshot.of(queue.native.histogram("drain_round")),
-            memcpy=HistSnapshot.of(queue.native.histogram("memcpy")),
-            queue_dwell=HistSnapshot.of(queue.native.histogram("queue_dwell")),
+            drain_round=HistSnapshot(*queue.native.histogram("drain_round")),
+            memcpy=HistSnapshot(*queue.native.histogram("memcpy")),
+            queue_dwell=HistSnapshot(*queue.native.histogram("queue_dwell")),
         )
 
     def reset_histograms(self) -> None:
