@@ -19,9 +19,9 @@ struct Target {
 // overwritten while they were copied and must be drawn again.
 uint64_t gather_columns(const Tape& tape, const int64_t* seqs, size_t n, const Target* targets,
                         size_t n_targets);
-// Which of some rows do not have the checksum that was stored with them: their places in `seqs`.
 // Asks the system to read rows of files all at once, before they are looked at one by one.
 void read_ahead(const Tape& tape, const int64_t* seqs, size_t n);
+// Which of some rows do not have the checksum that was stored with them: their places in `seqs`.
 void find_damaged(const Tape& tape, const int64_t* seqs, size_t n, std::vector<int64_t>* out);
 uint64_t gather_records(const Tape& tape, const int64_t* seqs, size_t n, uint8_t* out);
 

@@ -161,6 +161,17 @@ class SumTree {
   Doubles nodes_;
 };
 
+// Columns of n rows each, and the (offset, bytes) of their leaves in a record.
+std::vector<Column> columns_from(nb::list arrays, Seqs leaves, size_t n, size_t record_size);
+
+inline Rows rows_of(const std::vector<Column>& columns, uint64_t n) {
+  Rows rows;
+  rows.n = n;
+  rows.columns = columns.data();
+  rows.n_columns = columns.size();
+  return rows;
+}
+
 void bind_kernels(nb::module_& m);
 void bind_tape(nb::module_& m);
 void bind_writer(nb::module_& m);

@@ -178,6 +178,17 @@ Plan* make_plan(nb::object tree, nb::list leaves, nb::list duals, size_t record_
   return new Plan(tree, std::move(specs), std::move(flags), record_size);
 }
 
+int block_buffer(PyObject* self, Py_buffer* view, int flags) {
+  const auto* block = nb::inst_ptr<Block>(self);
+  return PyBuffer_FillInfo(view, self, block->data, static_cast<Py_ssize_t>(block->bytes), 0,
+                           flags);
+}
+
+PyType_Slot block_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(block_buffer)},
+                             {0, nullptr}};
+
+}  // namespace
+
 std::vector<Column> columns_from(nb::list arrays, Seqs leaves, size_t n, size_t record_size) {
   std::vector<Column> columns;
   if (leaves.shape(0) != 2 * nb::len(arrays))
@@ -192,17 +203,6 @@ std::vector<Column> columns_from(nb::list arrays, Seqs leaves, size_t n, size_t 
   }
   return columns;
 }
-
-int block_buffer(PyObject* self, Py_buffer* view, int flags) {
-  const auto* block = nb::inst_ptr<Block>(self);
-  return PyBuffer_FillInfo(view, self, block->data, static_cast<Py_ssize_t>(block->bytes), 0,
-                           flags);
-}
-
-PyType_Slot block_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(block_buffer)},
-                             {0, nullptr}};
-
-}  // namespace
 
 void bind_kernels(nb::module_& m) {
   nb::class_<Block>(m, "Block", nb::type_slots(block_slots))
@@ -225,11 +225,7 @@ void bind_kernels(nb::module_& m) {
         if (record_size == 0) throw std::invalid_argument("join: records of no bytes");
         check_room(n, record_size, out.shape(0), "join: the output is too small");
         const std::vector<Column> columns = columns_from(arrays, leaves, n, record_size);
-        Rows rows;
-        rows.n = n;
-        rows.columns = columns.data();
-        rows.n_columns = columns.size();
-        join_columns(rows, record_size, out.data());
+        join_columns(rows_of(columns, n), record_size, out.data());
       },
       nb::arg("arrays"), nb::arg("leaves").noconvert(), nb::arg("n"), nb::arg("record_size"),
       nb::arg("out").noconvert());

@@ -7,6 +7,7 @@
 #include "../board.h"
 #include "../crc32c.h"
 #include "../exchange.h"
+#include "../gather.h"
 #include "../outbox.h"
 #include "../process.h"
 #include "../queue.h"
@@ -410,6 +411,17 @@ void bind_outbox(nb::module_& m) {
           },
           nb::arg("records").noconvert(), nb::arg("flags"), nb::arg("traj_id"), nb::arg("version"),
           nb::arg("lanes"), nb::arg("may_grow"))
+      .def(
+          "add_columns",
+          [](Outbox& o, nb::list arrays, Seqs leaves, uint64_t n, uint32_t flags, int64_t traj_id,
+             int64_t version, uint32_t lanes, bool may_grow) {
+            const WireRun run = wire_run(n, flags, traj_id, version, lanes);
+            const auto columns = columns_from(arrays, leaves, n, o.record_size());
+            join_columns(rows_of(columns, n), o.record_size(), o.room(n));
+            if (!may_grow || !o.grow_run(run)) o.commit_run(run);
+          },
+          nb::arg("arrays"), nb::arg("leaves").noconvert(), nb::arg("n"), nb::arg("flags"),
+          nb::arg("traj_id"), nb::arg("version"), nb::arg("lanes"), nb::arg("may_grow"))
       .def("take", &Outbox::take, nb::arg("open"))
       .def_prop_ro("next", &Outbox::next)
       .def_prop_ro("open_bytes", &Outbox::open_bytes)

@@ -62,14 +62,6 @@ struct Turn {
   std::atomic<bool>& busy;
 };
 
-Rows rows_of(const std::vector<Column>& columns, uint64_t n) {
-  Rows rows;
-  rows.n = n;
-  rows.columns = columns.data();
-  rows.n_columns = columns.size();
-  return rows;
-}
-
 Mark* mark_of(Marks& m, int role) {
   Mark* const all[] = {&m.id, &m.done, &m.terminated, &m.truncated, &m.init, &m.version, &m.reward};
   return all[role];

@@ -357,6 +357,17 @@ class Outbox:
         lanes: int,
         may_grow: bool,
     ) -> None: ...
+    def add_columns(
+        self,
+        arrays: list[Array],
+        leaves: Array,
+        n: int,
+        flags: int,
+        traj_id: int,
+        version: int,
+        lanes: int,
+        may_grow: bool,
+    ) -> None: ...
     def take(self, open: bool) -> OutFrame | None: ...
     @property
     def next(self) -> int: ...

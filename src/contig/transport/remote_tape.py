@@ -105,9 +105,8 @@ class _Runs:
     def append_columns(
         self, columns: list[Any], offsets: list[int], rows: int, lanes: int, rule: int
     ) -> int:
-        records = self._join(columns, rows)
         flags = wire.MARKED | _RULES[rule]
-        self._tape.link.outbox.add_run(records, flags, -1, -1, lanes, lanes == 1)
+        self._add(columns, rows, flags, -1, -1, lanes, lanes == 1)
         return 0
 
     def append_whole(
@@ -119,11 +118,10 @@ class _Runs:
         traj_id: int,
         version: int,
     ) -> int:
-        records = self._join(columns, rows)
-        self._tape.link.outbox.add_run(records, wire.BEGINS | flags, traj_id, version, 0, False)
+        self._add(columns, rows, wire.BEGINS | flags, traj_id, version, 0, False)
         return 0
 
-    def _join(self, columns: list[Any], rows: int) -> Array:
+    def _add(self, columns: list[Any], rows: int, *told: Any) -> None:
         size = self._layout.record_size
         most = self._tape.link.max_frame - wire.HEADER_BYTES - 32
         if rows * size > most:
@@ -131,4 +129,4 @@ class _Runs:
                 f"{rows} rows of {size} bytes are more than the server's largest frame "
                 f"({most} bytes): send fewer at a time, or raise TcpTransport(max_frame=)"
             )
-        return self._layout.join(columns, rows)
+        self._tape.link.outbox.add_columns(columns, self._layout.table, rows, *told)
