@@ -96,6 +96,10 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
         # int64 and float64 here: `cast` decides whether the value fits.
         return np.asarray(value)
     if type(value).__module__.startswith("torch"):
+        try:
+            return np.asarray(value.numpy())
+        except (TypeError, RuntimeError):
+            pass  # on another device, with a gradient, or of a dtype that numpy lacks
         tensor = value.detach().cpu().contiguous()
         if str(tensor.dtype) == "torch.bfloat16":
             import torch

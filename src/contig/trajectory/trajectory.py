@@ -143,8 +143,11 @@ def _collect(fields: Mapping[Any, Any], path: Path, arrays: dict[Path, Array]) -
         if isinstance(value, Mapping):
             _collect(value, (*path, key), arrays)
         elif value is not None:
-            leaf_spec(value, (*path, key))  # refuses text, objects and lists
-            arrays[*path, key] = as_array(value)
+            array = as_array(value) if hasattr(value, "dtype") else None
+            if array is None or array.dtype.kind not in "biufc":
+                leaf_spec(value, (*path, key))  # refuses text, objects and lists
+                array = as_array(value)
+            arrays[*path, key] = array
 
 
 def _reference(paths: list[Path]) -> Path:

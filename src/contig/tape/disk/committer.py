@@ -22,6 +22,8 @@ __all__ = ["Committer"]
 
 log = logging.getLogger("contig.disk")
 
+# Changes that come together are one transaction, and who waits for one commits it.
+_GATHER_S = 0.002
 _RETRY_S = 0.2
 _LOOK_S = 0.25
 _TEND_S = 2.0
@@ -54,6 +56,7 @@ class Committer:
         self._number = self._done = self._tended = 0
         self._failure: BaseException | None = None
         self._broken = self._closing = False
+        self._asleep = False  # the thread, with nothing to do
         self._over = threading.Event()
         index.set_durable(durable)
         self._thread = threading.Thread(target=self._run, name="contig-committer", daemon=True)
@@ -66,7 +69,8 @@ class Committer:
         with self._turn:
             self._waiting = changes if self._waiting is None else self._waiting.and_then(changes)
             self._number += 1
-            self._turn.notify_all()
+            if self._asleep:
+                self._turn.notify_all()
             return self._number
 
     def check(self) -> None:
@@ -118,9 +122,12 @@ class Committer:
         while True:
             with self._turn:
                 while self._waiting is None and not self._closing:
+                    self._asleep = True
                     self._turn.wait()
+                    self._asleep = False
                 if self._waiting is None or self._broken:
                     return
+            self._over.wait(_GATHER_S)
             with self._role:
                 self._commit()
             if self._failure is not None and (self._closing or self._broken):

@@ -140,6 +140,7 @@ class DiskIndex:
             check_same_thread=False,
         )
         self.revision = self.loads = 0
+        self._deleted_below = -1
         try:
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if version > FORMAT:
@@ -192,15 +193,17 @@ class DiskIndex:
         db.execute("BEGIN IMMEDIATE")
         try:
             db.executemany(_UPSERT, rows)
-            senders = [_signed(producer) for producer in changes.producers]
-            db.executemany(
-                "INSERT OR REPLACE INTO producers VALUES (?, ?, ?, ?)",
-                [
-                    (p, seq, revision, row_crc(p, seq, revision))
-                    for p, seq in zip(senders, changes.producers.values())
-                ],
-            )
-            db.execute("DELETE FROM runs WHERE number < ?", (changes.index_tail,))
+            if changes.producers:
+                senders = [_signed(producer) for producer in changes.producers]
+                db.executemany(
+                    "INSERT OR REPLACE INTO producers VALUES (?, ?, ?, ?)",
+                    [
+                        (p, seq, revision, row_crc(p, seq, revision))
+                        for p, seq in zip(senders, changes.producers.values())
+                    ],
+                )
+            if changes.index_tail != self._deleted_below:
+                db.execute("DELETE FROM runs WHERE number < ?", (changes.index_tail,))
             bounds = (
                 changes.tail,
                 changes.index_tail,
@@ -221,6 +224,7 @@ class DiskIndex:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
+        self._deleted_below = changes.index_tail
 
     def quarantine(self, found: dict[int, str]) -> None:
         """Marks trajectories that are not to be served."""
