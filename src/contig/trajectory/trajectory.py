@@ -10,6 +10,7 @@ Values only: nothing here has a lock or a file.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -131,23 +132,30 @@ def _fields(trajectory: Any) -> dict[str, Any]:
     if isinstance(trajectory, Mapping):
         return dict(trajectory)
     if dataclasses.is_dataclass(trajectory) and not isinstance(trajectory, type):
-        return {f.name: getattr(trajectory, f.name) for f in dataclasses.fields(trajectory)}
+        return {name: getattr(trajectory, name) for name in _names(type(trajectory))}
     raise TypeError(
         f"expected a Trajectory or a mapping of fields, got {type(trajectory).__name__}"
     )
 
 
+@functools.cache
+def _names(cls: type) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(cls))
+
+
 def _collect(fields: Mapping[Any, Any], path: Path, arrays: dict[Path, Array]) -> None:
     """Arrays of nested mappings, by path; None is absent."""
     for key, value in fields.items():
-        if isinstance(value, Mapping):
+        if hasattr(value, "dtype"):
+            array = as_array(value)
+            if array.dtype.kind not in "biufc":
+                leaf_spec(value, (*path, key))  # refuses text and objects
+            arrays[*path, key] = array
+        elif isinstance(value, Mapping):
             _collect(value, (*path, key), arrays)
         elif value is not None:
-            array = as_array(value) if hasattr(value, "dtype") else None
-            if array is None or array.dtype.kind not in "biufc":
-                leaf_spec(value, (*path, key))  # refuses text, objects and lists
-                array = as_array(value)
-            arrays[*path, key] = array
+            leaf_spec(value, (*path, key))  # and lists
+            arrays[*path, key] = as_array(value)
 
 
 def _reference(paths: list[Path]) -> Path:

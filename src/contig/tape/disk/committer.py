@@ -23,7 +23,7 @@ __all__ = ["Committer"]
 log = logging.getLogger("contig.disk")
 
 # Changes that come together are one transaction, and who waits for one commits it.
-_GATHER_S = 0.002
+_GATHER_S = 0.005
 _RETRY_S = 0.2
 _LOOK_S = 0.25
 _TEND_S = 2.0
