@@ -22,8 +22,7 @@ __all__ = ["Committer"]
 
 log = logging.getLogger("contig.disk")
 
-# Changes that come together are one transaction, and who waits for one commits it.
-_GATHER_S = 0.005
+_HANDS_OFF_S = 0.005  # of the thread, while those who append commit themselves
 _RETRY_S = 0.2
 _LOOK_S = 0.25
 _TEND_S = 2.0
@@ -57,6 +56,7 @@ class Committer:
         self._failure: BaseException | None = None
         self._broken = self._closing = False
         self._asleep = False  # the thread, with nothing to do
+        self._helped = False  # the last commit was not the thread's
         self._over = threading.Event()
         index.set_durable(durable)
         self._thread = threading.Thread(target=self._run, name="contig-committer", daemon=True)
@@ -127,7 +127,9 @@ class Committer:
                     self._asleep = False
                 if self._waiting is None or self._broken:
                     return
-            self._over.wait(_GATHER_S)
+            if self._helped:
+                self._helped = False
+                self._over.wait(_HANDS_OFF_S)
             with self._role:
                 self._commit()
             if self._failure is not None and (self._closing or self._broken):
@@ -139,6 +141,7 @@ class Committer:
         """Commits in the caller's thread, if nobody else is at it: handing over takes longer."""
         if self._role.acquire(blocking=False):
             try:
+                self._helped = True
                 self._commit()
             finally:
                 self._role.release()
