@@ -46,7 +46,7 @@ def collector_of(
         [lambda: Faulty(fault, mark=mark), lambda: Faulty("none", at=-5)][:workers],
         frames_per_batch=20,
         replay_buffer=buffer,
-        step_timeout_s=2.0 if fault == "hang" else 60.0,
+        step_timeout_s=float(workers) if fault == "hang" else 60.0,
         seed=0,
         **options,
     )
@@ -150,7 +150,7 @@ def test_one_restart_too_many() -> None:
 
 def test_a_policy_that_hangs_is_a_fault_too() -> None:
     with MultiCollector(
-        [make_steps], Sleepy(episode=2), frames_per_batch=50, step_timeout_s=2.0, seed=0
+        [make_steps], Sleepy(episode=2), frames_per_batch=50, step_timeout_s=1.0, seed=0
     ) as collector:
         with pytest.raises(
             WorkerError, match=r"worker 0 (.|\n)*hangs in the policy(.|\n)*__call__"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contig import Collector, LazyTensorStorage, MultiCollector, RateLimiter, ReplayBuffer
@@ -105,6 +105,7 @@ def test_every_order_of_three_calls() -> None:
         life.end()
 
 
+@settings(max_examples=25)
 @given(st.lists(st.sampled_from(CALLS[:-1]), min_size=4, max_size=10))
 def test_long_orders(calls: list[str]) -> None:
     life = Life(single)

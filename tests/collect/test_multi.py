@@ -21,7 +21,7 @@ from contig import (
     SerialEnv,
 )
 from contig.collect.rows import join_batches
-from tests.collect.envs import Steps, check_storage, check_trajectory, make_steps, split, steps_of
+from tests.collect.envs import Steps, check_storage, make_steps, steps_of
 from tests.collect.policies import Counts, Weighted, lean, make_cartpole
 from tests.collect.waiting import wait_for
 
@@ -58,28 +58,10 @@ def test_async_batches_come_from_one_worker_each() -> None:
         assert len({s[0] for s in steps_of(batch)}) == 1
 
 
-def test_whole_trajectories_without_a_buffer() -> None:
-    with MultiCollector(
-        [make_steps] * 2,
-        frames_per_batch=20,
-        total_frames=120,
-        trajs_per_batch=3,
-        seed=0,
-    ) as collector:
-        batches = list(collector)
-    for batch in batches:
-        pieces = split(batch)
-        assert len(pieces) == 3
-        for piece in pieces:
-            check_trajectory(piece)
-            assert piece["next", "done"][-1]
-    assert sum(len(b) for b in batches) + collector.dropped_frames == 120
-
-
 def test_workers_with_processes_of_their_own() -> None:
     buffer = ReplayBuffer(LazyTensorStorage(1000, ndim=3), batch_size=8)
     with MultiSyncCollector(
-        [ParallelEnv(2, Steps)] * 2,
+        [ParallelEnv(1, Steps)] * 2,
         frames_per_batch=40,
         total_frames=80,
         replay_buffer=buffer,
@@ -204,17 +186,6 @@ def test_hidden_states_in_workers() -> None:
     for rows in check_storage(buffer.storage):
         np.testing.assert_array_equal(rows["state"][:, 0], rows["observation"][:, 2])
         np.testing.assert_array_equal(rows["next", "state"], rows["state"] + 1)
-
-
-def test_started_with_an_end_collects_exactly_that() -> None:
-    buffer = ReplayBuffer(LazyTensorStorage(1000), batch_size=8)
-    collector = MultiCollector(
-        [make_steps] * 2, frames_per_batch=20, total_frames=105, replay_buffer=buffer, seed=0
-    )
-    collector.start()
-    wait_for(lambda: not collector._thread.is_alive())  # type: ignore[union-attr]
-    collector.async_shutdown()
-    assert sum(len(x) for x in check_storage(buffer.storage)) == 105
 
 
 def test_a_limiter_holds_workers_back() -> None:

@@ -170,7 +170,7 @@ def check_yields(case: Case) -> None:
 kinds = st.sampled_from(["lazy", "lazy", "shared", "disk"])
 
 
-@settings(max_examples=12)
+@settings(max_examples=9)
 @given(case=cases, kind=kinds, ndim=st.integers(1, 3), start=st.booleans())
 def test_a_buffer_holds_what_environments_emitted(
     case: Case, kind: str, ndim: int, start: bool
@@ -178,7 +178,7 @@ def test_a_buffer_holds_what_environments_emitted(
     check_buffer(case, kind, ndim, start)
 
 
-@settings(max_examples=6)
+@settings(max_examples=5)
 @given(case=cases)
 def test_batches_hold_what_environments_emitted(case: Case) -> None:
     check_yields(case)

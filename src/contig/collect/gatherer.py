@@ -94,5 +94,5 @@ class Gatherer:
         if roller.blocks is None:
             return 0, 0
         begun = roller.start < np.minimum(roller.blocks.position, roller.goal)
-        left = sum(f.first < roller.goal[f.lane] for f in roller.finished)
+        left = sum(int(f.first < roller.goal[f.lane]) for f in roller.finished)
         return int(np.count_nonzero(begun)) + left, int(roller.goal.sum()) - self._given
