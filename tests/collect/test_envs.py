@@ -313,11 +313,23 @@ def test_specs_show_what_wrappers_add_through_batches() -> None:
     def make() -> Any:
         return TensorDictPrimer(InitTracker(Steps()), {"state": ShapeDtype((2,), np.float32)})
 
+    state = {"state": ShapeDtype((2,), np.dtype(np.float32))}
     for kind in (SerialEnv, ParallelEnv):
         env = kind(2, make)
         assert set(env.full_observation_spec) == {"observation", "is_init"}
-        assert env.full_state_spec == {"state": ShapeDtype((2,), np.dtype(np.float32))}
+        assert env.full_state_spec == state
         env.close()
+    env = StepCounter(SerialEnv(2, make))
+    assert set(env.full_observation_spec) == {"observation", "is_init", "step_count"}
+    assert env.full_state_spec == state
+
+    def policy(inputs: Any) -> Any:
+        return {"action": np.zeros(2, np.int64), ("next", "state"): inputs["state"] + 1}
+
+    (batch,) = Collector(
+        StepCounter(SerialEnv(2, make)), policy, frames_per_batch=40, total_frames=40, seed=0
+    )
+    np.testing.assert_array_equal(batch["state"][..., 0], batch["step_count"])
 
 
 def test_native_vector_environment_without_partial_resets() -> None:

@@ -262,7 +262,9 @@ class MultiCollector(CollectorBase):
         return self._paused and self._thread is not None
 
     def _dispatch(self, handle: Handle) -> None:
-        """Gives a worker its next stretch, if there is one."""
+        """Gives a worker that has nothing to do its next stretch, if there is one."""
+        if handle.asked is not None:
+            return
         frames = handle.owed or self._pace.take(self._stretch)
         if frames:
             handle.collect(frames)
@@ -273,8 +275,7 @@ class MultiCollector(CollectorBase):
             if self._pausing:
                 return None
             for handle in self._handles:
-                if handle.asked is None:
-                    self._dispatch(handle)
+                self._dispatch(handle)
             if all(h.asked is None for h in self._handles):
                 return END
             self._take_event()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WeightsFeed"]
 
-_ASK_S = 1.0
+_ASK_S = 0.25
 _STOP_S = 5.0
 _NONE = -1  # older than any version
 
