@@ -5,7 +5,7 @@
 Everything steps CartPole with random actions. "bare" stores nothing; "storing" puts the same leaves
 as contig into preallocated numpy columns, and a full block into the same buffer. The candidates
 take turns, and each figure is the best of its rounds. torchrl runs in `.venv-peers`, if that is
-there.
+there. What two workers gain over one is shown beside what two bare loops gain over one.
 """
 
 from __future__ import annotations
@@ -126,6 +126,37 @@ def contig(frames: int) -> float:
     return (time.perf_counter() - start) / frames
 
 
+LOOP = """
+import sys, time
+from benchmarks.collect import bare
+print("ready", flush=True)
+sys.stdin.readline()
+print(bare(int(sys.argv[1])), flush=True)
+"""
+
+
+def loops(count: int, frames: int) -> float:
+    """Seconds per frame of bare loops in processes of their own: what the machine can do."""
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", LOOP, str(frames)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(count)
+    ]
+    for process in running:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in running:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    spent = [float(process.communicate()[0]) for process in running]
+    return max(spent) / count
+
+
 def workers(count: int, frames: int) -> tuple[float, float]:
     """Seconds to start, and seconds per frame of workers that never wait."""
     buffer = ReplayBuffer(LazyTensorStorage(4 * frames))
@@ -145,6 +176,26 @@ def workers(count: int, frames: int) -> tuple[float, float]:
         for _ in turns:
             pass
         return up, (time.perf_counter() - start) / (len(buffer) - before)
+
+
+def torch_start() -> tuple[float, float]:
+    """Seconds to import torch in a fresh process, and to start two workers that need it."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    alone = time.perf_counter() - start
+    import torch
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 2)
+
+        def forward(self, inputs: Any) -> Any:
+            return {"action": self.linear(inputs["observation"]).argmax(-1)}
+
+    start = time.perf_counter()
+    with MultiCollector([make_env] * 2, Net(), frames_per_batch=100):
+        return alone, time.perf_counter() - start
 
 
 class Policy:
@@ -217,8 +268,10 @@ def main() -> None:
         print(f"torchrl    {peer * 1e6:8.2f} us per frame")
         print(f"torchrl / contig  {peer / best['contig']:6.2f}   (goal: at least 20)")
     many = 10_000 if quick else 150_000
-    ups, one, two = [], 9e9, 9e9
-    for _ in range(1 if quick else 3):
+    ups, one, two, one_loop, two_loops = [], 9e9, 9e9, 9e9, 9e9
+    for _ in range(1 if quick else 5):
+        one_loop = min(one_loop, loops(1, many))
+        two_loops = min(two_loops, loops(2, many))
         one = min(one, workers(1, many)[1])
         up, spent = workers(2, 2 * many)
         ups.append(up)
@@ -226,7 +279,10 @@ def main() -> None:
     print(f"1 worker   {one * 1e6:8.2f} us per frame")
     print(f"2 workers  {two * 1e6:8.2f} us per frame")
     print(f"1 worker / 2      {one / two:6.2f}   (goal: at least 1.8, on two free cores)")
+    print(f"1 bare loop / 2   {one_loop / two_loops:6.2f}   (what the machine can do)")
     print(f"2 workers up in   {min(ups):6.2f} s (goal: at most 1.5)")
+    alone, both = torch_start()
+    print(f"... with torch    {both:6.2f} s (goal: at most {alone:.2f} + 0.5, import torch here)")
     update = weight_update(2 if quick else 8)
     print(f"10 MB of weights  {update * 1e3:6.2f} ms (goal: under 10)")
 

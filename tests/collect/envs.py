@@ -86,10 +86,14 @@ class Faulty(Steps):
         fault: what.
         at: in which episode.
         mark: a file that is made first; if it exists the env behaves.
+        step_s: how long a step takes, after the fault.
     """
 
-    def __init__(self, fault: str, at: int = 3, mark: str | None = None) -> None:
+    def __init__(
+        self, fault: str, at: int = 3, mark: str | None = None, step_s: float = 0.0
+    ) -> None:
         super().__init__()
+        self.step_s, self.broken = step_s, False
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)
         self.fault, self.at, self.mark = fault, at, mark
 
@@ -99,8 +103,11 @@ class Faulty(Steps):
     def step(self, action: Any) -> Any:
         out = super().step(action)
         behaves = self.mark is not None and os.path.exists(self.mark)
+        if self.broken:
+            time.sleep(self.step_s)
         if self.fault == "none" or self.episode != self.at or behaves:
             return out
+        self.broken = True
         if self.mark is not None:
             open(self.mark, "w").close()
         if self.fault == "raise":

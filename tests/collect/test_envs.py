@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from typing import Any
 
+import dm_env
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -137,15 +139,106 @@ def test_plain_objects() -> None:
         GymEnv(lambda: 3).reset()
 
 
-def test_dm_env_environments_are_told_the_way() -> None:
-    class Dm:
-        def observation_spec(self) -> None: ...
-        def action_spec(self) -> None: ...
-        def reset(self) -> None: ...
-        def step(self, action: Any) -> None: ...
+class Reuses(Steps):
+    """Writes every observation into the same array, as many simulators do."""
 
-    with pytest.raises(TypeError, match="shimmy"):
-        GymEnv(Dm()).reset()
+    def _obs(self) -> Any:
+        if not hasattr(self, "array"):
+            self.array = np.zeros(3, np.int64)
+        self.array[:] = self.id, self.episode, self.t
+        return self.array
+
+
+@pytest.mark.parametrize("wrap", [Reuses, lambda: StepCounter(Reuses()), lambda: lanes(Reuses)])
+def test_environments_that_use_one_array_for_ever(wrap: Any) -> None:
+    (batch,) = Collector(wrap(), frames_per_batch=40, total_frames=40, seed=0)
+    if len(batch.shape) == 2:
+        check_lanes(batch, 2)
+        return
+    for piece in split(batch):
+        check_trajectory(piece)
+
+
+def lanes(make: Any) -> Any:
+    modes = gym.vector.AutoresetMode
+    return gym.vector.SyncVectorEnv([make] * 2, copy=False, autoreset_mode=modes.NEXT_STEP)
+
+
+class Rewarded(Steps):
+    """Rewards as a given function makes them."""
+
+    def __init__(self, reward: Any) -> None:
+        super().__init__()
+        self.reward = reward
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        return obs, self.reward(reward, self.t), *rest
+
+
+def test_shapes_of_rewards() -> None:
+    """One number is stored as one, also if it came in a list; several are several."""
+    for make, shape in (
+        (lambda r, t: np.array([r], np.float32), ()),
+        (lambda r, t: int(r), ()),
+        (lambda r, t: np.float16(r), ()),
+        (lambda r, t: np.array([r, -r]), (2,)),
+    ):
+        for env in (Rewarded(make), StepCounter(Rewarded(make))):
+            (batch,) = Collector(env, frames_per_batch=20, total_frames=20, seed=0)
+            rewards = batch["next", "reward"]
+            assert rewards.shape == (20, *shape) and rewards.dtype == np.float32
+    for make in (
+        lambda r, t: r if t < 2 else np.array([r, r]),
+        lambda r, t: np.array([r, r]) if t < 2 else r,
+    ):
+        for env in (Rewarded(make), StepCounter(Rewarded(make))):
+            with pytest.raises(ValueError, match="reward.*emitted shape"):
+                list(Collector(env, frames_per_batch=60, total_frames=60, seed=0))
+
+
+class DmSteps(dm_env.Environment):
+    """Steps, in dm_env's words."""
+
+    def __init__(self, seed: int = 7) -> None:
+        self.inner = Steps()
+        self.inner.id = seed
+
+    def reset(self) -> Any:
+        return dm_env.restart({"step": self.inner.reset()[0]})
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = self.inner.step(action)
+        if terminated:
+            return dm_env.termination(reward, {"step": obs})
+        return (dm_env.truncation if truncated else dm_env.transition)(reward, {"step": obs})
+
+    def observation_spec(self) -> Any:
+        return {"step": dm_env.specs.Array((3,), np.int64)}
+
+    def action_spec(self) -> Any:
+        return dm_env.specs.DiscreteArray(5)
+
+
+@pytest.mark.parametrize("given", [DmSteps, DmSteps(), lambda: GymEnv(DmSteps())])
+def test_dm_env_environments(given: Any) -> None:
+    (batch,) = Collector(given, frames_per_batch=60, total_frames=60, seed=0)
+    assert batch["next", "terminated"].any() and batch["next", "truncated"].any()
+    # The rows are those of the environment itself, whose observations are not in a dict.
+    plain = batch.with_leaves(
+        {"observation": batch["step"], ("next", "observation"): batch["next", "step"]}
+    )
+    for piece in split(plain):
+        check_trajectory(piece)
+    assert set(batch["action"].tolist()) == set(range(5))
+
+
+def test_dm_env_environments_in_lanes_and_without_shimmy(monkeypatch: Any) -> None:
+    (batch,) = Collector(SerialEnv(2, DmSteps), frames_per_batch=40, total_frames=40)
+    assert batch["step"].shape == (2, 20, 3)
+    monkeypatch.setitem(sys.modules, "shimmy.utils.dm_env", None)
+    with pytest.raises(ImportError, match="pip install shimmy"):
+        GymEnv(DmSteps()).reset()
 
 
 def test_serial_and_parallel_step_alike() -> None:
@@ -220,11 +313,23 @@ def test_specs_show_what_wrappers_add_through_batches() -> None:
     def make() -> Any:
         return TensorDictPrimer(InitTracker(Steps()), {"state": ShapeDtype((2,), np.float32)})
 
+    state = {"state": ShapeDtype((2,), np.dtype(np.float32))}
     for kind in (SerialEnv, ParallelEnv):
         env = kind(2, make)
         assert set(env.full_observation_spec) == {"observation", "is_init"}
-        assert env.full_state_spec == {"state": ShapeDtype((2,), np.dtype(np.float32))}
+        assert env.full_state_spec == state
         env.close()
+    env = StepCounter(SerialEnv(2, make))
+    assert set(env.full_observation_spec) == {"observation", "is_init", "step_count"}
+    assert env.full_state_spec == state
+
+    def policy(inputs: Any) -> Any:
+        return {"action": np.zeros(2, np.int64), ("next", "state"): inputs["state"] + 1}
+
+    (batch,) = Collector(
+        StepCounter(SerialEnv(2, make)), policy, frames_per_batch=40, total_frames=40, seed=0
+    )
+    np.testing.assert_array_equal(batch["state"][..., 0], batch["step_count"])
 
 
 def test_native_vector_environment_without_partial_resets() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,27 +12,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from contig import LazyTensorStorage, MultiCollector, ReplayBuffer, SliceSampler, WorkerError
-from tests.collect.envs import Faulty, check_storage, steps_of
-
-WAIT_S = 30.0
-
-
-def wait_for(what: Any) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
+from contig import (
+    Collector,
+    LazyTensorStorage,
+    MultiCollector,
+    ParallelEnv,
+    ReplayBuffer,
+    SerialEnv,
+    SliceSampler,
+    WorkerError,
+)
+from tests.collect.envs import Faulty, check_storage, make_steps, steps_of
+from tests.collect.policies import Sleepy, Weighted
+from tests.collect.waiting import WAIT_S, alive, wait_for
 
 FAULTS = [
     ("raise", r"the simulator broke"),
@@ -50,7 +46,7 @@ def collector_of(
         [lambda: Faulty(fault, mark=mark), lambda: Faulty("none", at=-5)][:workers],
         frames_per_batch=20,
         replay_buffer=buffer,
-        step_timeout_s=2.0,
+        step_timeout_s=float(workers) if fault == "hang" else 60.0,
         seed=0,
         **options,
     )
@@ -129,8 +125,9 @@ def test_a_failed_worker_is_replaced(fault: str, tmp_path: Path) -> None:
         steps = steps_of(rows)
         assert [s[2] for s in steps] == list(range(len(steps)))
         assert len({s[:2] for s in steps}) == 1
-    # Worker 0 came back: both workers' rows are there.
-    assert {s[0] for x in found for s in steps_of(x)} == {0, 1}
+    # Worker 0 came back with another seed, two environments later: it repeats nothing.
+    assert {s[0] for x in found for s in steps_of(x)} == {0, 1, 2}
+    assert sum(len(x) for x in found) + collector.dropped_frames == 200
 
 
 def test_frames_are_exact_across_a_restart(tmp_path: Path) -> None:
@@ -149,6 +146,99 @@ def test_one_restart_too_many() -> None:
         list(collector)
     assert collector.restarts == 1
     collector.async_shutdown()
+
+
+def test_a_policy_that_hangs_is_a_fault_too() -> None:
+    with MultiCollector(
+        [make_steps], Sleepy(episode=2), frames_per_batch=50, step_timeout_s=1.0, seed=0
+    ) as collector:
+        with pytest.raises(
+            WorkerError, match=r"worker 0 (.|\n)*hangs in the policy(.|\n)*__call__"
+        ):
+            list(collector)
+
+
+def test_an_environment_that_is_never_made_is_a_fault_too() -> None:
+    here = os.getpid()
+
+    def make() -> Any:
+        if os.getpid() != here:
+            time.sleep(3600)
+        return Faulty("none")
+
+    with pytest.raises(WorkerError, match=r"worker 0 (.|\n)*hangs in make_env(.|\n)*in make"):
+        MultiCollector([make], frames_per_batch=20, start_timeout_s=1.0)
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_nan_is_noticed_long_before_the_batch_is_full(lanes: int) -> None:
+    def make() -> Any:
+        return Faulty("nan", at=0, step_s=0.1)
+
+    env = SerialEnv(lanes, make) if lanes else make
+    # The batch would take an hour.
+    with MultiCollector([env], frames_per_batch=36_000, seed=0) as collector:
+        with pytest.raises(WorkerError, match=r"worker 0 \(pid \d+\)(.|\n)*NaN"):
+            list(collector)
+
+
+@pytest.mark.parametrize("call", ["sample", "shutdown"])
+def test_a_worker_that_died_between_iterations_is_told_by_any_call(call: str) -> None:
+    buffer = ReplayBuffer(LazyTensorStorage(10_000), batch_size=8)
+    collector = collector_of("none", buffer)
+    next(iter(collector))
+    buffer.sample()
+    os.kill(collector.pids[0], signal.SIGKILL)
+    said = r"worker 0 \(pid \d+\) died: killed by signal 9"
+    if call == "sample":
+
+        def told() -> bool:
+            try:
+                buffer.sample()
+            except WorkerError as error:
+                assert re.search(said, str(error))
+                return True
+            return False
+
+        wait_for(told)
+    else:
+        wait_for(lambda: not alive(collector.pids[0]))
+        wait_for(lambda: collector._handles[0].ended)
+        with pytest.raises(WorkerError, match=said):
+            collector.shutdown()
+    collector.shutdown()
+
+
+def test_a_replaced_worker_goes_on_with_the_newest_weights(tmp_path: Path) -> None:
+    policy = Weighted(size=10)
+    buffer = ReplayBuffer(LazyTensorStorage(10_000), batch_size=8)
+    mark = str(tmp_path / "mark")
+    with MultiCollector(
+        [lambda: Faulty("kill", at=6, mark=mark)],
+        policy,
+        frames_per_batch=10,
+        total_frames=100,
+        replay_buffer=buffer,
+        init_random_frames=15,
+        max_restarts=1,
+        seed=0,
+    ) as collector:
+        for _ in collector:
+            policy.fill(collector.policy_version + 1)
+            collector.update_policy_weights_()
+    assert collector.restarts == 1
+    rows = buffer[:]
+    np.testing.assert_array_equal(rows["weight"], rows["collector", "policy_version"])
+    assert rows["weight"].tolist() == np.repeat(np.arange(10.0), 10).tolist()
+    assert not rows["action"][15:].any()  # and it draws no random actions again
+
+
+def test_a_hanging_environment_of_a_parallel_one_says_where() -> None:
+    env = ParallelEnv(2, [lambda: Faulty("none"), lambda: Faulty("hang", at=0)], step_timeout_s=1.0)
+    with Collector(env, frames_per_batch=20, seed=0) as collector:
+        said = r"environment 1 \(pid \d+\)(.|\n)*hangs(.|\n)*in step"
+        with pytest.raises(WorkerError, match=said):
+            list(collector)
 
 
 def test_a_worker_that_cannot_start_says_why() -> None:

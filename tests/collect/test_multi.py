@@ -1,8 +1,7 @@
-"""Collectors with worker processes: rows, frames, weights, and every order of their life."""
+"""Collectors with worker processes: shapes of batches, storages, weights, hidden states."""
 
 from __future__ import annotations
 
-import random
 import time
 from typing import Any
 
@@ -20,69 +19,11 @@ from contig import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     SerialEnv,
-    SharedStorage,
-    SliceSampler,
 )
 from contig.collect.rows import join_batches
-from tests.collect.envs import Steps, check_storage, check_trajectory, make_steps, split, steps_of
-
-WAIT_S = 30.0
-
-
-def wait_for(what: Any) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
-
-
-@pytest.mark.parametrize("case", range(4))
-def test_random_shapes_store_what_the_environments_emitted(case: int) -> None:
-    rng = random.Random(case)
-    workers, lanes, rows = rng.randint(1, 3), rng.choice([0, 1, 2]), rng.randint(3, 12)
-    b = max(lanes, 1)
-    sync, trajs = case % 2 == 0, [None, 2, 3][case % 3]
-    total = rng.randint(100, 200)
-    options = {
-        "set_truncated": rng.random() < 0.3,
-        "reset_at_each_iter": rng.random() < 0.3,
-        "max_frames_per_traj": rng.choice([None, 3]),
-    }
-    storage: Any = (
-        LazyTensorStorage(1000, ndim=rng.randint(1, 3)) if case < 2 else SharedStorage(1000)
-    )
-    buffer = ReplayBuffer(storage, SliceSampler(slice_len=3), batch_size=30)
-    env = make_steps if lanes == 0 else SerialEnv(lanes, make_steps)
-    share = workers if sync else 1
-    with MultiCollector(
-        [env] * workers,
-        frames_per_batch=rows * b * share,
-        total_frames=total,
-        sync=sync,
-        replay_buffer=buffer,
-        trajs_per_batch=trajs,
-        seed=10 * case,
-        **options,
-    ) as collector:
-        for data in collector:
-            assert data is None and len(buffer) > 0
-    found = check_storage(storage, anywhere=options["set_truncated"])
-    stored = sum(len(x) for x in found)
-    unit = b * share
-    if trajs is None:
-        assert stored == total // unit * unit
-    else:
-        assert stored + collector.dropped_frames == total // unit * unit
-        assert all(x["next", "done"][-1] for x in found)
-    ids = {s[0] for x in found for s in steps_of(x)}
-    assert ids <= set(range(10 * case, 10 * case + workers * b))
-    sample = buffer.sample()
-    ends = np.flatnonzero(sample["collector", "slice_end"] | sample["next", "done"]) + 1
-    for first, last in zip([0, *ends[:-1]], ends):
-        piece = steps_of(sample[int(first) : int(last)])
-        assert [s[2] for s in piece] == list(range(piece[0][2], piece[0][2] + len(piece)))
-        assert len({s[:2] for s in piece}) == 1
-    storage.close()
+from tests.collect.envs import Steps, check_storage, make_steps, steps_of
+from tests.collect.policies import Counts, Weighted, lean, make_cartpole
+from tests.collect.waiting import wait_for
 
 
 def test_batches_of_workers_are_joined() -> None:
@@ -117,28 +58,10 @@ def test_async_batches_come_from_one_worker_each() -> None:
         assert len({s[0] for s in steps_of(batch)}) == 1
 
 
-def test_whole_trajectories_without_a_buffer() -> None:
-    with MultiCollector(
-        [make_steps] * 2,
-        frames_per_batch=20,
-        total_frames=120,
-        trajs_per_batch=3,
-        seed=0,
-    ) as collector:
-        batches = list(collector)
-    for batch in batches:
-        pieces = split(batch)
-        assert len(pieces) == 3
-        for piece in pieces:
-            check_trajectory(piece)
-            assert piece["next", "done"][-1]
-    assert sum(len(b) for b in batches) + collector.dropped_frames == 120
-
-
 def test_workers_with_processes_of_their_own() -> None:
     buffer = ReplayBuffer(LazyTensorStorage(1000, ndim=3), batch_size=8)
     with MultiSyncCollector(
-        [ParallelEnv(2, Steps)] * 2,
+        [ParallelEnv(1, Steps)] * 2,
         frames_per_batch=40,
         total_frames=80,
         replay_buffer=buffer,
@@ -190,25 +113,6 @@ def test_each_worker_writes_to_its_member_of_an_ensemble() -> None:
     assert len(ensemble) == 60
 
 
-class Weighted:
-    """A policy whose action is its weight; all of its weights must be of one version."""
-
-    def __init__(self) -> None:
-        self.weights = {"a": np.zeros(20_000), "b": np.zeros(3)}
-
-    def get_weights(self) -> Any:
-        return self.weights
-
-    def set_weights(self, tree: Any) -> None:
-        self.weights = {k: np.array(v) for k, v in tree.items()}
-
-    def __call__(self, inputs: Any) -> Any:
-        values = np.unique(np.concatenate([self.weights["a"], self.weights["b"]]))
-        assert len(values) == 1, "torn"
-        n = len(inputs["is_init"])
-        return {"action": np.zeros(n, np.int64), "weight": np.full(n, values[0])}
-
-
 def test_weights_reach_every_worker_whole_while_they_run() -> None:
     policy = Weighted()
     buffer = ReplayBuffer(LazyTensorStorage(20_000), batch_size=8)
@@ -217,7 +121,7 @@ def test_weights_reach_every_worker_whole_while_they_run() -> None:
     )
     collector.start()
     for version in range(1, 40):
-        policy.weights = {k: np.full_like(v, version) for k, v in policy.weights.items()}
+        policy.fill(version)
         collector.update_policy_weights_()
         time.sleep(0.005)
     assert collector.policy_version == 39
@@ -248,7 +152,7 @@ def test_torch_weights_by_module_and_by_state() -> None:
     policy = Net()
     seen = []
     with MultiSyncCollector(
-        [make_steps] * 2, policy, frames_per_batch=20, total_frames=80, seed=0
+        [make_steps], policy, frames_per_batch=20, total_frames=80, seed=0
     ) as collector:
         for step, batch in enumerate(collector):
             seen.append(np.unique(batch["scale"]).tolist())
@@ -265,17 +169,6 @@ def test_torch_weights_by_module_and_by_state() -> None:
                 collector.update_policy_weights_({"scale": torch.full((1,), 3.0)})
     assert seen == [[0.0], [1.0], [2.0], [3.0]]
     assert policy.scale.item() == 3.0
-
-
-class Counts:
-    """A policy whose state counts its calls since the reset."""
-
-    def make_tensordict_primer(self) -> Any:
-        return {"state": (2,)}
-
-    def __call__(self, inputs: Any) -> Any:
-        state = inputs["state"]
-        return {"action": np.zeros(len(state), np.int64), ("next", "state"): state + 1}
 
 
 def test_hidden_states_in_workers() -> None:
@@ -295,55 +188,6 @@ def test_hidden_states_in_workers() -> None:
         np.testing.assert_array_equal(rows["next", "state"], rows["state"] + 1)
 
 
-def test_every_order_of_its_life() -> None:
-    buffer = ReplayBuffer(LazyTensorStorage(50_000), batch_size=8)
-    collector = MultiCollector(
-        [make_steps] * 2,
-        frames_per_batch=20,
-        replay_buffer=buffer,
-        trajs_per_batch=2,
-        sync=False,
-        seed=0,
-    )
-    collector.pause()
-    collector.resume()
-    collector.pause()
-    collector.start()
-    assert len(buffer) == 0
-    collector.resume()
-    buffer.sample()
-    for _ in range(3):
-        collector.pause()
-        collector.pause()
-        rows = buffer.stats().rows_written
-        time.sleep(0.05)
-        assert buffer.stats().rows_written == rows
-        collector.resume()
-        wait_for(lambda rows=rows: buffer.stats().rows_written > rows)
-    collector.pause()
-    pids = collector.pids
-    collector.async_shutdown()
-    collector.async_shutdown()
-    collector.pause()
-    collector.resume()
-    for call in (collector.start, lambda: next(iter(collector))):
-        with pytest.raises(RuntimeError, match="shut down"):
-            call()
-    assert len(pids) == 2
-    check_storage(buffer.storage)
-
-
-def test_started_with_an_end_collects_exactly_that() -> None:
-    buffer = ReplayBuffer(LazyTensorStorage(1000), batch_size=8)
-    collector = MultiCollector(
-        [make_steps] * 2, frames_per_batch=20, total_frames=105, replay_buffer=buffer, seed=0
-    )
-    collector.start()
-    wait_for(lambda: not collector._thread.is_alive())  # type: ignore[union-attr]
-    collector.async_shutdown()
-    assert sum(len(x) for x in check_storage(buffer.storage)) == 105
-
-
 def test_a_limiter_holds_workers_back() -> None:
     from contig import RateLimiter
 
@@ -361,6 +205,49 @@ def test_a_limiter_holds_workers_back() -> None:
     stats = buffer.stats()
     assert stats.rows_written <= 100 + 20 + 20 + 2 * 20
     collector.async_shutdown()
+
+
+def test_a_worker_imports_only_what_its_job_needs(tmp_path: Any) -> None:
+    """The learner has torch; a worker whose policy has no use for it does not load it."""
+    import torch  # noqa: F401
+
+    said = tmp_path / "modules"
+
+    def hook(batch: Any) -> None:
+        import sys
+
+        said.write_text("\n".join(sys.modules))
+
+    buffer = ReplayBuffer(LazyTensorStorage(100), batch_size=8)
+    with MultiCollector(
+        [make_cartpole],
+        lean,
+        frames_per_batch=10,
+        total_frames=10,
+        replay_buffer=buffer,
+        post_collect_hook=hook,
+    ) as collector:
+        list(collector)
+    loaded = {name.partition(".")[0] for name in said.read_text().split()}
+    assert {"contig", "numpy", "gymnasium"} <= loaded
+    heavy = {"torch", "tensordict", "jax", "scipy", "matplotlib", "pytest", "asyncio", "sqlite3"}
+    assert not heavy & loaded
+
+
+def test_random_frames_and_frames_in_all_are_shared_out_exactly() -> None:
+    buffer = ReplayBuffer(LazyTensorStorage(1000), batch_size=8)
+    with MultiSyncCollector(
+        [SerialEnv(2, make_steps)] * 3,
+        lambda inputs: np.full(len(inputs["is_init"]), 9),
+        frames_per_batch=30,
+        total_frames=101,
+        init_random_frames=17,
+        replay_buffer=buffer,
+        seed=0,
+    ) as collector:
+        list(collector)
+    actions = buffer[:]["action"]
+    assert len(actions) == 101 and np.count_nonzero(actions != 9) == 17
 
 
 def test_refused_arguments() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -25,16 +24,10 @@ from contig import (
     SliceSampler,
     TensorDictReplayBuffer,
 )
+from tests.collect.policies import lean as policy
+from tests.collect.policies import make_cartpole as make_env
 
 N = 80
-
-
-def make_env() -> Any:
-    return gym.make("CartPole-v1")
-
-
-def policy(inputs: Any) -> Any:
-    return (inputs["observation"][:, 2] > 0).astype(np.int64)
 
 
 def loss_fn(batch: Any) -> Any:

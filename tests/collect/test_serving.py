@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,17 @@ from contig import (
     SliceSampler,
     TcpClient,
     TcpTransport,
+    WorkerError,
 )
 from tests.collect.envs import Steps, check_storage, make_steps
+from tests.collect.policies import Weighted
+from tests.collect.waiting import wait_for
 
 
-def example() -> Any:
+def example(more: Any = None) -> Any:
     """One row, from the collector that makes them."""
     (batch,) = Collector(Steps(), frames_per_batch=1, total_frames=1, seed=0)
-    return batch[0].tree()
+    return {**batch[0].tree(), **(more or {})}
 
 
 def test_workers_send_to_a_remote_table() -> None:
@@ -49,35 +53,85 @@ def test_workers_send_to_a_remote_table() -> None:
         assert sum(len(x) for x in found) == 100 - collector.dropped_frames + 40
 
 
-class Weighted:
-    def __init__(self) -> None:
-        self.weights = {"w": np.zeros(4)}
-
-    def get_weights(self) -> Any:
-        return self.weights
-
-    def set_weights(self, tree: Any) -> None:
-        self.weights = {"w": np.array(tree["w"])}
-
-    def __call__(self, inputs: Any) -> Any:
-        return np.zeros(len(inputs["is_init"]), np.int64)
-
-
 def test_a_server_is_a_buffer_and_passes_weights_on() -> None:
     buffer = ReplayBuffer(LazyTensorStorage(5000), batch_size=8)
     with Server(buffer=buffer, transport=TcpTransport()) as server:
-        policy = Weighted()
-        with MultiCollector(
-            [make_steps], policy, frames_per_batch=20, total_frames=40, replay_buffer=server, seed=0
-        ) as collector:
-            for _ in collector:
-                policy.weights = {"w": policy.weights["w"] + 1}
-                collector.update_policy_weights_()
-        with TcpClient("127.0.0.1", server.port) as client:
-            weights = client.weights(timeout_s=10)
-        assert weights is not None and weights.version == 2
-        np.testing.assert_array_equal(weights.tree["w"], np.full(4, 2.0))
-    assert sum(len(x) for x in check_storage(buffer.storage)) == 40
+        policy = Weighted(size=4)
+        for kind, env, last in ((MultiCollector, [make_steps], 2), (Collector, Steps(), 5)):
+            with kind(
+                env, policy, frames_per_batch=20, total_frames=40, replay_buffer=server, seed=last
+            ) as collector:
+                for _ in collector:
+                    policy.fill(collector.policy_version + 1)
+                    collector.update_policy_weights_()
+            with TcpClient("127.0.0.1", server.port) as client:
+                weights = client.weights(timeout_s=10)
+            assert weights is not None and weights.version == last == collector.policy_version
+            np.testing.assert_array_equal(weights.tree["a"], np.full(4, float(last)))
+    assert sum(len(x) for x in check_storage(buffer.storage)) == 80
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_collector_elsewhere_gets_its_weights_from_the_server(workers: int) -> None:
+    """The learner has the server; the collector knows it by host and port only."""
+    buffer = ReplayBuffer(LazyTensorStorage(50_000), batch_size=8)
+    learner = Weighted(size=1000)
+    with Server(buffer=buffer, transport=TcpTransport()) as server:
+        sample = example({"weight": np.zeros((), np.float64)})
+        with RemoteReplayBuffer("127.0.0.1", server.port, data_sample=sample) as remote:
+            policy = Weighted(-1.0, size=1000)  # its own, until the learner's arrive
+            options: Any = {"frames_per_batch": 20, "replay_buffer": remote, "seed": 0}
+            collector: Any = (
+                MultiCollector([make_steps] * workers, policy, sync=False, **options)
+                if workers
+                else Collector(Steps(), policy, **options)
+            )
+            with collector:
+                collector.start()
+                wait_for(lambda: len(buffer))
+                for version in range(6):
+                    learner.fill(version)
+                    server.publish(version, learner.get_weights())
+                    time.sleep(0.02)
+
+                def arrived() -> bool:
+                    rows = buffer[-300:]
+                    newest = rows["collector", "policy_version"] == 5
+                    return len(set(rows["observation"][newest][:, 0].tolist())) == max(workers, 1)
+
+                wait_for(arrived)
+                assert collector.policy_version == 5
+        rows = buffer[:]
+        np.testing.assert_array_equal(rows["weight"], rows["collector", "policy_version"])
+        assert rows["weight"].min() == -1
+        # One that comes later has them from its first step on.
+        with RemoteReplayBuffer("127.0.0.1", server.port) as remote:
+            late = Weighted(-1.0, size=1000)
+            options = {**options, "replay_buffer": remote, "total_frames": 20, "seed": 50}
+            with Collector(Steps(), late, **options) as collector:
+                list(collector)
+        rows = buffer[-20:]
+        assert (rows["observation"][:, 0] == 50).all() and (rows["weight"] == 5).all()
+
+
+def test_weights_of_another_shape_are_refused_by_the_next_call() -> None:
+    buffer = ReplayBuffer(LazyTensorStorage(5000), batch_size=8)
+    with Server(buffer=buffer, transport=TcpTransport()) as server:
+        sample = example({"weight": np.zeros((), np.float64)})
+        with RemoteReplayBuffer("127.0.0.1", server.port, data_sample=sample) as remote:
+            with MultiCollector(
+                [make_steps],
+                Weighted(size=5),
+                frames_per_batch=20,
+                replay_buffer=remote,
+                seed=0,
+            ) as collector:
+                turns = iter(collector)
+                next(turns)
+                server.publish(0, Weighted(size=6).get_weights())
+                with pytest.raises(WorkerError, match="weights(.|\n)*shape"):
+                    for _ in turns:
+                        pass
 
 
 def test_a_server_with_several_tables_must_be_told_which() -> None:

@@ -17,7 +17,7 @@ _WHERE = {
     "MultiSyncCollector": "multi",
     "ParallelEnv": "parallel",
     "RandomPolicy": "random_policy",
-    "SerialEnv": "vector",
+    "SerialEnv": "serial",
     "StepCounter": "wrappers",
     "TensorDictPrimer": "wrappers",
     "VectorEnv": "vector",
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .multi import MultiSyncCollector as MultiSyncCollector
     from .parallel import ParallelEnv as ParallelEnv
     from .random_policy import RandomPolicy as RandomPolicy
-    from .vector import SerialEnv as SerialEnv
+    from .serial import SerialEnv as SerialEnv
     from .vector import VectorEnv as VectorEnv
     from .wrappers import InitTracker as InitTracker
     from .wrappers import StepCounter as StepCounter

@@ -10,7 +10,6 @@ may be called from any thread.
 from __future__ import annotations
 
 import threading
-import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -33,9 +32,9 @@ class CollectorBase(ABC):
         self.replay_buffer = replay_buffer
         self._buffers = [] if replay_buffer is None else buffers_of(replay_buffer)
         self._thread: threading.Thread | None = None
-        self._going = threading.Event()  # cleared while paused
-        self._going.set()
-        self._idle = threading.Event()  # set while the thread collects nothing
+        self._turn = threading.Condition()  # guards the next three
+        self._paused = False
+        self._busy = False  # whether the thread collects
         self._stop = False
         self._closed = False
         self._failure: BaseException | None = None
@@ -60,8 +59,14 @@ class CollectorBase(ABC):
     def _settle(self) -> None:  # noqa: B027
         """Returns when nothing that `_collect` began is still going on."""
 
+    def _release(self) -> None:  # noqa: B027
+        """Undoes what `_settle` did to make things stand still."""
+
     def _watch(self) -> None:  # noqa: B027
         """Raises if something failed that nobody waits for."""
+
+    def _peek(self) -> None:  # noqa: B027
+        """The same at once, from any thread, without doing anything about it."""
 
     # -- iteration ----------------------------------------------------------------------------
 
@@ -72,8 +77,12 @@ class CollectorBase(ABC):
             raise RuntimeError(
                 "this collector was started: its thread collects; sample from the buffer"
             )
+        if not self._unfeed:
+            self._unfeed = [b.watch(self.check) for b in self._buffers]
         while True:
             self._check_open()
+            if self._paused:
+                raise RuntimeError("this collector is paused: call resume() before the next batch")
             with self._failing():
                 data = self._collect()
             if data is END:
@@ -101,42 +110,68 @@ class CollectorBase(ABC):
                 raise ValueError("start() needs a replay_buffer to collect into; or iterate")
             if self._thread is not None:
                 return
+            self._end_feed()
             self._unfeed = [b.feed(self.check, always=True) for b in self._buffers]
             self._thread = threading.Thread(target=self._run, name="contig-collect", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
         try:
-            while not self._stop:
-                if not self._going.wait(_SLICE_S):
-                    if not self._idle.is_set():
-                        self._settle()
-                        self._idle.set()
-                    self._watch()
-                    continue
-                self._idle.clear()
-                if self._collect() is END:
-                    break
+            while self._await_turn() and self._collect() is not END:
+                pass
         except BaseException as error:
             if not (self._stop and isinstance(error, ClosedError)):
                 self._failure = error
         finally:
-            self._idle.set()
+            with self._turn:
+                self._busy = False
+                self._turn.notify_all()
+
+    def _await_turn(self) -> bool:
+        """In the thread: returns when it may collect; False at the end."""
+        if self._paused and self._busy:
+            self._settle()
+        while True:
+            with self._turn:
+                self._busy = not self._paused and not self._stop
+                self._turn.notify_all()
+                if self._busy or self._stop:
+                    return self._busy
+                self._turn.wait(_SLICE_S)
+            self._watch()
+
+    def _hold_still(self) -> None:
+        """In the thread, while a write waits for room: stands still during a pause."""
+        with self._turn:
+            while self._paused and not self._stop:
+                self._busy = False
+                self._turn.notify_all()
+                self._turn.wait(_SLICE_S)
+            self._busy = True
+            if self._stop:
+                raise ClosedError("this collector was shut down")
 
     def pause(self) -> None:
         """Returns when nothing is being collected any more; `resume` goes on.
 
         Before `start`, it makes the start wait for `resume`.
         """
-        self._going.clear()
-        while self._thread is not None and self._thread.is_alive() and not self._idle.is_set():
-            time.sleep(0.002)
+        with self._turn:
+            self._paused = True
+            thread = self._thread
+            while thread is not None and thread.is_alive() and self._busy:
+                self._turn.wait(_SLICE_S)
+        if thread is None and not self._closed and self._failure is None:
+            with self._failing():
+                self._settle()
         self.check()
 
     def resume(self) -> None:
         """Goes on after `pause`."""
-        self._idle.clear()
-        self._going.set()
+        self._release()
+        with self._turn:
+            self._paused = False
+            self._turn.notify_all()
         self.check()
 
     def check(self) -> None:
@@ -144,6 +179,10 @@ class CollectorBase(ABC):
         if self._failure is not None:
             self._told = True
             raise _again(self._failure)
+        if self._thread is None and not self._closed:
+            self._note_unseen()
+            if self._failure is not None:
+                self.check()
 
     # -- end ----------------------------------------------------------------------------------
 
@@ -156,22 +195,33 @@ class CollectorBase(ABC):
         with self._lock:
             if self._closed:
                 return
-            self._closed = self._stop = True
+            self._note_unseen()
+            self._closed = True
+        with self._turn:
+            self._stop = True
+            self._turn.notify_all()
         thread = self._thread
-        self._interrupt()
         if thread is not None and thread is not threading.current_thread():
             thread.join(_STOP_S if timeout is None else timeout)
-        for end in self._unfeed:
-            end()
-        self._unfeed = []
+        self._end_feed()
         self._close()
         if self._failure is not None and not self._told:
             self.check()
 
-    shutdown = async_shutdown
+    def _note_unseen(self) -> None:
+        """Remembers a failure that no call has met yet."""
+        if self._failure is None and self._thread is None:
+            try:
+                self._peek()
+            except WorkerError as error:
+                self._failure = error
 
-    def _interrupt(self) -> None:  # noqa: B027
-        """Makes a `_collect` that waits return soon."""
+    def _end_feed(self) -> None:
+        for end in self._unfeed:
+            end()
+        self._unfeed = []
+
+    shutdown = async_shutdown
 
     def __enter__(self) -> Any:
         return self

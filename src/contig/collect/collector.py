@@ -2,58 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ..batch import Batch
-from ..errors import ClosedError
-from ..tree import Path
+from ..errors import ClosedError, WorkerError
+from ..transport import RemoteReplayBuffer
 from .base import END, CollectorBase
+from .gatherer import Gatherer
+from .pace import Pace
 from .policy import PolicyRunner, register_primers
+from .published import Published
 from .roller import Roller
-from .rows import REWARD, check_nan, pad_trajectories
+from .rows import pad_trajectories
 from .sink import RemoteSink, StorageSink, sink_of
 from .vector import as_env
-from .weights import get_weights, set_weights
+from .weights import copy_weights, set_weights
 
-__all__ = ["Collector", "Pace", "warn_split"]
-
-
-class Pace:
-    """How many frames were asked for, and how many are left.
-
-    Args:
-        frames_per_batch: per iteration.
-        total_frames: -1: no end.
-        lanes: environments that step together; frames come in multiples of them.
-    """
-
-    def __init__(self, frames_per_batch: int, total_frames: int, lanes: int) -> None:
-        if frames_per_batch < 1:
-            raise ValueError(f"frames_per_batch must be at least 1, got {frames_per_batch}")
-        if frames_per_batch % lanes:
-            raise ValueError(
-                f"frames_per_batch={frames_per_batch} is not a multiple of the {lanes} environments"
-                " that share it: every batch has equally many steps of each"
-            )
-        if total_frames < -1 or total_frames == 0:
-            raise ValueError(
-                f"total_frames: a number of frames, or -1 for no end, got {total_frames}"
-            )
-        self.batch, self.total, self.lanes = frames_per_batch, total_frames, lanes
-        self.given = 0  # frames handed out so far
-
-    def next_rows(self) -> int:
-        """Rows of each lane in the next batch; 0: the end."""
-        if self.total < 0:
-            return self.batch // self.lanes
-        return min(self.batch, self.total - self.given) // self.lanes
-
-    def count(self, rows: int) -> None:
-        self.given += rows * self.lanes
+__all__ = ["Collector", "check_arguments", "warn_split"]
 
 
 def warn_split() -> None:
@@ -62,80 +30,6 @@ def warn_split() -> None:
         "contiguous ones without padding",
         stacklevel=3,
     )
-
-
-class Gatherer:
-    """Collects batches of one environment: blocks of frames, or complete trajectories.
-
-    Args:
-        roller: makes the rows.
-        trajs_per_batch: trajectories per batch; None: blocks.
-        set_truncated: cut trajectories at the end of each stretch.
-        reset_at_each_iter: and reset.
-    """
-
-    def __init__(
-        self,
-        roller: Roller,
-        trajs_per_batch: int | None,
-        set_truncated: bool,
-        reset_at_each_iter: bool,
-    ) -> None:
-        self.roller = roller
-        self._count = trajs_per_batch
-        self._cut, self._reset = set_truncated, reset_at_each_iter
-        self._checked: list[Path] = []
-        self._given = 0  # rows of trajectories
-
-    def advance(self, rows: int) -> None:
-        """Makes that many rows of every lane."""
-        roller = self.roller
-        roller.advance(rows)
-        if self._reset:
-            roller.restart()
-        if self._cut:
-            last = None if self._count is not None else roller.goal - 1
-            for lane in range(roller.lanes):
-                roller.cut(lane, last)
-
-    def block(self, rows: int) -> Batch:
-        """The rows of all lanes, ``[B, rows]``, or ``[rows]`` of a single environment."""
-        batch = self.check(self.roller.take_block(rows))
-        return batch if self.roller.env.batch_shape else batch.reshape(rows)
-
-    def trajectories(self, fewer: bool = False) -> Batch | None:
-        """`trajs_per_batch` complete trajectories, flat; None if there are not as many.
-
-        Args:
-            fewer: fewer will do, at the end.
-        """
-        assert self._count is not None
-        # Rows of faster lanes beyond what was asked for are not there yet.
-        within = sum(f.last <= self.roller.goal for f in self.roller.finished)
-        self.roller.finished.sort(key=lambda f: f.last > self.roller.goal)
-        if within < self._count and not (fewer and within):
-            return None
-        batch = self.check(self.roller.take_finished(min(within, self._count)))
-        self._given += len(batch)
-        return batch
-
-    def check(self, batch: Batch) -> Batch:
-        if not self._checked:
-            assert self.roller.plan is not None
-            self._checked = [*self.roller.plan.next_obs, REWARD, *self.roller.env.spec.paths]
-        check_nan(batch, self._checked)
-        return batch
-
-    @property
-    def unfinished(self) -> tuple[int, int]:
-        """Trajectories begun and not given out, and their rows among those asked for."""
-        roller = self.roller
-        if roller.blocks is None:
-            return 0, 0
-        begun = roller.start < np.minimum(roller.blocks.position, roller.goal)
-        left = sum(f.first < roller.goal for f in roller.finished)
-        rows = roller.goal * roller.lanes - self._given
-        return int(np.count_nonzero(begun)) + left, rows
 
 
 class Collector(CollectorBase):
@@ -148,8 +42,9 @@ class Collector(CollectorBase):
         env: an environment of any kind, or a function that makes one.
         policy: see `contig.collect.policy`; None: random actions.
         frames_per_batch: frames per iteration, of all lanes together.
-        total_frames: frames in all, never more: the last batch may be shorter, by whole steps of
-            all lanes; -1: no end.
+        total_frames: frames in all, never more; -1: no end. The last batch may be shorter. A batch
+            that is yielded is a rectangle: frames that make no whole step of all lanes are left
+            out; into a buffer, and with `trajs_per_batch`, they are collected too.
         replay_buffer: a ReplayBuffer, an ensemble, a Server or a RemoteReplayBuffer.
         trajs_per_batch: write or yield complete trajectories only, this many at a time.
         set_truncated: mark the last row of every batch truncated, so that no trajectory crosses it.
@@ -195,7 +90,8 @@ class Collector(CollectorBase):
             warn_split()
         self.env = as_env(env)
         self.policy = policy
-        self._pace = Pace(frames_per_batch, total_frames, self.env.num_envs)
+        whole = replay_buffer is None and trajs_per_batch is None
+        self._pace = Pace(frames_per_batch, total_frames, self.env.num_envs, whole=whole)
         if auto_register_policy_transforms and policy is not None:
             register_primers(self.env, policy)
         runner = PolicyRunner(policy, self.env.action_space, device, seed)
@@ -212,13 +108,20 @@ class Collector(CollectorBase):
         self._trajs = trajs_per_batch
         self._postproc, self._hook, self._split = postproc, post_collect_hook, split_trajs
         self._sink: StorageSink | RemoteSink | None = None
-        self._written = self._version = 0
+        self._written = 0
         self.dropped_trajectories = self.dropped_frames = 0
+        self._taking = threading.Lock()  # guards the next
+        self._pending: tuple[int, Any] | None = None  # weights that the policy has to take yet
+        self._weights = Published(policy, replay_buffer, self._put_weights)
+        self._acting_on = self._roller.version = self._weights.version
+        if isinstance(replay_buffer, RemoteReplayBuffer):
+            self._roller.poll = self._poll
+            self._weights.begin()
 
     @property
     def policy_version(self) -> int:
-        """How often the weights were updated."""
-        return self._version
+        """How often the weights were updated; or the version of a learner elsewhere."""
+        return self._weights.version
 
     @property
     def frames(self) -> int:
@@ -232,34 +135,52 @@ class Collector(CollectorBase):
             policy_or_state: a policy like this one, or its weights; None: the policy was changed
                 in place.
         """
-        if get_weights(self.policy) is None:
+        self.check()
+        if not self._weights.has_weights:
             return
-        if policy_or_state is not None and policy_or_state is not self.policy:
-            state = get_weights(policy_or_state)
-            set_weights(self.policy, policy_or_state if state is None else state)
-        self._version += 1
-        self._roller.version = self._version
+        self._check_open()
+        in_place = policy_or_state is None or policy_or_state is self.policy
+        self._weights.update(self.policy if in_place else policy_or_state, in_place)
+        if self._thread is None:
+            self._poll()
 
-    def start(self) -> None:
-        self._roller.poll = self._go_on
-        super().start()
+    def _put_weights(self, version: int, tree: Any) -> None:
+        own = None if tree is None else copy_weights(tree)
+        with self._taking:
+            if own is None and self._pending is not None:
+                own = self._pending[1]
+            self._pending = (version, own)
 
-    def _go_on(self) -> int:
+    def _poll(self) -> int:
+        """The newest weights are in the policy; returns their version."""
         if self._stop:
             raise ClosedError("this collector was shut down")
-        return self._version
+        if self._pending is not None:
+            with self._taking:
+                version, tree = self._pending
+                self._pending = None
+            if tree is not None:
+                set_weights(self.policy, tree)
+            self._acting_on = self._roller.version = version
+        return self._acting_on
+
+    def start(self) -> None:
+        self._roller.poll = self._poll
+        super().start()
 
     def _collect(self) -> Any:
+        self._peek()
         if self.replay_buffer is not None and self._sink is None:
             self._sink = sink_of(self.replay_buffer)
         while True:
-            rows = self._pace.next_rows()
-            if not rows:
+            frames = self._pace.take()
+            if not frames:
                 return self._finish()
-            self._gatherer.advance(rows)
-            self._pace.count(rows)
+            self._gatherer.advance(frames)
             if self._trajs is None:
-                return self._deliver(self._gatherer.block(rows))
+                for block in self._gatherer.blocks(frames):
+                    data = self._deliver(block)
+                return data
             while (batch := self._gatherer.trajectories()) is not None:
                 data = self._deliver(batch)
                 if self._sink is None:
@@ -287,15 +208,20 @@ class Collector(CollectorBase):
             if self._hook is not None:
                 self._hook(data)
             return data
-        self._sink.write(data)
+        self._sink.write(data, self._hold_still)
         self._written += 1
         if self._hook is not None:
             self._hook(data)
         return None
 
+    def _peek(self) -> None:
+        if self._weights.failure is not None:
+            raise WorkerError(f"no weights from the server: {self._weights.failure}")
+
+    _watch = _peek
+
     def _close(self) -> None:
-        if isinstance(self._sink, RemoteSink):
-            self._sink.flush()
+        self._weights.close()
         if self._thread is None or not self._thread.is_alive():
             self.env.close()
 

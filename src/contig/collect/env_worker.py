@@ -1,4 +1,4 @@
-"""One environment of a ParallelEnv: ``python -m contig.collect.env_worker SOCKET``."""
+"""One environment of a ParallelEnv: ``python -m contig.collect.env_worker SOCKET TRACE``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import sys
 import traceback
 from typing import Any
 
+from .batched import make_lane
 from .env import Env
 from .parallel import COMMAND, shared_block
 from .protocol import Channel
 from .specs import as_space, at_lane, nest, spec_of_space
-from .vector import make_lane
+from .trace import Trace
 
 __all__ = ["main"]
 
@@ -56,6 +57,7 @@ def _action(columns: dict[Any, Any], single: bool, lane: int, space: Any) -> Any
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     line = socket.socket(fileno=int(sys.argv[1]))
+    Trace.answer(int(sys.argv[2]))
     channel = Channel(line)
     ready = False
     try:

@@ -6,17 +6,22 @@ flags are zero already, ids and versions are filled in afterwards.
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .rows import DONE, INIT, REWARD, TERMINATED, TRAJ, TRUNCATED, VERSION
-from .specs import at_lane
+from .progress import Stage
+from .rows import DONE, INIT, REWARD, TERMINATED, TRAJ, TRUNCATED, VERSION, check_nan
+from .specs import as_reward, at_lane
 
 if TYPE_CHECKING:
     from .roller import Roller
 
 __all__ = ["advance_single"]
+
+_NUMBERS = (float, int, np.float64, np.float32, np.int64)
+_LOOK_S = 1.0  # NaN is looked for at least this often
 
 
 def advance_single(roller: Roller) -> None:
@@ -25,9 +30,9 @@ def advance_single(roller: Roller) -> None:
     assert blocks is not None and plan is not None
     place = int(blocks.position[0])
     first, batch = blocks.block_at(place)
-    t, stop = place - first, min(batch.shape[1], roller.goal - first)
+    t, stop = place - first, min(batch.shape[1], int(roller.goal[0]) - first)
     raw, spec = env.single(), env.spec
-    step, progress, poll = raw.step, roller.progress, roller.poll
+    step, enter, poll = raw.step, roller.enter, roller.poll
     single = len(spec.paths) == 1
     shape, dtype, checked = spec.shapes[0], spec.dtypes[0], spec.checked
     before = [batch[p][0] for p in spec.paths]
@@ -36,6 +41,7 @@ def advance_single(roller: Roller) -> None:
     columns = {p: batch[p][0] for p in plan.outputs}
     col_action = columns.get(("action",))
     col_reward, col_init = batch[REWARD][0], batch[INIT][0]
+    number = not plan.reward  # a reward is one number
     policy, init = roller.policy, bool(roller.init[0])
     draw = policy.policy.one if policy.random and col_action is not None else None
     obs: list[Any] = [x[0] for x in roller.obs]
@@ -43,7 +49,7 @@ def advance_single(roller: Roller) -> None:
     most = roller.most if roller.most is not None else 1 << 62
     begun = int(roller.start[0]) - first  # of the trajectory, in this block's rows
     stamped, version = t, roller.version
-    watched = getattr(progress, "__name__", "") != "_no_progress"
+    looked, look_at = t, monotonic() + _LOOK_S
     from_t = t
     try:
         while t < stop:
@@ -66,6 +72,8 @@ def advance_single(roller: Roller) -> None:
                 roller.init[0] = init
                 inputs = dict(zip(spec.paths, (x[None] for x in ([obs0] if single else obs))))
                 inputs[INIT] = roller.init
+                if enter is not None:
+                    enter(Stage.ACTING)
                 outputs = roller.act(inputs)
                 if outputs.keys() != columns.keys():
                     raise ValueError(
@@ -75,12 +83,9 @@ def advance_single(roller: Roller) -> None:
                 for path, value in outputs.items():
                     columns[path][t] = plan.check_output(path, value)[0]
                 action = at_lane(roller.action_tree(outputs), 0)
-            if watched:
-                progress(1)
-                given, reward, terminated, truncated, _ = step(action)
-                progress(0)
-            else:
-                given, reward, terminated, truncated, _ = step(action)
+            if enter is not None:
+                enter(Stage.STEPPING)
+            given, reward, terminated, truncated, _ = step(action)
             if single:
                 fits = type(given) is np.ndarray and given.shape == shape
                 obs0 = given if fits and given.dtype == dtype else checked(given)[0]
@@ -89,7 +94,10 @@ def advance_single(roller: Roller) -> None:
                 obs = checked(given)
                 for column, leaf in zip(after, obs):
                     column[t] = leaf
-            col_reward[t] = reward
+            if number and type(reward) in _NUMBERS:
+                col_reward[t] = reward
+            else:
+                col_reward[t] = plan.check_reward(as_reward(reward)[None])[0]
             t += 1
             init = False
             if terminated or truncated or t - begun >= most:
@@ -99,15 +107,20 @@ def advance_single(roller: Roller) -> None:
                 batch[TRAJ][0, max(begun, from_t) : t] = roller.traj[0]
                 begun = t
                 roller.end(0, first + t)
-                progress(2)
+                if enter is not None:
+                    enter(Stage.RESETTING)
                 obs = [x[0] for x in env.reset()]
-                progress(0)
                 obs0, init = obs[0], True
+            if monotonic() > look_at:
+                for path, column in zip((*plan.next_obs, REWARD), (*after, col_reward)):
+                    check_nan(path, column[looked:t])
+                looked, look_at = t, monotonic() + _LOOK_S
     finally:
+        if enter is not None:
+            enter(Stage.IDLE)
         batch[TRAJ][0, max(begun, from_t) : t] = roller.traj[0]
         batch[VERSION][0, stamped:t] = version
         roller.version = version
         roller.init[0] = init
         roller.obs = [x[None] for x in ([obs0] if single else obs)]
-        roller.frames += t - from_t
         blocks.position = blocks.position + (t - from_t)

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..convert import as_array
 from .env import Env, Step
 from .raw import is_env, is_vector, raw_env
-from .specs import Array, Spec, at_lane, spec_of_space, spec_of_value
+from .specs import Array, Spec, as_reward, at_lane, spec_of_space, spec_of_value
 
 __all__ = ["GymEnv"]
 
@@ -102,7 +101,7 @@ class GymEnv(Env):
         self._was_reset = True
         self._first = None
         obs = self.raw.reset()[0] if seed is None else self.raw.reset(seed=seed)[0]
-        return self.spec.checked(obs)
+        return [leaf.copy() for leaf in self.spec.checked(obs)]  # some use one array for ever
 
     def reset(self, seed: int | None = None) -> list[Array]:
         return [leaf[None] for leaf in self.reset_one(seed)]
@@ -113,11 +112,11 @@ class GymEnv(Env):
     def step(self, action: Any) -> Step:
         spec = self.spec
         obs, reward, terminated, truncated, _ = self.raw.step(at_lane(action, 0))
-        after = [leaf[None] for leaf in spec.checked(obs)]
+        after = [leaf[None].copy() for leaf in spec.checked(obs)]
         done = bool(terminated) or bool(truncated)
         return Step(
             after,
-            np.asarray(as_array(reward))[None],
+            as_reward(reward)[None],
             np.array([bool(terminated)]),
             np.array([bool(truncated)]),
             self.reset() if done else after,

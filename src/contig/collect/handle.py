@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import socket
 import subprocess
 import sys
@@ -13,13 +12,16 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .job import Job, Page
+from .job import Job
+from .progress import LIMITS, Page
 from .protocol import Channel, Message
+from .trace import Trace
 
 __all__ = ["Event", "Handle"]
 
-_TRACE_S = 1.0
 _STOP_S = 3.0
+_LOOKS = 5
+_BOOT_S = 120.0  # until the interpreter and what the job needs is loaded
 
 
 class Event(NamedTuple):
@@ -37,7 +39,10 @@ class Handle:
         events: where what it says is put, by a thread.
 
     Attributes:
-        asked: rows of the stretch it was told to collect, or None while it has nothing to do.
+        asked: frames of the stretch it was told to collect, or None while it has nothing to do.
+        owed: frames it has to collect for the worker that it replaces, once told to.
+        collected: frames of the stretches it finished.
+        received: rows of the batches it sent.
         stretches: how many it said it finished.
     """
 
@@ -49,16 +54,17 @@ class Handle:
         self.asked: int | None = None
         self.said: str | None = None  # the traceback it sent before it ended
         self.dead = False
-        self.stretches = 0
-        self._seen = (0, time.monotonic())  # the page's word, and since when it is that
+        self.ended = False  # its socket did
+        self.collected = self.received = self.owed = self.stretches = 0
         raw = cloudpickle.dumps(job)
         self.page = Page.create()
-        self._trace = os.memfd_create("contig-trace", os.MFD_CLOEXEC)
+        self._forget()
+        self._trace = Trace()
         mine, theirs = socket.socketpair()
         inherited = [job.board] if job.board >= 0 else []
         if job.address is not None and job.address.fd >= 0:
             inherited.append(job.address.fd)
-        fds = [theirs.fileno(), self.page.fd, self._trace]
+        fds = [theirs.fileno(), self.page.fd, self._trace.fd]
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         one = {name: os.environ.get(name, "1") for name in _THREADS}
@@ -83,6 +89,7 @@ class Handle:
     def _read(self, events: queue.SimpleQueue[Event]) -> None:
         while (message := self._channel.receive()) is not None:
             events.put(Event(self, message))
+        self.ended = True
         events.put(Event(self, None))
 
     def _send(self, content: dict[str, Any], raw: Any = b"") -> None:
@@ -92,48 +99,48 @@ class Handle:
         except OSError:
             pass  # it is gone; its event says so
 
-    def collect(self, rows: int) -> None:
-        """Tells it to collect that many rows of each lane."""
-        self.asked = rows
-        self._seen = (self.page.now, time.monotonic())
-        self._send({"op": "collect", "rows": rows})
+    def collect(self, frames: int) -> None:
+        """Tells it to collect that many frames of all its lanes together."""
+        self.asked, self.owed = frames, 0
+        self._forget()
+        self._send({"op": "collect", "frames": frames})
 
     def finish(self) -> None:
         """Tells it that all frames are there."""
         self.asked = 0
+        self._forget()
         self._send({"op": "finish"})
+
+    def done(self) -> None:
+        """It said that it finished what it was asked for."""
+        self.collected += self.asked or 0
+        self.asked = None
 
     # -- faults -------------------------------------------------------------------------------
 
-    def hangs(self, step_s: float, reset_s: float) -> str | None:
-        """What it has been doing for too long, or None."""
-        now, clock = self.page.now, time.monotonic()
-        if now != self._seen[0]:
-            self._seen = (now, clock)
+    def _forget(self) -> None:
+        self._word, self._since, self._looks = self.page.now, time.monotonic(), 0
+
+    def hangs(self, step_s: float, start_s: float) -> str | None:
+        """What it has been doing for too long, or None. Asked several times a second."""
+        if self.page.now != self._word:
+            self._forget()
             return None
-        stage, since = now & 3, clock - self._seen[1]
-        if stage == Page.STEPPING and since > step_s:
-            return f"hangs in env.step for more than step_timeout_s={step_s}"
-        if stage == Page.RESETTING and since > reset_s:
-            return f"hangs in env.reset for more than {reset_s} s"
-        return None
+        self._looks += 1
+        if self._looks < _LOOKS:
+            return None  # if all processes stood still, it gets the time to go on first
+        spent = time.monotonic() - self._since
+        if not self.page.now:
+            return f"did not start within {_BOOT_S} s" if spent > _BOOT_S else None
+        limit = LIMITS.get(self.page.stage)
+        if limit is None:
+            return None
+        most = step_s if limit.quick else start_s
+        return f"hangs in {limit.what} for more than {most} s" if spent > most else None
 
     def traceback(self) -> str:
-        """Where its threads are now, asked for by a signal that needs no cooperation."""
-        before = os.fstat(self._trace).st_size
-        try:
-            self.process.send_signal(signal.SIGUSR1)
-        except ProcessLookupError:
-            return "(it is gone)"
-        deadline = time.monotonic() + _TRACE_S
-        size = before
-        while time.monotonic() < deadline:
-            time.sleep(0.02)
-            last, size = size, os.fstat(self._trace).st_size
-            if size > before and size == last:
-                break
-        text = os.pread(self._trace, size - before, before).decode(errors="replace")
-        return text or "(it does not answer)"
+        """Where its threads are now."""
+        return self._trace.ask(self.process)
 
     def describe_end(self) -> str:
         """Why it ended, once its socket has."""
@@ -165,7 +172,7 @@ class Handle:
         self._channel.close()
         self._reader.join(_STOP_S)
         self.page.close()
-        os.close(self._trace)
+        self._trace.close()
 
     def kill(self) -> None:
         if not self.dead:

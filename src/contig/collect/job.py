@@ -1,16 +1,12 @@
-"""What a worker process is told at its start, and the page on which it shows how far it is."""
+"""What a worker process is told at its start."""
 
 from __future__ import annotations
 
-import mmap
-import os
 from typing import Any, NamedTuple
 
 from .sink import Address
 
-__all__ = ["Job", "Page"]
-
-_BYTES = 4096
+__all__ = ["Job"]
 
 
 class Job(NamedTuple):
@@ -47,47 +43,3 @@ class Job(NamedTuple):
     hook: Any
     layout: str | None
     board: int
-
-
-class Page:
-    """A page of shared memory: what the worker is doing, written by it alone.
-
-    Word 0 is a counter of stages with the stage in its low bits (0 none, 1 stepping, 2 resetting);
-    word 1 the stretches it has finished.
-    """
-
-    STEPPING, RESETTING = 1, 2
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self._map = mmap.mmap(fd, _BYTES)
-        self._words = memoryview(self._map).cast("q")
-        self._count = 0
-
-    @staticmethod
-    def create() -> Page:
-        fd = os.memfd_create("contig-progress", os.MFD_CLOEXEC)
-        os.ftruncate(fd, _BYTES)
-        return Page(fd)
-
-    def stage(self, stage: int) -> None:
-        """Says what comes now."""
-        self._count += 4
-        self._words[0] = self._count | stage
-
-    def finish(self) -> None:
-        """Says that a stretch is done."""
-        self._words[1] += 1
-
-    @property
-    def now(self) -> int:
-        return self._words[0]
-
-    @property
-    def finished(self) -> int:
-        return self._words[1]
-
-    def close(self) -> None:
-        self._words.release()
-        self._map.close()
-        os.close(self.fd)

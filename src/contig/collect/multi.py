@@ -19,17 +19,21 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..batch import Batch, stack_batches
 from ..errors import ClosedError, WorkerError
 from ..layout import Layout
-from ..transport import Server
 from ..transport.board import WeightsBoard
 from .base import END, CollectorBase
-from .collector import Pace, check_arguments, warn_split
+from .collector import check_arguments, warn_split
 from .handle import Event, Handle
 from .job import Job
+from .pace import Pace
 from .probe import probe_layout
+from .progress import Stage
 from .protocol import batch_of
+from .published import Published
 from .rows import join_batches, pad_trajectories
 from .sink import RemoteSink, StorageSink, address_of, sink_of
 from .vector import as_env
@@ -38,8 +42,6 @@ from .weights import get_weights, make_board, set_weights
 __all__ = ["MultiAsyncCollector", "MultiCollector", "MultiSyncCollector"]
 
 _SLICE_S = 0.05
-_START_S = 120.0
-_RESET_S = 60.0
 
 
 class MultiCollector(CollectorBase):
@@ -58,8 +60,12 @@ class MultiCollector(CollectorBase):
         sync: as above.
         cat_results: how batches of workers are joined: "stack" (``[W, ...]``), or 0 or -1, the
             batch dim along which they are concatenated.
-        max_restarts: how often, in all, a worker that failed is replaced.
-        step_timeout_s: a worker that is longer in one `env.step` hangs, and is killed.
+        max_restarts: how often, in all, a worker that failed is replaced, by one with other seeds:
+            those of the n-th replacement start ``n * W * B`` later.
+        step_timeout_s: a worker that is longer in one `env.step` or one call of the policy hangs,
+            and is killed.
+        start_timeout_s: the same for what may take longer: `make_env`, `env.reset`, the policy's
+            first call, `postproc` and `post_collect_hook`.
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class MultiCollector(CollectorBase):
         max_restarts: int = 0,
         seed: int | None = None,
         step_timeout_s: float = 4.0,
+        start_timeout_s: float = 120.0,
     ) -> None:
         super().__init__(replay_buffer)
         check_arguments(trajs_per_batch, init_random_frames, max_frames_per_traj, max_restarts)
@@ -101,23 +108,29 @@ class MultiCollector(CollectorBase):
         self.sync, self._cat = sync, cat_results
         self._trajs, self._split = trajs_per_batch, split_trajs
         self._postproc, self._hook = postproc, post_collect_hook
-        self._max_restarts, self._step_s = max_restarts, step_timeout_s
+        self._max_restarts = max_restarts
+        self._limits_s = (step_timeout_s, start_timeout_s)
         self.restarts = 0
         self.dropped_trajectories = self.dropped_frames = 0
         self._handles: list[Handle] = []
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._done: deque[int] = deque()  # workers whose stretch is there, and not delivered yet
         self._batches: dict[int, list[Batch]] = {}
         self._whole: deque[Batch] = deque()  # complete trajectories that came back
-        self._wrote = 0
+        self._wrote = self._wrote_before = 0  # by all workers; by those that were replaced
         self._finishing = False
         self._looked = 0.0
-        self._version = 0
         self._board: WeightsBoard | None = None
-        board_fd = self._publish_first()
+        self._weights = Published(policy, replay_buffer, self._put_weights)
+        board_fd = self._make_board()
         first = as_env(envs[0])
         self._lanes = first.num_envs
-        shared = self._lanes * (self.num_workers if sync else 1)
-        self._pace = Pace(frames_per_batch, total_frames, shared)
+        self._pace = Pace(
+            frames_per_batch,
+            total_frames,
+            self._lanes * (self.num_workers if sync else 1),
+            whole=replay_buffer is None and trajs_per_batch is None,
+        )
         layout = self._fix(
             probe_layout(
                 first,
@@ -133,21 +146,22 @@ class MultiCollector(CollectorBase):
         for number, env in enumerate(envs):
             address = None if replay_buffer is None else address_of(replay_buffer, number)
             here = address is not None
-            lane = number * self._lanes
+            random_share = init_random_frames // self.num_workers
+            random_share += number < init_random_frames % self.num_workers
             self._jobs.append(
                 Job(
                     number=number,
                     env=env,
                     policy=policy,
                     device=device,
-                    seed=None if seed is None else seed + lane,
-                    random_frames=-(-init_random_frames // self.num_workers),
+                    seed=None if seed is None else seed + number * self._lanes,
+                    random_frames=random_share,
                     max_frames_per_traj=max_frames_per_traj,
                     set_truncated=set_truncated,
                     reset_at_each_iter=reset_at_each_iter,
                     trajs_per_batch=trajs_per_batch,
                     register_primers=auto_register_policy_transforms,
-                    rows=frames_per_batch // shared,
+                    rows=self._stretch // self._lanes,
                     lanes=self._lanes,
                     address=address,
                     postproc=postproc if here else None,
@@ -161,7 +175,9 @@ class MultiCollector(CollectorBase):
         try:
             for job in self._jobs:
                 self._handles.append(Handle(job, self._events))
-            self._await_ready()
+            while not all(h.ready for h in self._handles):
+                self._take_event()
+            self._weights.begin()
         except BaseException:
             self._told = True
             self.async_shutdown()
@@ -169,12 +185,18 @@ class MultiCollector(CollectorBase):
 
     # -- before workers start -----------------------------------------------------------------
 
-    def _publish_first(self) -> int:
-        tree = get_weights(self.policy)
-        if tree is None:
+    @property
+    def _stretch(self) -> int:
+        """Frames that one worker collects for one batch."""
+        return self._pace.batch // (self.num_workers if self.sync else 1)
+
+    def _make_board(self) -> int:
+        """Makes the block of weights; its descriptor, or -1 if there are none."""
+        if not self._weights.has_weights:
             return -1
+        tree = get_weights(self.policy)
         self._board, fd = make_board(tree)
-        self._board.publish(0, tree)
+        self._board.publish(self._weights.version, tree)
         return fd
 
     def _fix(self, layout: Layout | None) -> str | None:
@@ -185,20 +207,12 @@ class MultiCollector(CollectorBase):
             sink_of(self.replay_buffer, number).fix(layout)
         return json.dumps(layout.to_json())
 
-    def _await_ready(self) -> None:
-        deadline = time.monotonic() + _START_S
-        while not all(h.ready for h in self._handles):
-            self._take_event()
-            if time.monotonic() > deadline:
-                late = [h.number for h in self._handles if not h.ready]
-                raise WorkerError(f"workers {late} did not start within {_START_S} s")
-
     # -- weights ------------------------------------------------------------------------------
 
     @property
     def policy_version(self) -> int:
         """The newest version that was published."""
-        return self._version
+        return self._weights.version
 
     def update_policy_weights_(self, policy_or_state: Any = None) -> None:
         """Publishes weights to all workers, with one copy; they act on them at their next step.
@@ -207,20 +221,16 @@ class MultiCollector(CollectorBase):
             policy_or_state: a policy like the collector's, or its weights; None: its policy's own.
         """
         self.check()
-        if self._board is None:
+        if not self._weights.has_weights:
             return
-        given = self.policy if policy_or_state is None else policy_or_state
-        tree = get_weights(given)
-        if tree is None:
-            tree = given
-        with self._lock:
-            self._check_open()
-            self._board.publish(self._version + 1, tree)
-            self._version += 1
-            if isinstance(self.replay_buffer, Server):
-                self.replay_buffer.publish(self._version, tree)
+        self._check_open()
+        tree = self._weights.update(self.policy if policy_or_state is None else policy_or_state)
         if policy_or_state is not None and policy_or_state is not self.policy:
             set_weights(self.policy, tree)
+
+    def _put_weights(self, version: int, tree: Any) -> None:
+        assert self._board is not None
+        self._board.publish(version, tree)
 
     # -- collecting ---------------------------------------------------------------------------
 
@@ -243,49 +253,52 @@ class MultiCollector(CollectorBase):
                 return self._finish(before)
             if data is not None or (self.replay_buffer is not None and self._wrote):
                 return data
+            if self._pausing:
+                return None
 
-    def _rows(self, free: bool) -> int:
-        """Rows of each lane for the next stretch of one worker (free) or of all."""
-        if not free or not self.sync:
-            return self._pace.next_rows()
-        pace, rows = self._pace, self._pace.batch // self._pace.lanes
-        if pace.total < 0:
-            return rows
-        return min(rows, (pace.total - pace.given) // self._lanes)
+    @property
+    def _pausing(self) -> bool:
+        """Whether the thread should not wait for workers: they may be waiting for room."""
+        return self._paused and self._thread is not None
 
-    def _dispatch(self, handle: Handle) -> bool:
-        rows = self._rows(True)
-        if not rows or not self._going.is_set():
-            return False
-        self._pace.given += rows * self._lanes
-        handle.collect(rows)
-        return True
+    def _dispatch(self, handle: Handle) -> None:
+        """Gives a worker that has nothing to do its next stretch, if there is one."""
+        if handle.asked is not None:
+            return
+        frames = handle.owed or self._pace.take(self._stretch)
+        if frames:
+            handle.collect(frames)
 
     def _any_done(self) -> Any:
         """Waits for one worker; the others go on."""
-        for handle in self._handles:
-            if handle.asked is None:
+        while not self._done:
+            if self._pausing:
+                return None
+            for handle in self._handles:
                 self._dispatch(handle)
-        if all(h.asked is None for h in self._handles):
-            return END
-        done = self._take_done()
-        while done is None:
-            done = self._take_done()
-        data = self._deliver([self._batches.pop(done.number, [])])
-        self._dispatch(done)
+            if all(h.asked is None for h in self._handles):
+                return END
+            self._take_event()
+        number = self._done.popleft()
+        data = self._deliver([self._batches.pop(number, [])])
+        if not self._pausing:
+            self._dispatch(self._handles[number])
         return data
 
     def _all_done(self) -> Any:
-        rows = self._rows(False)
         if self._whole and self._trajs is not None and len(self._whole) >= self._trajs:
             return self._deliver([])
-        if not rows:
+        frames = self._pace.take()
+        if not frames:
             return END
-        self._pace.count(rows)
-        for handle in self._handles:
-            handle.collect(rows)
+        steps, rest = divmod(frames, self._lanes * self.num_workers)
+        for number, handle in enumerate(self._handles):
+            more = min(max(rest - number * self._lanes, 0), self._lanes)
+            if steps * self._lanes + more:
+                handle.collect(steps * self._lanes + more)
         while any(h.asked is not None for h in self._handles):
             self._take_event()
+        self._done.clear()
         return self._deliver([self._batches.pop(h.number, []) for h in self._handles])
 
     def _deliver(self, groups: list[list[Batch]]) -> Any:
@@ -302,9 +315,11 @@ class MultiCollector(CollectorBase):
             batches = [b for group in groups for b in group]
             if not batches:
                 return None
-            data = batches[0]
-            if self.sync and self._thread is None:
-                data = join_batches(batches, self._cat)
+            if self.replay_buffer is not None:
+                for batch in batches:
+                    self._give(batch)
+                return None
+            data = join_batches(batches, self._cat) if self.sync else batches[0]
         return self._give(data)
 
     def _give(self, data: Any) -> Any:
@@ -314,7 +329,7 @@ class MultiCollector(CollectorBase):
             data = pad_trajectories(data)
         if self.replay_buffer is not None:  # one that only this process can write to
             sink = self._sinks.get(0) or self._sinks.setdefault(0, sink_of(self.replay_buffer))
-            self._wrote += sink.write(data)
+            self._wrote += sink.write(data, self._hold_still)
             data, given = None, data
         else:
             given = data
@@ -332,6 +347,9 @@ class MultiCollector(CollectorBase):
         for handle in self._handles:
             handle.finish()
         while any(h.asked is not None for h in self._handles):
+            if self._pausing:
+                self._settle()
+                self._hold_still()
             self._take_event()
         if self._relays and self._whole:
             if self.replay_buffer is not None:
@@ -343,11 +361,6 @@ class MultiCollector(CollectorBase):
         return None if self._wrote > before and self.replay_buffer is not None else END
 
     # -- events -------------------------------------------------------------------------------
-
-    def _take_done(self) -> Handle | None:
-        """The next worker that finished its stretch; None if something else happened."""
-        handle = self._take_event()
-        return handle if handle is not None and handle.asked is None else None
 
     def _take_event(self) -> Handle | None:
         """Waits a moment for something to happen, and looks after workers.
@@ -373,15 +386,23 @@ class MultiCollector(CollectorBase):
         elif op == "failed":
             handle.said = content["error"]
         elif op == "batch":
-            self._batches.setdefault(handle.number, []).append(batch_of(content, message.raw))
+            batch = batch_of(content, message.raw)
+            handle.received += int(np.prod(batch.shape, dtype=np.int64))
+            self._batches.setdefault(handle.number, []).append(batch)
         else:
-            handle.asked = None
-            handle.stretches += op == "done"
-            self._wrote += 0 if self._relays else int(content["wrote"])
+            handle.done()
+            if op == "done":
+                handle.stretches += 1
+                self._done.append(handle.number)
+            self._count_rows()
             count, rows = content.get("dropped", (0, 0))
             self.dropped_trajectories += count
             self.dropped_frames += rows
         return handle
+
+    def _count_rows(self) -> None:
+        if not self._relays:
+            self._wrote = self._wrote_before + sum(h.page.rows for h in self._handles)
 
     def _look_after(self) -> None:
         """Replaces workers that hang; looks at them ten times a second."""
@@ -390,40 +411,76 @@ class MultiCollector(CollectorBase):
             return
         self._looked = now
         for handle in list(self._handles):
-            if handle.asked is not None and (what := handle.hangs(self._step_s, _RESET_S)):
+            if handle.asked is None and handle.ready:
+                continue
+            if what := handle.hangs(*self._limits_s):
                 self._replace(handle, f"{what}:\n{handle.traceback()}")
 
     def _replace(self, handle: Handle, why: str) -> Handle:
         """A worker failed: starts another in its place, or raises."""
-        pid, finished = handle.pid, handle.page.finished
-        asked, number = handle.asked, handle.number
+        pid, number, asked = handle.pid, handle.number, handle.asked
+        finished, rows = handle.page.finished, handle.page.rows
         handle.kill()
         if self.restarts >= self._max_restarts:
             raise WorkerError(f"worker {number} (pid {pid}) {why}")
         self.restarts += 1
-        fresh = Handle(self._jobs[number], self._events)
+        if asked is not None and finished > handle.stretches:  # it only could not say so
+            handle.done()
+            self._done.append(number)
+            asked = None
+        owed = handle.owed if asked is None else asked
+        if self._trajs is not None:
+            # What it has not given is lost; what it gave of a stretch is not collected again.
+            lost = handle.collected - (handle.received if self._relays else rows)
+            owed = max(owed + min(lost, 0), 0)
+            self.dropped_frames += max(lost, 0)
+            self.dropped_trajectories += lost > 0
+        elif asked is not None:
+            self._batches.pop(number, None)  # of a stretch that is collected again
+        self._wrote_before += 0 if self._relays else rows
+        job = self._jobs[number]
+        seed = job.seed
+        if seed is not None:
+            seed += self.restarts * self.num_workers * self._lanes
+        random_left = max(job.random_frames - handle.collected, 0)
+        fresh = Handle(job._replace(seed=seed, random_frames=random_left), self._events)
         self._handles[number] = fresh
-        if asked is None or finished > handle.stretches:
-            return fresh  # it had nothing to do, or all of it was done
-        self._batches.pop(number, None)  # of a stretch that is collected again
-        if self._finishing:
-            fresh.finish()
-        else:
-            fresh.collect(asked)
+        fresh.owed = owed
+        if asked is not None and not self._paused:
+            if self._finishing:
+                fresh.finish()
+            elif owed:
+                fresh.collect(owed)
+            else:
+                self._done.append(number)
         return fresh
 
     def _settle(self) -> None:
-        while any(h.asked is not None for h in self._handles):
-            handle = self._take_done()
-            if handle is not None:
-                self._deliver([self._batches.pop(handle.number, [])])
+        for handle in self._handles:
+            handle.page.hold(True)
+        while any(h.asked is not None and h.page.stage != Stage.HELD for h in self._handles):
+            self._take_event()
+
+    def _release(self) -> None:
+        for handle in self._handles:
+            if not handle.dead:
+                handle.page.hold(False)
 
     def _watch(self) -> None:
         self._take_event()
 
+    def _peek(self) -> None:
+        if self._weights.failure is not None:
+            raise WorkerError(f"no weights from the server: {self._weights.failure}")
+        for handle in self._handles:
+            if handle.ended and not handle.dead and self.restarts >= self._max_restarts:
+                why = handle.describe_end()
+                raise WorkerError(f"worker {handle.number} (pid {handle.pid}) {why}")
+
     # -- end ----------------------------------------------------------------------------------
 
     def _close(self) -> None:
+        self._weights.close()
         for handle in self._handles:
             handle.ask_to_stop()
         for handle in self._handles:

@@ -22,10 +22,11 @@ import numpy as np
 from ..batch import Batch
 from ..errors import LayoutError, WorkerError
 from ..layout import Layout, ShapeDtype
-from .env import Env, Step
+from .batched import BatchedEnv, check_lanes
+from .env import Step
 from .protocol import Channel
 from .specs import Array, Spec, nest, spec_of_space
-from .vector import make_lane, own_copy, recipes
+from .trace import Trace
 
 __all__ = ["COMMAND", "ParallelEnv", "shared_block"]
 
@@ -49,7 +50,7 @@ def _block_layout(spec: Spec, actions: Spec) -> Layout:
     return Layout(nest(leaves))
 
 
-class ParallelEnv(Env):
+class ParallelEnv(BatchedEnv):
     """n environments, each in a process of its own.
 
     Args:
@@ -70,75 +71,41 @@ class ParallelEnv(Env):
         policy: Any = None,
         step_timeout_s: float = 60.0,
     ) -> None:
-        super().__init__()
-        self._recipes = recipes(num_envs, make_env)
-        self.num_envs = num_envs
-        self.batch_shape = (num_envs,)
+        super().__init__(num_envs, make_env, policy=policy)
         self._timeout_s = step_timeout_s
-        self._running: _Children | None = None
-        self._was_reset = False
-        if policy is not None:
-            from .policy import register_primers
 
-            register_primers(self, policy)
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self._was_reset:
-            raise TypeError(
-                "this ParallelEnv was reset: it is no recipe any more; give a function that makes "
-                "it"
-            )
-        return {**self.__dict__, "_running": None}
-
-    def probe(self) -> Env:
-        lane = make_lane(own_copy(self._recipes[0]))
-        lane.primers = {**lane.primers, **self.primers}
-        return lane
-
-    @property
-    def _children(self) -> _Children:
-        if self._running is None:
-            self._running = _Children(self._recipes, self._timeout_s)
-            self.primers = {**self._running.primers, **self.primers}
-            self.marks_init = self.marks_init or self._running.marks_init
-        return self._running
-
-    @property
-    def full_observation_spec(self) -> dict[str, Any]:
-        _ = self._children  # what the lanes bring is known once they are made
-        return super().full_observation_spec
-
-    @property
-    def full_state_spec(self) -> dict[str, Any]:
-        _ = self._children
-        return super().full_state_spec
+    def _made(self) -> _Children:
+        if self._lanes is None:
+            self._lanes = _Children(self._recipes, self._timeout_s)
+            self._adopt(self._lanes.primers, self._lanes.marks_init)
+        return self._lanes  # type: ignore[no-any-return]
 
     @property
     def spec(self) -> Spec:
-        return self._children.spec
+        return self._made().spec
 
     @property
     def action_space(self) -> Any:
-        return self._children.action_space
+        return self._made().action_space
 
     @property
     def pids(self) -> list[int]:
         """Of the processes."""
-        return [p.pid for p in self._children.processes]
+        return [p.pid for p in self._made().processes]
 
     def reset(self, seed: int | None = None) -> list[Array]:
         self._was_reset = True
         seeds = [-1 if seed is None else seed + i for i in range(self.num_envs)]
-        self._children.tell(b"r", list(range(self.num_envs)), seeds)
-        return self._children.read("obs")
+        self._made().tell(b"r", list(range(self.num_envs)), seeds)
+        return self._made().read("obs")
 
     def reset_lanes(self, lanes: Array) -> list[Array]:
         numbers = [int(i) for i in np.flatnonzero(lanes)]
-        self._children.tell(b"r", numbers, [-1] * self.num_envs)
-        return self._children.read("obs")
+        self._made().tell(b"r", numbers, [-1] * self.num_envs)
+        return self._made().read("obs")
 
     def step(self, action: Any) -> Step:
-        children = self._children
+        children = self._made()
         spec = children.actions
         for path, value in zip(spec.paths, spec.checked(action, (self.num_envs,))):
             children.block[path][...] = value
@@ -149,9 +116,9 @@ class ParallelEnv(Env):
         return Step(after, children.block["reward"].copy(), terminated, truncated, obs)
 
     def close(self) -> None:
-        if self._running is not None:
-            self._running.close()
-        self._running = None
+        if self._lanes is not None:
+            self._lanes.close()
+        self._lanes = None
 
 
 class _Children:
@@ -162,15 +129,18 @@ class _Children:
 
         self.processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
-        self._closer = weakref.finalize(self, _end, self.processes, self._channels)
+        self._traces: list[Trace] = []
+        self._closer = weakref.finalize(self, _end, self.processes, self._channels, self._traces)
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         for recipe in made:
             mine, theirs = socket.socketpair()
+            self._traces.append(Trace())
+            fds = [theirs.fileno(), self._traces[-1].fd]
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "contig.collect.env_worker", str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
+                    [sys.executable, "-m", "contig.collect.env_worker", *map(str, fds)],
+                    pass_fds=fds,
                     env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
                     stdin=subprocess.DEVNULL,
                 )
@@ -188,21 +158,18 @@ class _Children:
     def _meet(self, lanes: int, timeout_s: float) -> None:
         import cloudpickle
 
+        said = []
         for number, channel in enumerate(self._channels):
             message = channel.receive()
             if message is None or "error" in message.content:
                 self._fail(number, message.content["error"] if message else None)
-            spec, action_space, primers, marks = cloudpickle.loads(message.raw)  # type: ignore[union-attr]
-            if number == 0:
-                self.spec: Spec = Spec(*spec)
-                self.action_space: Any = action_space
-                self.primers: dict[Any, Array] = primers
-                self.marks_init: bool = marks
-            elif spec[0] != self.spec.leaves:
-                raise LayoutError(
-                    f"environment {number} has other observations than environment 0: "
-                    f"{nest(spec[0])} and {self.spec.tree()}"
-                )
+            said.append(cloudpickle.loads(message.raw))  # type: ignore[union-attr]
+        specs = [Spec(*spec) for spec, *_ in said]
+        check_lanes(specs)
+        self.spec = specs[0]
+        self.action_space: Any = said[0][1]
+        self.primers: dict[Any, Array] = said[0][2]
+        self.marks_init: bool = said[0][3]
         if self.action_space is None:
             raise LayoutError("environments of a ParallelEnv need an action_space")
         self.actions = spec_of_space(self.action_space, "action")
@@ -228,7 +195,9 @@ class _Children:
             try:
                 answer = line.recv(1)
             except TimeoutError:
-                self._fail(lane, f"hangs for more than step_timeout_s={line.gettimeout()}")
+                where = self._traces[lane].ask(self.processes[lane])
+                self.processes[lane].kill()
+                self._fail(lane, f"hangs for more than {line.gettimeout()} s:\n{where}")
             except OSError:
                 answer = b""
             if answer != b"k":
@@ -242,7 +211,8 @@ class _Children:
                 code = process.wait(_STOP_S)
                 said = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             except subprocess.TimeoutExpired:
-                said = "its socket was closed"
+                said = f"does not answer:\n{self._traces[number].ask(process)}"
+                process.kill()
         raise WorkerError(f"environment {number} (pid {process.pid}) failed: {said}")
 
     def read(self, name: str) -> list[Array]:
@@ -253,7 +223,9 @@ class _Children:
         self._closer()
 
 
-def _end(processes: list[subprocess.Popen[bytes]], channels: list[Channel]) -> None:
+def _end(
+    processes: list[subprocess.Popen[bytes]], channels: list[Channel], traces: list[Trace]
+) -> None:
     for channel in channels:
         channel.close()
     for process in processes:
@@ -262,3 +234,5 @@ def _end(processes: list[subprocess.Popen[bytes]], channels: list[Channel]) -> N
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+    for trace in traces:
+        trace.close()

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from .dm import DmEnv, is_dm_env
+
 __all__ = ["PlainEnv", "is_env", "is_gymnasium", "is_vector", "raw_env"]
 
 
@@ -18,11 +20,8 @@ def raw_env(env: Any) -> Any:
     """
     if is_gymnasium(env):
         return env
-    if callable(getattr(env, "observation_spec", None)) and hasattr(env, "action_spec"):
-        raise TypeError(
-            f"{type(env).__name__} is a dm_env environment: wrap it in shimmy's "
-            "DmControlCompatibilityV0, which makes it a Gymnasium one"
-        )
+    if is_dm_env(env):
+        return DmEnv(env)
     if callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None)):
         return PlainEnv(env)
     raise TypeError(

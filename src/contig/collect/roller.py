@@ -20,8 +20,20 @@ from .env import Env, Step
 from .fast import advance_single
 from .ids import TrajectoryIds
 from .policy import PolicyRunner
+from .progress import Stage
 from .random_policy import RandomPolicy
-from .rows import DONE, INIT, REWARD, TERMINATED, TRAJ, TRUNCATED, VERSION, Blocks, RowPlan
+from .rows import (
+    DONE,
+    INIT,
+    REWARD,
+    TERMINATED,
+    TRAJ,
+    TRUNCATED,
+    VERSION,
+    Blocks,
+    RowPlan,
+    check_nan,
+)
 from .specs import Array, Spec, as_space, nest, spec_of_space
 
 __all__ = ["Finished", "Roller"]
@@ -36,10 +48,6 @@ class Finished(NamedTuple):
     lane: int
     first: int
     last: int
-
-
-def _no_progress(stage: int) -> None:
-    """Nobody watches."""
 
 
 class Roller:
@@ -69,15 +77,14 @@ class Roller:
         self.env, self.policy = env, policy
         self.lanes = env.num_envs
         self.rows = rows
-        self.random_frames = random_frames
+        self.random_left = random_frames  # frames that still get a random action
         self.most = max_frames_per_traj
         self.keep = keep_trajectories
         self.seed = seed
-        self.frames = 0  # rows made, ever
-        self.goal = 0  # rows each lane was asked for, ever
+        self.goal = np.zeros(self.lanes, np.int64)  # rows each lane was asked for, ever
         self.version = 0
         self.poll: Callable[[], int] | None = None  # the policy's version, made current
-        self.progress: Callable[[int], None] = _no_progress
+        self.enter: Callable[[int], None] | None = None  # told every stage, if anybody watches
         self.ids = TrajectoryIds()
         self.finished: list[Finished] = []
         self.plan: RowPlan | None = None
@@ -88,6 +95,7 @@ class Roller:
         self.start = np.zeros(self.lanes, np.int64)  # row at which each lane's trajectory began
         self.hidden: dict[Path, Array] = {}
         self._random: RandomPolicy | None = None
+        self._randomly = 0  # lanes whose action was drawn in this step, the first ones
         self._actions: Spec | None = None
         self._begun = False
 
@@ -98,18 +106,22 @@ class Roller:
         if self._begun:
             return
         self._begun = True
-        self.progress(2)
+        self._say(Stage.RESETTING)
         self.obs = self.env.reset(self.seed)
-        self.progress(0)
+        self._say(Stage.IDLE)
         self.hidden = {p: self._default(p) for p in self.env.primers}
         try:
             space = self.env.action_space
             self._actions = None if space is None else spec_of_space(space, "action")
         except LayoutError:
             self._actions = None  # a space without a shape: what the policy returns decides
-        if self.random_frames:
+        if self.random_left:
             seed = None if self.seed is None else self.seed + _OTHER
             self._random = RandomPolicy(self.env.action_space, seed)
+
+    def _say(self, stage: int) -> None:
+        if self.enter is not None:
+            self.enter(stage)
 
     def _default(self, path: Path) -> Array:
         value = self.env.primers[path]
@@ -121,9 +133,11 @@ class Roller:
             return
         for lane in range(self.lanes):
             self.cut(lane)
-        self.progress(2)
+        if self.init.all():
+            return  # all of them just did
+        self._say(Stage.RESETTING)
         self.obs = self.env.reset()
-        self.progress(0)
+        self._say(Stage.IDLE)
         self.init[:] = True
         self.hidden = {p: self._default(p) for p in self.env.primers}
 
@@ -159,20 +173,21 @@ class Roller:
 
     # -- stepping -----------------------------------------------------------------------------
 
-    def advance(self, rows: int) -> None:
-        """Steps until every lane has made that many rows more."""
+    def advance(self, rows: int, extra: int = 0) -> None:
+        """Steps until every lane has made that many rows more, and the first `extra` one more."""
         self.begin()
-        self.goal += rows
+        self.goal = self.goal + rows
+        self.goal[:extra] += 1
         if self.blocks is None:
-            if rows:
+            if rows or extra:
                 self.step()
         blocks = self.blocks
         if blocks is None:
             return
-        blocks.resize(rows if not self.keep else self.rows)
+        blocks.resize(max(rows, 1) if not self.keep else self.rows)
         fast = self.env.single() is not None and not self.hidden
         while (blocks.position < self.goal).any():
-            if fast and self.frames >= self.random_frames:
+            if fast and self.random_left <= 0:
                 advance_single(self)
             else:
                 self.step()
@@ -184,10 +199,11 @@ class Roller:
         inputs = dict(zip(self.env.spec.paths, self.obs))
         inputs[INIT] = self.init
         inputs.update(self.hidden)
+        self._say(Stage.FIRST_ACT if self.plan is None else Stage.ACTING)
         outputs = self.act(inputs)
-        self.progress(1)
+        self._say(Stage.STEPPING)
         step = self.env.step(self.action_tree(outputs))
-        self.progress(0)
+        self._say(Stage.IDLE)
         stepped = step.stepped
         done = step.terminated | step.truncated
         if stepped is not None:
@@ -207,12 +223,15 @@ class Roller:
         if surplus:
             raise LayoutError(f"{show_path(surplus[0])}: the policy did not return it at first")
         values.update(zip(self.plan.next_obs, step.next))
-        values[REWARD] = step.reward
+        values[REWARD] = self.plan.check_reward(step.reward)
+        for path in (*self.plan.next_obs, REWARD):
+            check_nan(path, values[path])
         values[TERMINATED], values[TRUNCATED], values[DONE] = step.terminated, truncated, done
         values[TRAJ] = self.traj
         values[VERSION] = np.full(self.lanes, self.version, np.int64)
         self.blocks.put(values, stepped)
-        self.frames += self.lanes if stepped is None else int(np.count_nonzero(stepped))
+        drawn = self._randomly
+        self.random_left -= drawn if stepped is None else int(np.count_nonzero(stepped[:drawn]))
         self._move_on(obs, outputs, done, stepped)
         return step
 
@@ -227,17 +246,26 @@ class Roller:
                     "auto_register_policy_transforms=True, GymEnv(..., policy=policy) or a "
                     "TensorDictPrimer"
                 )
-        if self._random is not None and self.frames < self.random_frames:
-            action = self._random.batch(self.lanes)
-            outputs = {p: v for p, v in outputs.items() if p[0] != "action"}
-            flat = [action] if self._actions is None else self._actions.flat(action)
-            paths: list[Path] = [("action",)] if self._actions is None else self._actions.paths
-            outputs.update(zip(paths, flat))
+        self._randomly = min(max(self.random_left, 0), self.lanes)
+        if self._randomly:
+            outputs = self._with_random(outputs)
         if self._actions is not None:
             tree = nest({p: v for p, v in outputs.items() if p[0] == "action"})["action"]
             checked = self._actions.checked(tree, (self.lanes,))
             outputs.update(zip(self._actions.paths, checked))
         return outputs
+
+    def _with_random(self, outputs: dict[Path, Array]) -> dict[Path, Array]:
+        """The policy's outputs, with an action drawn for the first lanes."""
+        assert self._random is not None
+        drawn = self._random.batch(self.lanes)
+        flat = [drawn] if self._actions is None else self._actions.flat(drawn)
+        paths: list[Path] = [("action",)] if self._actions is None else self._actions.paths
+        actions = dict(zip(paths, flat))
+        if self._randomly < self.lanes:
+            which = np.arange(self.lanes) < self._randomly
+            actions = {p: np.where(wide(which, v), v, outputs[p]) for p, v in actions.items()}
+        return {**{p: v for p, v in outputs.items() if p[0] != "action"}, **actions}
 
     def action_tree(self, outputs: dict[Path, Array]) -> Any:
         if ("action",) in outputs:
@@ -257,9 +285,9 @@ class Roller:
             long &= step.stepped
         if not long.any():
             return step.truncated, step.obs, done
-        self.progress(2)
+        self._say(Stage.RESETTING)
         fresh = self.env.reset_lanes(long)
-        self.progress(0)
+        self._say(Stage.IDLE)
         obs = [np.where(wide(long, old), new, old) for old, new in zip(step.obs, fresh)]
         return step.truncated | long, obs, done | long
 
@@ -298,6 +326,11 @@ class Roller:
         """The oldest rows of all lanes, ``[B, rows]``."""
         assert self.blocks is not None
         return self.blocks.take(rows)
+
+    def look(self, lanes: int, first: int, last: int) -> Batch:
+        """Rows [first, last) of the first lanes, which stay."""
+        assert self.blocks is not None
+        return self.blocks.window(lanes, first, last)
 
     def take_finished(self, count: int) -> Batch:
         """That many complete trajectories, flat, in the order in which they ended."""

@@ -8,7 +8,6 @@ All lanes usually move together; where an environment spends steps on resets, th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from ..layout import Layout, ShapeDtype
 from ..tree import Path, show_path
 from .specs import Array, nest
 
-__all__ = ["Blocks", "RowPlan", "check_nan", "concat_time", "join_batches", "pad_trajectories"]
+__all__ = ["Blocks", "RowPlan", "check_nan", "join_batches", "pad_trajectories"]
 
 _NEXT = ("next",)
 REWARD: Path = ("next", "reward")
@@ -55,7 +54,8 @@ class RowPlan:
             leaves[path] = ShapeDtype(value.shape[1:], value.dtype)
         for path in obs:
             leaves[(*_NEXT, *path)] = leaves[path]
-        leaves[REWARD] = ShapeDtype(reward.shape[1:], np.dtype(np.float32))
+        self.reward = reward.shape[1:]
+        leaves[REWARD] = ShapeDtype(self.reward, np.dtype(np.float32))
         leaves.update({p: flag for p in (DONE, TERMINATED, TRUNCATED)})
         leaves.update({p: word for p in (TRAJ, VERSION)})
         self.layout = Layout(nest(leaves))
@@ -72,6 +72,15 @@ class RowPlan:
                 f"before it was {list(leaf.shape)}; nothing is broadcast"
             )
         return value if value.dtype == leaf.dtype else cast(value, leaf.dtype, path)
+
+    def check_reward(self, reward: Array) -> Array:
+        """A reward ``[B, ...]``; raises for another shape than the first time."""
+        if reward.shape[1:] != self.reward:
+            raise LayoutError(
+                f"{show_path(REWARD)}: the environment emitted shape {list(reward.shape[1:])}, "
+                f"before it was {list(self.reward)}; nothing is broadcast"
+            )
+        return reward
 
 
 class Blocks:
@@ -135,26 +144,25 @@ class Blocks:
         self.position = place.copy()
         self.position[lanes] += 1
 
-    def set_last(self, lane: int, path: Path, value: Any) -> None:
-        """Changes the newest row of a lane."""
-        row = int(self.position[lane]) - 1
-        start, batch = self.block_at(row)
-        batch[path][lane, row - start] = value
-
-    def last(self, lane: int, path: Path) -> Any:
-        row = int(self.position[lane]) - 1
-        start, batch = self.block_at(row)
-        return batch[path][lane, row - start]
-
-    def ready(self, rows: int) -> bool:
-        """Whether every lane has written that many rows of the oldest block."""
-        return bool((self.position >= self.first + rows).all())
-
     def take(self, rows: int) -> Batch:
         """The oldest block, ``[B, rows]``; a shorter one is copied out of it."""
         _, batch = self._blocks.pop(0)
         self.first += batch.shape[1]
         return batch if batch.shape[1] == rows else cut_time(batch, rows)
+
+    def window(self, lanes: int, first: int, last: int) -> Batch:
+        """Rows [first, last) of the first lanes, copied, ``[lanes, last - first]``."""
+        out = Batch.empty(self.layout, (lanes, last - first))
+        at = first
+        while at < last:
+            start, batch = self.block_at(at)
+            stop = min(last, start + batch.shape[1])
+            for path in self.layout.by_path:
+                out[path][:, at - first : stop - first] = batch[path][
+                    :lanes, at - start : stop - start
+                ]
+            at = stop
+        return out
 
     def rows(self, lane: int, first: int, last: int) -> list[Batch]:
         """A lane's rows [first, last), flat, in pieces."""
@@ -188,11 +196,6 @@ def cut_time(batch: Batch, rows: int) -> Batch:
     return out
 
 
-def concat_time(batches: Sequence[Batch]) -> Batch:
-    """Batches one after another along their last batch dim."""
-    return join_batches(batches, -1)
-
-
 def join_batches(batches: Sequence[Batch], how: str | int) -> Batch:
     """Batches of one layout: stacked (``"stack"``), or concatenated along batch dim 0 or -1."""
     first = batches[0]
@@ -219,20 +222,18 @@ def join_batches(batches: Sequence[Batch], how: str | int) -> Batch:
     return out
 
 
-def check_nan(batch: Batch, paths: Sequence[Path]) -> None:
-    """Raises ValueError if an environment emitted a NaN."""
-    for path in paths:
-        column = batch[path]
-        if column.dtype.kind != "f" or not column.size:
-            continue
-        with np.errstate(invalid="ignore"):
-            if not np.isnan(column.min()):  # one NaN makes it NaN
-                continue
-        where = np.argwhere(np.isnan(column))[0].tolist()
-        raise ValueError(
-            f"{show_path(path)}: the environment emitted NaN at row {where} of the batch "
-            f"{list(batch.shape)}; nothing of this batch is written: fix the environment"
-        )
+def check_nan(path: Path, column: Array) -> None:
+    """Raises ValueError if an environment emitted a NaN among these rows of a leaf."""
+    if column.dtype.kind != "f" or not column.size:
+        return
+    with np.errstate(invalid="ignore"):
+        if not np.isnan(column.min()):  # one NaN makes it NaN
+            return
+    where = np.argwhere(np.isnan(column))[0].tolist()
+    raise ValueError(
+        f"{show_path(path)}: the environment emitted NaN, at {where} of {list(column.shape)}; "
+        "nothing of this batch is written: fix the environment"
+    )
 
 
 def pad_trajectories(batch: Batch) -> Batch:

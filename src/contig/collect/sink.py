@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +33,10 @@ __all__ = [
 ]
 
 
+_SLICE_S = 0.1
+_ROOM_S = 60.0
+
+
 class Address(NamedTuple):
     """What a worker needs to reach a storage or a server's table.
 
@@ -51,6 +56,10 @@ class Address(NamedTuple):
     limiter: RateLimiter | None
 
 
+def _always() -> None:
+    """Nobody minds the wait."""
+
+
 class StorageSink:
     """Appends to a storage with a writer of its own. For one thread."""
 
@@ -63,13 +72,14 @@ class StorageSink:
         self._storage, self._on_write, self._limiter = storage, on_write, limiter
         self._writer = storage.writer()
 
-    def write(self, batch: Any) -> int:
-        """Appends a batch; returns its rows."""
+    def write(self, batch: Any, go_on: Callable[[], None] = _always) -> int:
+        """Appends a batch; returns its rows. `go_on` is called while it waits for room."""
         if self._on_write is not None:
             batch = self._on_write(Batch.from_tree(batch, self._storage.batch_ndim(batch)))
         if self._limiter is not None:
             shape = Batch.from_tree(batch, self._storage.batch_ndim(batch)).shape
-            self._limiter.await_insert(self._storage, int(np.prod(shape, dtype=np.int64)))
+            rows = int(np.prod(shape, dtype=np.int64))
+            self._limiter.await_insert(self._storage, rows, go_on)
         return len(self._writer.extend(batch))
 
     def fix(self, layout: Layout) -> None:
@@ -87,15 +97,25 @@ class RemoteSink:
     def __init__(self, buffer: RemoteReplayBuffer, own: bool = False) -> None:
         self._buffer, self._own = buffer, own
 
-    def write(self, batch: Any) -> int:
+    def write(self, batch: Any, go_on: Callable[[], None] = _always) -> int:
+        """Sends a batch and waits until it is in the table; returns its rows."""
         self._buffer.extend(batch)
-        return int(np.prod(batch.shape, dtype=np.int64))
+        deadline = time.monotonic() + _ROOM_S
+        while True:
+            try:
+                self._buffer.flush(_SLICE_S)
+                return int(np.prod(batch.shape, dtype=np.int64))
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"the server's table had no room for {len(batch)} rows in {_ROOM_S} s"
+                    ) from None
+            asked = time.monotonic()
+            go_on()
+            deadline += time.monotonic() - asked  # time it held us up does not count
 
     def fix(self, layout: Layout) -> None:
         """The table checks rows against its own layout."""
-
-    def flush(self) -> None:
-        self._buffer.flush(30.0)
 
     def close(self) -> None:
         if self._own:

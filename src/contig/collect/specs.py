@@ -15,6 +15,7 @@ from ..tree import Path, show_path
 __all__ = [
     "Array",
     "Spec",
+    "as_reward",
     "as_space",
     "at_lane",
     "nest",
@@ -174,6 +175,12 @@ def _check_names(leaves: Mapping[Path, Any]) -> None:
                 f"{show_path(path)}: an observation may not be called {path[0]!r}, which rows use "
                 "for something else; rename it in a wrapper"
             )
+
+
+def as_reward(value: Any, lead: int = 0) -> Array:
+    """A reward as an array; one number in a list is that number."""
+    array = np.asarray(as_array(value))
+    return array.reshape(array.shape[:lead]) if array.shape[lead:] == (1,) else array
 
 
 def at_lane(tree: Any, lane: int) -> Any:

@@ -1,9 +1,8 @@
-"""Several environments as one: in this process, or a vector environment of Gymnasium's."""
+"""VectorEnv: a vector environment of Gymnasium's; and `as_env`, which knows every kind."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ from ..errors import LayoutError
 from .env import Env, Step
 from .gym_env import GymEnv
 from .raw import is_env, is_vector
-from .specs import Array, Spec, at_lane, spec_of_space
+from .specs import Array, Spec, as_reward, at_lane, spec_of_space
 
-__all__ = ["SerialEnv", "VectorEnv", "as_env"]
+__all__ = ["VectorEnv", "as_env"]
 
 
 def as_env(given: Any) -> Env:
@@ -28,148 +27,6 @@ def as_env(given: Any) -> Env:
     if not is_env(given) and callable(given):
         return as_env(given())
     return GymEnv(given)
-
-
-def recipes(num_envs: int, make_env: Any) -> list[Any]:
-    """A recipe for each lane, from one for all or one each.
-
-    Raises:
-        ValueError: not as many as lanes.
-    """
-    if num_envs < 1:
-        raise ValueError(f"the number of environments must be at least 1, got {num_envs}")
-    if not isinstance(make_env, Sequence) or isinstance(make_env, str):
-        return [make_env] * num_envs
-    if len(make_env) != num_envs:
-        raise ValueError(f"{len(make_env)} environments are given for {num_envs} lanes")
-    return list(make_env)
-
-
-def own_copy(recipe: Any) -> Any:
-    """A recipe that is an environment, copied: the same object may be given several times."""
-    if callable(recipe) and not is_env(recipe):
-        return recipe
-    import cloudpickle
-
-    return cloudpickle.loads(cloudpickle.dumps(recipe))
-
-
-def make_lane(recipe: Any) -> Env:
-    """One lane of a batched environment."""
-    env = as_env(recipe)
-    if env.batch_shape:
-        raise TypeError(
-            f"a lane of a batched environment must be a single environment, got a batch of "
-            f"{env.num_envs}: give the factory of one"
-        )
-    return env
-
-
-class SerialEnv(Env):
-    """n environments stepped one after another in this process.
-
-    Args:
-        num_envs: n.
-        make_env: makes one of them; or a list of n factories or environments.
-        policy: as in GymEnv.
-    """
-
-    def __init__(
-        self, num_envs: int, make_env: Callable[[], Any] | Any, *, policy: Any = None
-    ) -> None:
-        super().__init__()
-        self._recipes = recipes(num_envs, make_env)
-        self.num_envs = num_envs
-        self.batch_shape = (num_envs,)
-        self._made: list[Env] | None = None
-        self._was_reset = False
-        if policy is not None:
-            from .policy import register_primers
-
-            register_primers(self, policy)
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self._was_reset:
-            raise TypeError(
-                "this SerialEnv was reset: it is no recipe any more; give a function that makes it"
-            )
-        return {**self.__dict__, "_made": None}
-
-    def probe(self) -> Env:
-        lane = make_lane(own_copy(self._recipes[0]))
-        lane.primers = {**lane.primers, **self.primers}
-        return lane
-
-    @property
-    def _envs(self) -> list[Env]:
-        if self._made is None:
-            made = [make_lane(own_copy(recipe)) for recipe in self._recipes]
-            for i, env in enumerate(made):
-                if env.spec.leaves != made[0].spec.leaves:
-                    raise LayoutError(
-                        f"environment {i} has other observations than environment 0: "
-                        f"{env.spec.tree()} and {made[0].spec.tree()}"
-                    )
-            self._made = made
-            self.primers = {**made[0].primers, **self.primers}
-            self.marks_init = self.marks_init or made[0].marks_init
-        return self._made
-
-    @property
-    def full_observation_spec(self) -> dict[str, Any]:
-        _ = self._envs  # what the lanes bring is known once they are made
-        return super().full_observation_spec
-
-    @property
-    def full_state_spec(self) -> dict[str, Any]:
-        _ = self._envs
-        return super().full_state_spec
-
-    @property
-    def spec(self) -> Spec:
-        return self._envs[0].spec
-
-    @property
-    def action_space(self) -> Any:
-        return self._envs[0].action_space
-
-    def reset(self, seed: int | None = None) -> list[Array]:
-        self._was_reset = True
-        lanes = [e.reset(None if seed is None else seed + i) for i, e in enumerate(self._envs)]
-        return [np.concatenate(leaves) for leaves in zip(*lanes)]
-
-    def reset_lanes(self, lanes: Array) -> list[Array]:
-        spec = self.spec
-        out = [np.zeros((self.num_envs, *s), d) for s, d in zip(spec.shapes, spec.dtypes)]
-        for i in np.flatnonzero(lanes):
-            for leaf, value in zip(out, self._envs[i].reset()):
-                leaf[i] = value[0]
-        return out
-
-    def step(self, action: Any) -> Step:
-        steps = []
-        for i, env in enumerate(self._envs):
-            steps.append(env.step(_keep_lane(action, i)))
-        after = [np.concatenate(leaves) for leaves in zip(*(s.next for s in steps))]
-        obs = after
-        if any(s.obs is not s.next for s in steps):
-            obs = [np.concatenate(leaves) for leaves in zip(*(s.obs for s in steps))]
-        return Step(
-            after,
-            np.concatenate([s.reward for s in steps]),
-            np.concatenate([s.terminated for s in steps]),
-            np.concatenate([s.truncated for s in steps]),
-            obs,
-        )
-
-    def close(self) -> None:
-        for env in self._made or ():
-            env.close()
-        self._made = None
-
-
-def _keep_lane(tree: Any, lane: int) -> Any:
-    return at_lane(tree, slice(lane, lane + 1))  # type: ignore[arg-type]
 
 
 class VectorEnv(Env):
@@ -213,8 +70,11 @@ class VectorEnv(Env):
     def reset(self, seed: int | None = None) -> list[Array]:
         self._was_reset = True
         self._ended[:] = False
-        obs = self.raw.reset(seed=seed)[0]
-        return self._spec.checked(obs, (self.num_envs,))
+        return self._own(self.raw.reset(seed=seed)[0])
+
+    def _own(self, obs: Any) -> list[Array]:
+        """Observations of all lanes, copied: some environments use one array for ever."""
+        return [leaf.copy() for leaf in self._spec.checked(obs, (self.num_envs,))]
 
     def reset_lanes(self, lanes: Array) -> list[Array]:
         if lanes.all():
@@ -226,15 +86,13 @@ class VectorEnv(Env):
                 "async vector environments"
             )
         self._ended[lanes] = False
-        obs = self.raw.reset(options={"reset_mask": lanes.copy()})[0]
-        return self._spec.checked(obs, (self.num_envs,))
+        return self._own(self.raw.reset(options={"reset_mask": lanes.copy()})[0])
 
     def step(self, action: Any) -> Step:
         obs, reward, terminated, truncated, info = self.raw.step(action)
-        lead = (self.num_envs,)
-        after = self._spec.checked(obs, lead)
+        after = self._own(obs)
         terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
-        reward = np.array(reward)
+        reward = as_reward(np.array(reward), 1)
         done = terminated | truncated
         if self._mode == "next_step":
             stepped = None if not self._ended.any() else ~self._ended
@@ -244,7 +102,7 @@ class VectorEnv(Env):
             return Step(after, reward, terminated, truncated, after)
         if self._mode == "same_step":
             return Step(self._finals(after, info, done), reward, terminated, truncated, after)
-        fresh = self._spec.checked(self.raw.reset(options={"reset_mask": done.copy()})[0], lead)
+        fresh = self._own(self.raw.reset(options={"reset_mask": done.copy()})[0])
         return Step(after, reward, terminated, truncated, fresh)
 
     def _finals(self, after: list[Array], info: dict[str, Any], done: Array) -> list[Array]:

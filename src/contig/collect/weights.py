@@ -15,7 +15,7 @@ from ..tape.segment import Segment
 from ..transport.board import WeightsBoard
 from .policy import modules_of
 
-__all__ = ["attach_board", "get_weights", "make_board", "set_weights"]
+__all__ = ["attach_board", "copy_weights", "get_weights", "make_board", "set_weights"]
 
 
 def get_weights(policy: Any) -> Any:
@@ -62,6 +62,18 @@ def set_weights(policy: Any, tree: Any) -> None:
         f"{type(policy).__name__} has weights but neither load_state_dict nor set_weights to take "
         "new ones"
     )
+
+
+def copy_weights(tree: Any) -> Any:
+    """The same weights in memory of their own."""
+    if isinstance(tree, Mapping):
+        return {k: copy_weights(v) for k, v in tree.items()}
+    if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
+        return type(tree)(copy_weights(v) for v in tree)
+    if isinstance(tree, tuple):
+        return type(tree)(*(copy_weights(v) for v in tree))
+    clone = getattr(tree, "clone", None)
+    return clone() if callable(clone) else np.array(tree)
 
 
 def _tensor(value: Any) -> Any:

@@ -7,27 +7,33 @@ hangs.
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import queue
 import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from typing import Any
 
 from ..errors import ClosedError
-from .collector import Gatherer
-from .job import Job, Page
+from .gatherer import Gatherer
+from .job import Job
 from .policy import PolicyRunner, register_primers
+from .progress import Page, Stage
 from .protocol import Channel, Message, batch_parts
 from .roller import Roller
-from .sink import RemoteSink, open_sink
+from .sink import open_sink
+from .trace import Trace
 from .vector import as_env
 from .weights import attach_board, set_weights
 
 __all__ = ["Worker", "main"]
+
+
+_NONE = -(1 << 62)  # older than any version
+_HOLD_S = 0.005
 
 
 class Worker:
@@ -37,7 +43,7 @@ class Worker:
         self._job, self._channel, self._page = job, channel, page
         self._commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._stopping = False
-        self._version = -1 if job.board >= 0 else 0
+        self._version = _NONE if job.board >= 0 else 0
         self._board = attach_board(job.board) if job.board >= 0 else None
 
     # -- the thread that listens --------------------------------------------------------------
@@ -54,6 +60,7 @@ class Worker:
 
     def run(self) -> None:
         job = self._job
+        self._page.enter(Stage.MAKING)
         env = as_env(job.env)
         if env.num_envs != job.lanes:
             raise ValueError(
@@ -72,12 +79,13 @@ class Worker:
             seed=job.seed,
             keep_trajectories=job.trajs_per_batch is not None,
         )
-        roller.poll, roller.progress = self._poll, self._page.stage
+        roller.poll, roller.enter = self._poll, self._page.enter
         # Without a buffer, single trajectories go back: the collector counts them out.
         direct = job.address is not None
         count = job.trajs_per_batch if direct or job.trajs_per_batch is None else 1
         gatherer = Gatherer(roller, count, job.set_truncated, job.reset_at_each_iter)
         sink = None if job.address is None else open_sink(job.address, job.layout)
+        self._page.enter(Stage.IDLE)
         self._channel.send({"op": "ready"})
         while True:
             content = self._commands.get().content
@@ -85,15 +93,13 @@ class Worker:
                 break
             try:
                 if content["op"] == "collect":
-                    self._collect(gatherer, sink, int(content["rows"]))
+                    self._collect(gatherer, sink, int(content["frames"]))
                 else:
                     self._finish(gatherer, sink)
             except ClosedError:
                 if not self._stopping:
                     raise
         if sink is not None:
-            if isinstance(sink, RemoteSink):
-                sink.flush()
             sink.close()
         env.close()
 
@@ -109,44 +115,57 @@ class Worker:
                 self._version = weights.version
         return self._version
 
-    def _collect(self, gatherer: Gatherer, sink: Any, rows: int) -> None:
-        gatherer.advance(rows)
-        wrote = 0
+    def _collect(self, gatherer: Gatherer, sink: Any, frames: int) -> None:
+        gatherer.advance(frames)
         if self._job.trajs_per_batch is None:
-            wrote += self._give(gatherer.block(rows), sink)
+            for block in gatherer.blocks(frames):
+                self._give(block, sink)
         else:
             while (batch := gatherer.trajectories()) is not None:
-                wrote += self._give(batch, sink)
+                self._give(batch, sink)
         self._page.finish()
-        self._channel.send({"op": "done", "wrote": wrote})
+        self._channel.send({"op": "done"})
 
-    def _give(self, batch: Any, sink: Any) -> int:
+    def _give(self, batch: Any, sink: Any) -> None:
+        job, page = self._job, self._page
         if sink is None:
             content, raw = batch_parts(batch)
             self._channel.send({"op": "batch", **content}, raw)
-            return len(batch)
-        data = batch if self._job.postproc is None else self._job.postproc(batch)
-        wrote = int(sink.write(data))
-        if isinstance(sink, RemoteSink):
-            sink.flush()
-        if self._job.hook is not None:
-            self._job.hook(data)
-        return wrote
+            return
+        data = batch
+        if job.postproc is not None:
+            page.enter(Stage.PROCESSING)
+            data = job.postproc(batch)
+        page.enter(Stage.WAITING)
+        page.wrote(int(sink.write(data, self._hold_still)))
+        if job.hook is not None:
+            page.enter(Stage.PROCESSING)
+            job.hook(data)
+        page.enter(Stage.IDLE)
+
+    def _hold_still(self) -> None:
+        """Called while a write waits for room: stands still while the collector is paused."""
+        if self._page.held:
+            self._page.enter(Stage.HELD)
+            while self._page.held and not self._stopping:
+                time.sleep(_HOLD_S)
+            self._page.enter(Stage.WAITING)
+        if self._stopping:
+            raise ClosedError("the collector was shut down")
 
     def _finish(self, gatherer: Gatherer, sink: Any) -> None:
         """All frames are there: writes what is complete, says what is not."""
-        wrote = 0
         if gatherer.roller.blocks is not None and sink is not None:
             last = gatherer.trajectories(fewer=True)
-            wrote = 0 if last is None else self._give(last, sink)
-        count, rows = gatherer.unfinished
-        self._channel.send({"op": "finished", "wrote": wrote, "dropped": [count, rows]})
+            if last is not None:
+                self._give(last, sink)
+        self._channel.send({"op": "finished", "dropped": gatherer.unfinished})
 
 
 def main() -> None:
     line, page, trace = (int(x) for x in sys.argv[1:4])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the collector
-    faulthandler.register(signal.SIGUSR1, file=trace, all_threads=True)
+    Trace.answer(trace)
     channel = Channel(socket.socket(fileno=line))
     try:
         first = channel.receive()

@@ -36,8 +36,27 @@ class _Wrapper(Env):
     def action_space(self) -> Any:
         return self.env.action_space
 
+    def _adopt(self) -> None:
+        """Takes over what the environment inside brings; a batched one knows it once it is made."""
+        self.primers = {**self.env.primers, **self.primers}
+        self.marks_init = self.marks_init or self.env.marks_init
+
+    @property
+    def full_observation_spec(self) -> dict[str, Any]:
+        _ = self.env.full_observation_spec
+        self._adopt()
+        return super().full_observation_spec
+
+    @property
+    def full_state_spec(self) -> dict[str, Any]:
+        _ = self.env.full_state_spec
+        self._adopt()
+        return super().full_state_spec
+
     def reset(self, seed: int | None = None) -> list[Array]:
-        return self.env.reset(seed)
+        obs = self.env.reset(seed)
+        self._adopt()
+        return obs
 
     def reset_lanes(self, lanes: Array) -> list[Array]:
         return self.env.reset_lanes(lanes)
@@ -137,7 +156,7 @@ class StepCounter(_Wrapper):
 
     def reset(self, seed: int | None = None) -> list[Array]:
         self._counts = np.zeros(self.num_envs, np.int64)
-        return [*self.env.reset(seed), self._counts.copy()]
+        return [*super().reset(seed), self._counts.copy()]
 
     def reset_lanes(self, lanes: Array) -> list[Array]:
         self._counts[lanes] = 0

@@ -230,7 +230,7 @@ class ReplayBuffer:
                     raise type(nothing)(f"after {self.sample_timeout_s} s: {nothing}") from nothing
             self._go_on()
             for check in self._feeders:
-                check()  # raises if the feeder died
+                check()
             self.storage.tape.wait(seen, min(left, _SLICE_S))
 
     def _go_on(self) -> None:
@@ -239,6 +239,8 @@ class ReplayBuffer:
             raise Cancelled("the batch was drawn ahead and is not wanted any more")
         if self._closed:
             raise ClosedError("this buffer is closed")
+        for check in self._watched:
+            check()  # raises if the feeder died
 
     def feed(self, check: Callable[[], None], *, always: bool = False) -> Callable[[], None]:
         """Says that somebody feeds this buffer, so that `sample` waits for the first rows.
@@ -260,6 +262,15 @@ class ReplayBuffer:
             self._watched.remove(check)
 
         return end
+
+    def watch(self, check: Callable[[], None]) -> Callable[[], None]:
+        """Has every draw call `check`, which raises if something failed; `sample` does not wait.
+
+        Returns:
+            a function to call when that ends.
+        """
+        self._watched.append(check)
+        return lambda: self._watched.remove(check)
 
     def __iter__(self) -> Iterator[Any]:
         """Batches without end; of an epoch's sampler, one epoch after another."""

@@ -121,5 +121,7 @@ class RateLimiter:
                     f"inserted, {tape.sampled} sampled, {self.samples_per_insert} samples per "
                     f"insert, min_size {self.min_size}, error_buffer {self.error_buffer})"
                 )
+            asked = time.monotonic()
             go_on()
+            deadline += time.monotonic() - asked  # time it held us up does not count
             storage.tape.wait(seen, min(left, _SLICE_S))

@@ -23,6 +23,7 @@ from ..errors import ConnectionClosedError
 from ..layout import Layout
 from ..replay.buffer import BufferStats
 from ..replay.output import to_output
+from .board import Weights
 from .client import TcpClient
 from .wire import Type, parse_described
 
@@ -159,6 +160,10 @@ class RemoteReplayBuffer:
         if "error" in answer:
             _raise(payload)
         return answer
+
+    def weights(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
+        """The newest published weights if they are newer than a version; None if none came."""
+        return self._client.weights(newer_than, timeout_s)
 
     # -- life ---------------------------------------------------------------------------------
 

@@ -352,6 +352,11 @@ class Server:
                 else:
                     self._ingest.tell(op="published")
 
+    @property
+    def weights_version(self) -> int | None:
+        """The newest published version, or None."""
+        return None if self._board is None else self._board.newest
+
     def stats(self) -> ServerStats:
         """Everything that is counted."""
         ingest: dict[str, Any] = {} if self._ingest is None else self._ingest.stats()

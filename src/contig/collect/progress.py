@@ -1,0 +1,103 @@
+"""The page on which a worker process shows what it is doing, and where it is told to hold still."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import NamedTuple
+
+__all__ = ["LIMITS", "Limit", "Page", "Stage"]
+
+_BYTES = 4096
+_STAGE_BITS = 4
+
+
+class Stage:
+    """What a worker is doing.
+
+    IDLE: nothing that could hang. MAKING: its environment. FIRST_ACT: the first call of a policy,
+    which may compile. PROCESSING: a user's function is given a batch. WAITING: for room to write.
+    HELD: the same, while paused.
+    """
+
+    IDLE, MAKING, STEPPING, RESETTING, ACTING, FIRST_ACT, PROCESSING, WAITING, HELD = range(9)
+
+
+class Limit(NamedTuple):
+    """How long a stage may take: as long as a step, or as long as a start."""
+
+    what: str
+    quick: bool
+
+
+LIMITS = {
+    Stage.MAKING: Limit("make_env", False),
+    Stage.STEPPING: Limit("env.step", True),
+    Stage.RESETTING: Limit("env.reset", False),
+    Stage.ACTING: Limit("the policy", True),
+    Stage.FIRST_ACT: Limit("the policy's first call", False),
+    Stage.PROCESSING: Limit("postproc or post_collect_hook", False),
+}
+
+
+class Page:
+    """A page of shared memory. Words 0 to 2 are the worker's, word 3 is the collector's.
+
+    Word 0 is a counter of stages with the stage in its low bits; word 1 the stretches it has
+    finished; word 2 the rows it has written; word 3 whether it must not write now.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._map = mmap.mmap(fd, _BYTES)
+        self._words = memoryview(self._map).cast("q")
+        self._count = 0
+
+    @staticmethod
+    def create() -> Page:
+        fd = os.memfd_create("contig-progress", os.MFD_CLOEXEC)
+        os.ftruncate(fd, _BYTES)
+        return Page(fd)
+
+    def enter(self, stage: int) -> None:
+        """Says what comes now."""
+        self._count += 1
+        self._words[0] = self._count << _STAGE_BITS | stage
+
+    def finish(self) -> None:
+        """Says that a stretch is done."""
+        self._words[1] += 1
+
+    def wrote(self, rows: int) -> None:
+        """Says that rows were written."""
+        self._words[2] += rows
+
+    def hold(self, still: bool) -> None:
+        """Tells the worker not to write, or to go on."""
+        self._words[3] = still
+
+    @property
+    def now(self) -> int:
+        """Changes whenever the worker enters a stage."""
+        return self._words[0]
+
+    @property
+    def stage(self) -> int:
+        return self._words[0] & ((1 << _STAGE_BITS) - 1)
+
+    @property
+    def finished(self) -> int:
+        return self._words[1]
+
+    @property
+    def rows(self) -> int:
+        return self._words[2]
+
+    @property
+    def held(self) -> bool:
+        return bool(self._words[3])
+
+    def close(self) -> None:
+        self._words.release()
+        self._map.close()
+        os.close(self.fd)
