@@ -424,3 +424,20 @@ def scan_nstep(
     n: int,
     target: Array,
 ) -> None: ...
+
+# Advantages and returns of a rollout [time, lanes]; the next value is the next row's.
+def rollout_gae(
+    reward: Array,
+    value: Array,
+    last_value: Array,
+    done: Array,
+    time_out: Array | None,
+    final_value: Array | None,
+    gamma: float,
+    lmbda: float,
+    advantages: Array,
+    returns: Array,
+) -> None: ...
+
+# (x - mean) / (std + epsilon) of each column of [rows, width], in place.
+def standardize(data: Array, epsilon: float) -> None: ...

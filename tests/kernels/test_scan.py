@@ -131,3 +131,14 @@ def test_what_is_no_such_array_raises() -> None:
     del x["value"]
     with pytest.raises(ValueError, match="n must be"):
         _native.scan_nstep(**x, gamma=1, n=0, target=a)
+
+
+@given(st.integers(0, 70), st.integers(1, 4), DTYPES, st.integers(0, 99))
+def test_standardize(rows: int, width: int, dtype: str, seed: int) -> None:
+    data = (np.random.default_rng(seed).normal(size=(rows, width)) * 3 + 5).astype(dtype)
+    exact = data.astype(np.float64)
+    _native.standardize(data, 1e-8)
+    if rows < 2:
+        assert not data.any()
+    else:
+        close(data, (exact - exact.mean(0)) / (exact.std(0, ddof=1) + 1e-8))
