@@ -10,6 +10,7 @@
 #include "../marks.h"
 #include "../permute.h"
 #include "../rng.h"
+#include "../stored_zip.h"
 #include "handles.h"
 
 namespace contig {
@@ -204,7 +205,36 @@ PyType_Slot block_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(block_buf
 
 }  // namespace
 
+namespace {
+
+// [(name, offset, size)], or None where it is no archive of members as they are.
+nb::object stored_zip(nb::bytes data) {
+  std::vector<ZipMember> members;
+  std::string damaged;
+  const auto read = [&] {
+    return read_stored_zip(reinterpret_cast<const uint8_t*>(data.c_str()), data.size(), members,
+                           damaged);
+  };
+  ZipState state;
+  if (data.size() < kKeepGil) {
+    state = read();
+  } else {
+    NoGil no_gil;
+    state = read();
+  }
+  if (state == ZipState::unfamiliar) return nb::none();
+  if (state == ZipState::damaged)
+    throw std::invalid_argument("the checksum or place of " + damaged + " is wrong");
+  nb::list out;
+  for (const ZipMember& m : members)
+    out.append(nb::make_tuple(nb::bytes(m.name.data(), m.name.size()), m.offset, m.size));
+  return std::move(out);
+}
+
+}  // namespace
+
 void bind_kernels(nb::module_& m) {
+  m.def("stored_zip", &stored_zip, nb::arg("data"));
   nb::class_<Block>(m, "Block", nb::type_slots(block_slots))
       .def(nb::init<size_t>(), nb::arg("bytes"))
       .def("__len__", [](const Block& b) { return b.bytes; });

@@ -334,7 +334,10 @@ def _complete(frames: Frames) -> Frames:
     out = dict(frames)
     for flag in ("done", "timeout"):
         given = frames.get(flag)
-        out[flag] = np.zeros(rows, bool) if given is None else given.reshape(rows, -1)[:, 0] != 0
+        if given is None:
+            out[flag] = np.zeros(rows, bool)
+        elif given.dtype != bool or given.ndim != 1:
+            out[flag] = given.reshape(rows, -1)[:, 0] != 0
     if out["reward"].ndim == 2 and out["reward"].shape[1] == 1:
         out["reward"] = out["reward"][:, 0]
     return out

@@ -71,5 +71,5 @@ def _decoded(file: Path, start_s: float) -> Iterator[tuple[float, Array]]:
             for frame in container.decode(stream):
                 if frame.time is not None and frame.time >= start_s:
                     yield frame.time, frame.to_ndarray(format="rgb24")
-    except (OSError, IndexError, ValueError) as error:  # PyAV's errors are of these kinds too
+    except (av.FFmpegError, OSError, IndexError) as error:  # no video stream: IndexError
         raise LayoutError(f"{file}: missing, damaged, or no video: {error}") from error
