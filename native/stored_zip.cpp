@@ -80,10 +80,12 @@ ZipState read_stored_zip(const uint8_t* data, size_t n, std::vector<ZipMember>& 
       damaged = member.name;
       return ZipState::damaged;
     }
-    member.offset =
-        header + kLocalSize + number(data + header + 26, 2) + number(data + header + 28, 2);
+    const uint8_t* const local = data + header;
+    const size_t local_name = number(local + 26, 2);
+    member.offset = header + kLocalSize + local_name + number(local + 28, 2);
     member.size = plain;
-    if (member.offset > at || at - member.offset < plain ||
+    if (member.offset > at || at - member.offset < plain || local_name != name ||
+        std::memcmp(local + kLocalSize, member.name.data(), name) != 0 ||
         crc32_zip(0, data + member.offset, plain) != number(entry + 16, 4)) {
       damaged = member.name;
       return ZipState::damaged;

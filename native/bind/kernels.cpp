@@ -223,6 +223,8 @@ nb::object stored_zip(nb::bytes data) {
     state = read();
   }
   if (state == ZipState::unfamiliar) return nb::none();
+  for (char& c : damaged)  // a damaged name need not be text
+    if (c < ' ' || c > '~') c = '?';
   if (state == ZipState::damaged)
     throw std::invalid_argument("the checksum or place of " + damaged + " is wrong");
   nb::list out;
