@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contig import QueueRolloutStorage, RolloutDataset, RolloutWriter
-from contig.rollout.gather import take_rows
+from contig.rollout.gather import clear_rows, take_rows
 from tests.dataset.made import trajectory
 from tests.rollout.steps import identity, random_dones, transition
 
@@ -97,5 +97,7 @@ def test_rows_by_number(dtype, shape):
     for given_ in (tensor, tensor.contiguous()):
         found = take_rows(given_, rows)
         assert found.dtype == dtype and torch.equal(found, before.index_select(0, rows))
-        found[:] = 0
+        cleared = clear_rows(found, torch.tensor([1, 3]))
+        assert cleared is found and not found[1::2].any()
+        assert torch.equal(found[::2], before.index_select(0, rows[::2]))
         assert torch.equal(given_, before)

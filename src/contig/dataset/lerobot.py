@@ -133,7 +133,8 @@ class _Directory:
 
     def episodes(self) -> Iterator[dict[str, Any]]:
         """Rows of the episodes' files, in order."""
-        found = sorted((self.path / "meta" / "episodes").glob("chunk-*/file-*.parquet"))
+        files = (self.path / "meta" / "episodes").glob("chunk-*/file-*.parquet")
+        found = sorted(files, key=lambda file: [(len(p), p) for p in file.parts[-2:]])
         if not found:
             raise LayoutError(
                 f"{self.path / 'meta' / 'episodes'}: no chunk-000/file-000.parquet; the dataset "

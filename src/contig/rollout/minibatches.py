@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .field import View
-from .gather import take_rows
+from .gather import clear_rows, take_rows
 from .hidden import HiddenStates
 from .transition import MiniBatch, mini_batch_type
 
@@ -110,7 +110,7 @@ class _Padding:
 
     def __call__(self, tensor: Tensor) -> Tensor:
         out = take_rows(tensor.flatten(0, 1), self._source)
-        return out.index_fill_(0, self._none, 0).view(*self._shape, *tensor.shape[2:])
+        return clear_rows(out, self._none).view(*self._shape, *tensor.shape[2:])
 
 
 def _env_rows(steps: int, envs: int, low: int, high: int, device: torch.device) -> Tensor:
