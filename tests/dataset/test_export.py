@@ -56,6 +56,8 @@ def test_minari(tmp_path, tape, capsys, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     export(capsys, tape, "--to", "minari", "contig/exported-v0")
     assert minari.load_dataset("contig/exported-v0").total_steps == 16
+    err = export(capsys, tape, "--to", "minari", "contig/exported-v0", status=2).err
+    assert "contig/exported-v0" in err and "exist" in err
     back = LazyTensorStorage(100)
     from_minari("contig/exported-v0", back)
     with DiskStorage(tape, read_only=True) as source:
