@@ -10,6 +10,7 @@
 #include "../marks.h"
 #include "../permute.h"
 #include "../rng.h"
+#include "../stored_zip.h"
 #include "handles.h"
 
 namespace contig {
@@ -178,6 +179,32 @@ Plan* make_plan(nb::object tree, nb::list leaves, nb::list duals, size_t record_
   return new Plan(tree, std::move(specs), std::move(flags), record_size);
 }
 
+// [(name, offset, size)], or None where it is no archive of members as they are.
+nb::object stored_zip(nb::bytes data) {
+  std::vector<ZipMember> members;
+  std::string damaged;
+  const auto read = [&] {
+    return read_stored_zip(reinterpret_cast<const uint8_t*>(data.c_str()), data.size(), members,
+                           damaged);
+  };
+  ZipState state;
+  if (data.size() < kKeepGil) {
+    state = read();
+  } else {
+    NoGil no_gil;
+    state = read();
+  }
+  if (state == ZipState::unfamiliar) return nb::none();
+  for (char& c : damaged)  // a damaged name need not be text
+    if (c < ' ' || c > '~') c = '?';
+  if (state == ZipState::damaged)
+    throw std::invalid_argument("the checksum or place of " + damaged + " is wrong");
+  nb::list out;
+  for (const ZipMember& m : members)
+    out.append(nb::make_tuple(nb::bytes(m.name.data(), m.name.size()), m.offset, m.size));
+  return std::move(out);
+}
+
 int block_buffer(PyObject* self, Py_buffer* view, int flags) {
   const auto* block = nb::inst_ptr<Block>(self);
   return PyBuffer_FillInfo(view, self, block->data, static_cast<Py_ssize_t>(block->bytes), 0,
@@ -205,6 +232,7 @@ std::vector<Column> columns_from(nb::list arrays, Seqs leaves, size_t n, size_t 
 }
 
 void bind_kernels(nb::module_& m) {
+  m.def("stored_zip", &stored_zip, nb::arg("data"));
   nb::class_<Block>(m, "Block", nb::type_slots(block_slots))
       .def(nb::init<size_t>(), nb::arg("bytes"))
       .def("__len__", [](const Block& b) { return b.bytes; });

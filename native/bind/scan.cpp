@@ -1,10 +1,13 @@
-// Reverse scans over time, on arrays [outer, time, inner] of float32 or float64.
+// Reverse scans over time, on arrays [outer, time, inner] of float32 or float64; and the advantages
+// of rollouts [time, lanes].
 #include "../scan.h"
 
 #include <nanobind/stl/optional.h>
 
 #include <optional>
 
+#include "../rollout_gae.h"
+#include "../standardize.h"
 #include "handles.h"
 
 namespace contig {
@@ -18,6 +21,13 @@ using Out = nb::ndarray<T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Flags = nb::ndarray<const bool, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Maybe = std::optional<In<T>>;
+template <class T>
+using Rows = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using OutRows = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Lanes = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using RowFlags = nb::ndarray<const bool, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 template <class A, class B>
 void check_shape(const A& reward, const B& other, const char* name) {
@@ -112,6 +122,56 @@ void bind_scans(nb::module_& m) {
       nb::arg("reward").noconvert(), nb::arg("next_value").noconvert(), nb::arg("stop").noconvert(),
       nb::arg("terminated").noconvert(), nb::arg("gamma"), nb::arg("n"),
       nb::arg("target").noconvert());
+  m.def(
+      "rollout_gae",
+      [](Rows<T> reward, Rows<T> value, Lanes<T> last_value, RowFlags done,
+         std::optional<RowFlags> time_out, std::optional<Rows<T>> final_value, double gamma,
+         double lambda, OutRows<T> advantages, OutRows<T> returns) {
+        const auto check = [&](const auto& other, const char* name) {
+          if (other.shape(0) != reward.shape(0) || other.shape(1) != reward.shape(1))
+            throw std::invalid_argument(std::string("rollout: ") + name +
+                                        " has another shape than reward");
+        };
+        check(value, "value");
+        check(done, "done");
+        check(advantages, "advantages");
+        check(returns, "returns");
+        if (time_out) check(*time_out, "time_out");
+        if (final_value) check(*final_value, "final_value");
+        if (last_value.shape(0) != reward.shape(1))
+          throw std::invalid_argument("rollout: last_value needs one number per lane");
+        Rollout<T> r;
+        r.time = reward.shape(0);
+        r.lanes = reward.shape(1);
+        r.reward = reward.data();
+        r.value = value.data();
+        r.last_value = last_value.data();
+        r.done = reinterpret_cast<const uint8_t*>(done.data());
+        r.time_out = time_out ? reinterpret_cast<const uint8_t*>(time_out->data()) : nullptr;
+        r.final_value = final_value ? final_value->data() : nullptr;
+        r.gamma = static_cast<T>(gamma);
+        r.lambda = static_cast<T>(lambda);
+        if (r.time * r.lanes * sizeof(T) * 4 < kKeepGil)
+          return rollout_gae(r, advantages.data(), returns.data());
+        T *a = advantages.data(), *g = returns.data();
+        NoGil no_gil;
+        rollout_gae(r, a, g);
+      },
+      nb::arg("reward").noconvert(), nb::arg("value").noconvert(),
+      nb::arg("last_value").noconvert(), nb::arg("done").noconvert(),
+      nb::arg("time_out").noconvert().none(), nb::arg("final_value").noconvert().none(),
+      nb::arg("gamma"), nb::arg("lmbda"), nb::arg("advantages").noconvert(),
+      nb::arg("returns").noconvert());
+  m.def(
+      "standardize",
+      [](OutRows<T> data, double epsilon) {
+        T* const x = data.data();
+        const size_t rows = data.shape(0), width = data.shape(1);
+        if (rows * width * sizeof(T) * 4 < kKeepGil) return standardize(x, rows, width, epsilon);
+        NoGil no_gil;
+        standardize(x, rows, width, epsilon);
+      },
+      nb::arg("data").noconvert(), nb::arg("epsilon"));
 }
 
 }  // namespace

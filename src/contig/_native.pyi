@@ -231,6 +231,10 @@ class View:
     def valid_starts(self, window: _Window, spec: SliceSpec) -> Array: ...
     def ordinals(self, window: _Window, spec: SliceSpec) -> Array: ...
 
+# Members of a zip archive, checksums compared: (name, offset, size); None if it is compressed, or
+# otherwise not plain.
+def stored_zip(data: bytes) -> list[tuple[bytes, int, int]] | None: ...
+
 FRAME_HEADER: int
 
 def crc32c(data: bytes, before: int = 0) -> int: ...
@@ -441,3 +445,20 @@ def scan_nstep(
     n: int,
     target: Array,
 ) -> None: ...
+
+# Advantages and returns of a rollout [time, lanes]; the next value is the next row's.
+def rollout_gae(
+    reward: Array,
+    value: Array,
+    last_value: Array,
+    done: Array,
+    time_out: Array | None,
+    final_value: Array | None,
+    gamma: float,
+    lmbda: float,
+    advantages: Array,
+    returns: Array,
+) -> None: ...
+
+# (x - mean) / (std + epsilon) of each column of [rows, width], in place.
+def standardize(data: Array, epsilon: float) -> None: ...

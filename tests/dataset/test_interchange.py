@@ -1,45 +1,46 @@
-"""Other libraries' formats; each test runs where its library is installed."""
+"""Other libraries' formats: there and back byte by byte, and what they cannot hold."""
 
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
+import h5py
+import ml_dtypes
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet
 
-from contig import LayoutError, LazyTensorStorage, ReplayBuffer, Trajectory, TrajectoryReplayBuffer
-from contig.dataset import from_hdf5, from_minari, from_rlinf, to_minari, to_parquet
-
-
-def lengths(storage) -> list[tuple[int, bool, bool]]:
-    return [
-        (int(e["steps"]), bool(e["terminated"]), bool(e["truncated"])) for e in storage.episodes()
-    ]
-
-
-def filled(frames=(3, 5), reward=np.float32, after=True) -> LazyTensorStorage:
-    storage = LazyTensorStorage(1000)
-    writer = storage.writer()
-    for number, count in enumerate(frames):
-        ids = 1000 * number + np.arange(count + 1)
-        obs = {"state": np.repeat(ids[:, None], 3, 1).astype(np.float32), "t": ids}
-        step = {
-            "observation": {k: v[:-1] for k, v in obs.items()},
-            "action": ids[:-1, None].astype(np.float64),
-            "next": {"reward": ids[:-1].astype(reward)},
-        }
-        if after:
-            step["next"]["observation"] = {k: v[1:] for k, v in obs.items()}
-        writer.extend_trajectory(step, terminated=number == 0, truncated=number != 0)
-    return storage
-
+from contig import (
+    DiskStorage,
+    LayoutError,
+    LazyTensorStorage,
+    ReplayBuffer,
+    RolloutDataset,
+    Trajectory,
+    TrajectoryReplayBuffer,
+)
+from contig.dataset import (
+    from_hdf5,
+    from_minari,
+    from_parquet,
+    from_rlinf,
+    to_arrow,
+    to_hdf5,
+    to_minari,
+    to_parquet,
+    to_rlinf,
+    to_rollouts,
+)
+from tests.dataset.tapes import assert_same, filled, flat, lengths
 
 # -- HDF5 ---------------------------------------------------------------------------------------
 
 
 def test_hdf5(tmp_path):
-    h5py = pytest.importorskip("h5py")
     rows = 10
     with h5py.File(tmp_path / "d4rl.hdf5", "w") as file:
         file["observations"] = np.repeat(np.arange(rows)[:, None], 3, 1).astype(np.float32)
@@ -69,6 +70,41 @@ def test_hdf5(tmp_path):
         from_hdf5(tmp_path / "short.hdf5", LazyTensorStorage(10))
 
 
+@pytest.mark.parametrize("make", [filled, flat])
+def test_hdf5_there_and_back(tmp_path, make):
+    source = make([3, 5, 1, 40])
+    assert to_hdf5(source, tmp_path / "out.hdf5") == 4
+    assert [f.name for f in tmp_path.iterdir()] == ["out.hdf5"]
+    back = LazyTensorStorage(1000)
+    assert from_hdf5(tmp_path / "out.hdf5", back) == 4
+    assert_same(source, back)
+    with h5py.File(tmp_path / "out.hdf5") as file:
+        assert file["rewards"][:].tolist() == ReplayBuffer(source)[:]["next", "reward"].tolist()
+        assert np.flatnonzero(file["terminals"][:] | file["timeouts"][:]).tolist() == [2, 7, 8, 48]
+
+
+def test_what_hdf5_cannot_hold(tmp_path):
+    out = tmp_path / "out.hdf5"
+    with pytest.raises(LayoutError, match='"half".*cannot hold bfloat16.*drop='):
+        to_hdf5(filled(half=lambda i: i.astype(ml_dtypes.bfloat16)), out)
+    with pytest.raises(LayoutError, match="joined with '/', and 'a/b' is none"):
+        to_hdf5(filled(**{"a/b": lambda i: i}), out)
+    storage = LazyTensorStorage(10)
+    step = {"observation": np.zeros(3), "action": np.zeros(3)}
+    step["next"] = {"reward": np.zeros(3), "terminated": np.array([True, False, True])}
+    storage.writer().extend_trajectory(step)
+    with pytest.raises(LayoutError, match="episode 0: .*terminated.* set before the last row"):
+        to_hdf5(storage, out)
+    storage = LazyTensorStorage(10)
+    storage.writer().extend_trajectory({"observation": np.zeros(3), "next": {"reward": np.ones(3)}})
+    with pytest.raises(LayoutError, match="action: missing; an HDF5 file of this form has actions"):
+        to_hdf5(storage, out)
+    assert not list(tmp_path.iterdir())
+    out.write_bytes(b"something else")
+    with pytest.raises(LayoutError, match="is damaged, or no HDF5 file"):
+        from_hdf5(out, storage)
+
+
 # -- Minari -------------------------------------------------------------------------------------
 
 
@@ -76,24 +112,24 @@ def test_hdf5(tmp_path):
 @pytest.mark.parametrize("reward", [np.float32, np.float64])
 def test_minari_there_and_back(tmp_path, monkeypatch, reward):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    pytest.importorskip("minari")
     source = filled([3, 5, *[2] * 70], reward)
     made = to_minari(source, "contig/made-v0", description="made by a test")
     assert made.total_episodes == 72 and made.total_steps == 148
     back = LazyTensorStorage(1000)
     assert from_minari("contig/made-v0", back) == 72
-    assert lengths(back) == lengths(source)
-    ours, theirs = (ReplayBuffer(s)[:] for s in (source, back))
-    for leaf in ours.layout.leaves:
-        assert theirs[leaf.path].dtype == leaf.dtype
-        assert np.asarray(ours[leaf.path]).tobytes() == np.asarray(theirs[leaf.path]).tobytes()
+    assert_same(source, back)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_minari_cannot_hold(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    pytest.importorskip("minari")
-    with pytest.raises(LayoutError, match="'next', 'observation'.*missing"):
+    with pytest.raises(LayoutError, match="next.observation: missing; the data has"):
         to_minari(filled(after=False), "contig/bad-v0")
+    with pytest.raises(LayoutError, match='"value".*Minari dataset has no place.*drop='):
+        to_minari(filled(value=lambda i: i), "contig/more-v0")
+    assert to_minari(filled(value=lambda i: i), "contig/more-v0", drop=["value"]).total_steps == 8
+    with pytest.raises(LayoutError, match="drop: there is no valeu; the data has action, next"):
+        to_minari(filled(), "contig/typo-v0", drop=["valeu"])
     with pytest.raises(LayoutError, match="no complete trajectory"):
         to_minari(LazyTensorStorage(10, example={"a": 0.0}), "contig/none-v0")
     storage = LazyTensorStorage(10)
@@ -108,9 +144,6 @@ def test_what_minari_cannot_hold(tmp_path, monkeypatch):
 
 
 def test_parquet(tmp_path):
-    pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
     storage = filled()
     assert to_parquet(storage, tmp_path / "out.parquet") == 2
     assert [f.name for f in tmp_path.iterdir()] == ["out.parquet"]
@@ -132,6 +165,49 @@ def test_parquet(tmp_path):
     with pytest.raises(LayoutError, match="no complete trajectory"):
         to_parquet(LazyTensorStorage(10, example={"a": 0.0}), tmp_path / "none.parquet")
     assert [f.name for f in tmp_path.iterdir()] == ["out.parquet"]
+
+
+@pytest.mark.parametrize("write", [to_parquet, to_arrow])
+@pytest.mark.parametrize("make", [filled, flat])
+def test_tables_there_and_back(tmp_path, write, make):
+    source = make([3, 5, 1, 40])
+    assert write(source, tmp_path / "out") == 4
+    back = LazyTensorStorage(1000)
+    assert from_parquet(tmp_path / "out", back) == 4
+    assert_same(source, back)
+
+
+def test_every_dtype_that_tables_hold(tmp_path):
+    kinds = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"]
+    more = {f"x{k}": lambda i, k=k: (i % 2)[:, None, None].repeat(2, 1).astype(k) for k in kinds}
+    odd = np.array([np.nan, -0.0, np.inf], np.float64)
+    source = filled([3], odd=lambda i: odd, **more)
+    for write in (to_parquet, to_arrow):
+        write(source, tmp_path / "out")
+        back = LazyTensorStorage(100)
+        from_parquet(tmp_path / "out", back)
+        assert_same(source, back)
+
+
+def test_what_tables_cannot_hold(tmp_path):
+    out = tmp_path / "out.parquet"
+    for bad, match in (
+        ({"episode": lambda i: i}, "episode: the table has a column of its own"),
+        ({"a.b": lambda i: i}, "joined with '.', and 'a.b' is none"),
+        ({"half": lambda i: i.astype(ml_dtypes.bfloat16)}, "cannot hold bfloat16"),
+        ({"none": lambda i: np.zeros((len(i), 0))}, r"cannot hold float64 \[0\]"),
+    ):
+        with pytest.raises(LayoutError, match=match):
+            to_parquet(filled(**bad), out)
+    assert not list(tmp_path.iterdir())
+    assert to_parquet(filled(episode=lambda i: i), out, drop=["episode"]) == 2
+    whole = out.read_bytes()
+    out.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(LayoutError, match="out.parquet is damaged"):
+        from_parquet(out, LazyTensorStorage(10))
+    parquet.write_table(pa.table({"a": [1, 2]}), out)
+    with pytest.raises(LayoutError, match="it lacks contig.shapes"):
+        from_parquet(out, LazyTensorStorage(10))
 
 
 # -- RLinf --------------------------------------------------------------------------------------
@@ -167,14 +243,98 @@ def test_rlinf(tmp_path):
     )
 
 
+@pytest.mark.parametrize("make", [filled, flat])
+def test_rlinf_there_and_back(tmp_path, make):
+    source = make([3, 5, 1])
+    assert to_rlinf(source, tmp_path / "out") == 3
+    back = LazyTensorStorage(1000)
+    assert from_rlinf(tmp_path / "out", back) == 3
+    if make is filled:
+        assert_same(source, back)
+    else:  # one array becomes a dict's `states`
+        assert lengths(back) == lengths(source)
+        ours, theirs = ReplayBuffer(source)[:], ReplayBuffer(back)[:]
+        assert np.array_equal(theirs["observation", "states"], ours["observation"])
+        assert np.array_equal(theirs["next", "observation", "states"], ours["next", "observation"])
+    buffer = TrajectoryReplayBuffer()
+    buffer.load_checkpoint(tmp_path / "out")
+    assert buffer.total_samples == 9 and buffer.trajectory_counter == 3
+    with pytest.raises(LayoutError, match='"value".*RLinf rollout has no place for it'):
+        to_rlinf(filled(value=lambda i: i), tmp_path / "more")
+    assert not (tmp_path / "more").exists()
+
+
+# -- rollout directories ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_rollout_directories_read_as_the_storage_does(tmp_path, after):
+    source = flat([3, 5, 1, 9], after=after)
+    assert to_rollouts(source, tmp_path / "out", frames_per_file=4) == 4
+    read = [list(RolloutDataset(data, device="cpu")) for data in (tmp_path / "out", source)]
+    assert len(read[0]) == len(read[1]) == 18
+    for ours, theirs in zip(*read):
+        for a, b in zip(ours, theirs):
+            assert (a is None and b is None) or (torch.equal(a, b) and a.dtype == b.dtype)
+
+
+def test_what_rollout_directories_cannot_hold(tmp_path):
+    with pytest.raises(LayoutError, match="observation: nested; a rollout directory has one array"):
+        to_rollouts(filled(), tmp_path / "a")
+    with pytest.raises(LayoutError, match='"value".*rollout directory has no place for it'):
+        to_rollouts(filled(value=lambda i: i), tmp_path / "b")
+
+
+# -- all of them --------------------------------------------------------------------------------
+
+
+def private_bytes() -> int:
+    """Memory of this process that no file backs."""
+    status = Path("/proc/self/status").read_text()
+    found = re.search(r"RssAnon:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+@pytest.mark.parametrize("write", [to_parquet, to_arrow, to_hdf5, to_rlinf, to_rollouts])
+def test_memory_does_not_grow_with_the_tape(tmp_path, write):
+    rows, width, count = 100, 4000, 60  # 1.6 MB each
+    with DiskStorage(tmp_path / "tape") as storage:
+        writer = storage.writer()
+        for number in range(count):
+            step = {"observation": np.full((rows, width), number, np.float32)}
+            step |= {"action": np.zeros(rows), "next": {"reward": np.zeros(rows)}}
+            writer.extend_trajectory(step)
+        storage.flush()
+        told, used = [], []
+
+        def on_episode(done, total):
+            told.append((done, total))
+            used.append(private_bytes())
+
+        assert write(storage, tmp_path / "out", on_episode=on_episode) == count
+    assert told == [(n, count) for n in range(1, count + 1)]
+    assert used[-1] - used[19] < 10 * rows * width * 4  # 40 trajectories later
+
+
+def test_damaged_and_open_trajectories_are_left_out(tmp_path):
+    storage = filled([3, 5])
+    open_one = {"observation": {"state": np.zeros((2, 3), np.float32), "t": np.zeros(2, np.int64)}}
+    open_one |= {"action": np.zeros((2, 1))}
+    after = {"reward": np.zeros(2, np.float32), "observation": open_one["observation"]}
+    storage.writer().extend({**open_one, "next": after})
+    assert len(storage.episodes()) == 3
+    assert to_parquet(storage, tmp_path / "out.parquet") == 2
+
+
 def test_a_library_that_is_missing(monkeypatch):
-    from contig.dataset import optional
+    from contig.dataset import episodes
 
     def none(name):
         raise ImportError(name)
 
-    monkeypatch.setattr(optional.importlib, "import_module", none)
-    with pytest.raises(ImportError, match="this format needs h5py: pip install h5py"):
+    monkeypatch.setattr(episodes.importlib, "import_module", none)
+    with pytest.raises(ImportError, match=r"this format needs h5py: pip install 'contig\[hdf5\]'"):
         from_hdf5("x", LazyTensorStorage(10))
     with pytest.raises(TypeError, match="expected a storage or a ReplayBuffer, got str"):
-        optional.storage_of("x")
+        episodes.storage_of("x")

@@ -305,6 +305,21 @@ def test_open_trajectories_are_left_alone_and_leaves_are_needed():
 # -- bad input ----------------------------------------------------------------------------------
 
 
+def test_empty_and_foreign_directories(tmp_path):
+    def refuse():
+        with pytest.raises(NothingEligibleError, match="0 trajectories, but num_envs=1"):
+            RolloutDataset(tmp_path, device="cpu", wait_s=0).get_batch()
+
+    refuse()
+    (tmp_path / "trajectory_0").mkdir()
+    refuse()
+    (tmp_path / "trajectory_0" / "notes.txt").write_text("no frames")
+    (tmp_path / "trajectory_0" / "traj_0_4.npz.tmp").write_bytes(b"not yet")
+    (tmp_path / "trajectory_1").write_text("no directory")
+    (tmp_path / "other").mkdir()
+    refuse()
+
+
 def test_bad_directories(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such directory"):
         RolloutDataset(tmp_path / "nowhere", device="cpu").get_batch()
@@ -370,6 +385,21 @@ def test_files_that_do_not_fit_together(tmp_path):
     (tmp_path / "metadata.json").write_text("{")
     with pytest.raises(LayoutError, match="metadata.json is damaged"):
         replace(observation=None, obs_a=np.zeros((4, 2)))
+
+
+def test_not_finite_names_env_and_frame(tmp_path):
+    written(tmp_path, [3, 3])
+    bad = trajectory(2, 9)
+    bad["observation"][6, 1] = np.nan
+    with RolloutWriter(tmp_path, frames_per_file=4) as writer:
+        writer.add_trajectory(bad)
+    assert sum(1 for _ in RolloutDataset(tmp_path, device="cpu")) == 15
+    dataset = RolloutDataset(tmp_path, 3, device="cpu", check_finite=True)
+    for _ in range(3):
+        dataset.get_batch()
+    match = "trajectory_2, traj_4_8.npz: observation is not finite at frame 6, which env 2 was"
+    with pytest.raises(ValueError, match=match):
+        RolloutDataset(tmp_path, 3, 2, device="cpu", check_finite=True).get_batch(9)
 
 
 def test_arguments():

@@ -131,3 +131,54 @@ def test_what_is_no_such_array_raises() -> None:
     del x["value"]
     with pytest.raises(ValueError, match="n must be"):
         _native.scan_nstep(**x, gamma=1, n=0, target=a)
+
+
+@given(st.integers(0, 70), st.integers(1, 4), DTYPES, st.integers(0, 99))
+def test_standardize(rows: int, width: int, dtype: str, seed: int) -> None:
+    data = (np.random.default_rng(seed).normal(size=(rows, width)) * 3 + 5).astype(dtype)
+    exact = data.astype(np.float64)
+    _native.standardize(data, 1e-8)
+    if rows < 2:
+        assert not data.any()
+    else:
+        close(data, (exact - exact.mean(0)) / (exact.std(0, ddof=1) + 1e-8))
+
+
+@given(st.integers(1, 9), st.integers(0, 1030), DTYPES, st.integers(0, 2), st.integers(0, 99))
+def test_rollout_gae(time: int, lanes: int, dtype: str, ends: int, seed: int) -> None:
+    """Of done rows, of time-outs with the row's own value, and with final values."""
+    rng = np.random.default_rng(seed)
+    reward, value, final = (rng.normal(size=(time, lanes)).astype(dtype) for _ in range(3))
+    last = rng.normal(size=lanes).astype(dtype)
+    done = rng.random((time, lanes)) < 0.3
+    late = (rng.random((time, lanes)) < 0.2) if ends else None
+    final[~late if late is not None else ...] = np.nan  # is not read
+    advantages, returns = out((time, lanes), dtype), out((time, lanes), dtype)
+    given_final = final if ends == 2 else None
+    _native.rollout_gae(
+        reward, value, last, done, late, given_final, GAMMA, LMBDA, advantages, returns
+    )
+    carry, after = np.zeros(lanes, dtype), last
+    for t in reversed(range(time)):
+        over = done[t] if late is None else done[t] | late[t]
+        boot = np.where(over, 0, after)
+        if late is not None:
+            boot = np.where(late[t], final[t] if ends == 2 else value[t], boot)
+        carry = reward[t] + GAMMA * boot - value[t] + GAMMA * LMBDA * np.where(over, 0, carry)
+        after = value[t]
+        close(advantages[t], carry.astype(dtype))
+        close(returns[t], (carry + value[t]).astype(dtype))
+
+
+@pytest.mark.parametrize("name", ["value", "done", "time_out", "final_value", "returns"])
+def test_another_shape_of_a_rollout_raises(name: str) -> None:
+    shape = (3, 4)
+    x: dict[str, Any] = {k: np.zeros(shape, "f4") for k in ("reward", "value", "final_value")}
+    x |= {"done": np.zeros(shape, bool), "time_out": np.zeros(shape, bool)}
+    x |= {"advantages": out(shape, "f4"), "returns": out(shape, "f4")}
+    x["last_value"] = np.zeros(4, "f4")
+    _native.rollout_gae(**x, gamma=1, lmbda=1)
+    with pytest.raises(ValueError, match="last_value needs one number per lane"):
+        _native.rollout_gae(**{**x, "last_value": np.zeros(3, "f4")}, gamma=1, lmbda=1)
+    with pytest.raises(ValueError, match=name):
+        _native.rollout_gae(**{**x, name: x[name][:2]}, gamma=1, lmbda=1)

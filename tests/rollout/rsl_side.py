@@ -1,4 +1,4 @@
-"""rsl_rl's answers, in the peers' environment: `python rsl_side.py IN.npz OUT.npz`."""
+"""rsl_rl's answers: `python rsl_side.py IN.npz OUT.npz [IN.npz OUT.npz ...]`."""
 
 from __future__ import annotations
 
@@ -60,4 +60,5 @@ def main(source: str, target: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for i in range(1, len(sys.argv), 2):
+        main(sys.argv[i], sys.argv[i + 1])

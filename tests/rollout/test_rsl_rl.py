@@ -1,9 +1,9 @@
-"""Agreement with rsl_rl 5.5, where the peers' environment has it; skipped where it has not."""
+"""Agreement with rsl_rl 5.5, where rsl_rl is right; it runs in a process of its own."""
 
 from __future__ import annotations
 
-import os
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,20 +13,14 @@ import torch
 from contig import RolloutStorage
 from tests.rollout.steps import random_dones
 
-ROOT = Path(__file__).parents[2]
-PYTHON = Path(os.environ.get("CONTIG_PEERS_PYTHON", ROOT / ".venv-peers" / "bin" / "python"))
 STEPS, ENVS = 9, 6
+RATES = (0.0, 0.25, 1.0)  # how often an episode ends
 
 
-def installed() -> bool:
-    return any(PYTHON.parents[1].glob("lib/python*/site-packages/rsl_rl"))
-
-
-@pytest.mark.skipif(not installed(), reason="rsl_rl is not in the peers' environment")
-def test_returns_and_recurrent_minibatches_agree(tmp_path):
-    draw = torch.Generator().manual_seed(5)
-    dones = random_dones(STEPS, ENVS, 1, 0.25)
-    given = {
+def made(case: int) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(case)
+    dones = random_dones(STEPS, ENVS, case, RATES[case])
+    return {
         "obs": torch.randn(STEPS, ENVS, 3, generator=draw),
         "actions": torch.randn(STEPS, ENVS, 2, generator=draw),
         "rewards": torch.randn(STEPS, ENVS, generator=draw),
@@ -36,12 +30,28 @@ def test_returns_and_recurrent_minibatches_agree(tmp_path):
         "dones": dones,
         "time_outs": dones & random_dones(STEPS, ENVS, 2, 0.5),
     }
-    assert given["time_outs"].any() and not torch.equal(dones, given["time_outs"])
-    np.savez(tmp_path / "in.npz", **{k: v.numpy() for k, v in given.items()})
-    side = Path(__file__).with_name("rsl_side.py")
-    command = [str(PYTHON), str(side), str(tmp_path / "in.npz"), str(tmp_path / "out.npz")]
-    subprocess.run(command, check=True, timeout=100, capture_output=True)
-    theirs = {k: torch.from_numpy(v) for k, v in np.load(tmp_path / "out.npz").items()}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory) -> list[dict[str, torch.Tensor]]:
+    """rsl_rl's, of every case."""
+    folder = tmp_path_factory.mktemp("rsl_rl")
+    paths = []
+    for case in range(len(RATES)):
+        given = {k: v.numpy() for k, v in made(case).items()}
+        np.savez(folder / f"in{case}.npz", **given)
+        paths += [str(folder / f"in{case}.npz"), str(folder / f"out{case}.npz")]
+    command = [sys.executable, str(Path(__file__).with_name("rsl_side.py")), *paths]
+    done = subprocess.run(command, check=False, timeout=100, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [{k: torch.from_numpy(v) for k, v in np.load(path).items()} for path in paths[1::2]]
+
+
+@pytest.mark.parametrize("case", range(len(RATES)))
+def test_returns_and_recurrent_minibatches_agree(answers, case):
+    given, theirs = made(case), answers[case]
+    ends, late = given["dones"], given["time_outs"]
+    assert RATES[case] == 0 or (late.any() and not torch.equal(ends, late))
 
     storage = RolloutStorage(ENVS, STEPS, (3,), None, (2,))
     for t in range(STEPS):

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from contig import EmptyBufferError, LayoutError, MiniBatch, RolloutStorage, Transition
-from contig.rollout.returns import gae, normalized
+from contig.rollout.returns import gae, normalize
 from tests.rollout.steps import filled, identity, random_dones, transition
 
 GAMMA, LAM = 0.9, 0.8
@@ -32,6 +32,12 @@ def naive_gae(rewards, values, last, done, time_out=None, final=None):
     return out
 
 
+def advantages(rewards, values, last, done, late=None, final=None):
+    out = torch.empty_like(rewards), torch.empty_like(rewards)
+    gae(rewards, values, last, done, GAMMA, LAM, late, final, advantages=out[0], returns=out[1])
+    return out
+
+
 @pytest.mark.parametrize("kinds", [1, 3])
 @pytest.mark.parametrize("ends", ["done", "time_out", "final"])
 def test_gae_is_the_recursion(kinds, ends):
@@ -41,16 +47,21 @@ def test_gae_is_the_recursion(kinds, ends):
     done = random_dones(7, 5)[..., None]
     late = None if ends == "done" else done & random_dones(7, 5, 3, 0.5)[..., None]
     after = final if ends == "final" else None
-    ours = gae(rewards, values, last, done, GAMMA, LAM, late, after)
-    assert torch.allclose(ours, naive_gae(rewards, values, last, done, late, after))
+    ours, targets = advantages(rewards, values, last, done, late, after)
+    want = naive_gae(rewards, values, last, done, late, after)
+    assert torch.allclose(ours, want) and torch.allclose(targets, want + values)
+    # Memory that the native scan cannot use: the same by tensor operations.
+    odd = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (rewards, values)]
+    ours, targets = advantages(*odd, last, done, late, after)
+    assert torch.allclose(ours, want) and torch.allclose(targets, want + values)
 
 
 def test_final_values_count_only_where_something_timed_out():
     done = torch.tensor([False, True, False]).reshape(3, 1, 1)
     final = torch.full((3, 1, 1), float("nan"))
     ones = torch.ones(3, 1, 1)
-    out = gae(ones, ones, ones[0], done, GAMMA, LAM, torch.zeros_like(done), final)
-    assert torch.isfinite(out).all()
+    out, targets = advantages(ones, ones, ones[0], done, torch.zeros_like(done), final)
+    assert torch.isfinite(out).all() and torch.isfinite(targets).all()
 
 
 def test_compute_returns_fills_both_and_leaves_the_rest_alone():
@@ -71,8 +82,23 @@ def test_compute_returns_fills_both_and_leaves_the_rest_alone():
     )
 
 
-def test_one_row_is_normalized_to_zero():
-    assert torch.equal(normalized(torch.full((1, 1, 2), 3.0)), torch.zeros(1, 1, 2))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 33, 1), (4, 5, 3), (1, 2, 1)])
+def test_normalized_advantages(dtype, shape):
+    given = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype) * 7 + 300
+    out = given.clone()
+    normalize(out)
+    exact = given.double()
+    want = (exact - exact.mean((0, 1))) / (exact.std((0, 1)) + 1e-8)
+    loose = 0.5 if dtype == torch.bfloat16 else 1e-4
+    assert torch.allclose(out.double(), want, atol=loose)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_row_is_normalized_to_zero(dtype):
+    row = torch.full((1, 1, 2), 3.0, dtype=dtype)
+    normalize(row)
+    assert torch.equal(row, torch.zeros(1, 1, 2, dtype=dtype))
 
 
 def test_time_outs_bootstrap():

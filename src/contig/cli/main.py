@@ -32,7 +32,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     from .inspect import add_arguments as add_inspect_arguments
 
     add_inspect_arguments(inspect)
+    export = commands.add_parser(
+        "export", help="the trajectories of a storage on disk, in another format"
+    )
+    from .export import add_arguments as add_export_arguments
+
+    add_export_arguments(export)
     args = parser.parse_args(argv)
+    if args.command == "export":
+        from .export import run as run_export
+
+        return run_export(args)
     if args.command == "inspect":
         from .inspect import run as run_inspect
 

@@ -38,6 +38,16 @@ class Deck:
         for name, array in frames.items():
             shape, dtype = array.shape[1:], to_torch(np.empty(0, array.dtype)).dtype
             self.fields[name] = torch.zeros(num_envs, self.slot, *shape, dtype=dtype, device=device)
+        self._look()
+
+    def _look(self) -> None:
+        """Keeps the fields as arrays, and flat: making such views takes longer than a row does."""
+        self._flat = {name: field.flatten(0, 1) for name, field in self.fields.items()}
+        self._host: dict[str, np.ndarray[Any, Any]] = {}
+        self._rows: dict[str, np.ndarray[Any, Any]] = {}
+        if self.device.type == "cpu":
+            self._host = {name: field.numpy() for name, field in self.fields.items()}
+            self._rows = {name: field.numpy() for name, field in self._flat.items()}
 
     def put(self, env: int, frames: Frames, where: str) -> None:
         """Fills one slot.
@@ -65,8 +75,8 @@ class Deck:
                 raise LayoutError(
                     f"{where}: {name} is {array.dtype}, {self._dtypes[name]} in the first file"
                 )
-            if self.device.type == "cpu":
-                mine.numpy()[env, :rows] = array
+            if self._host:
+                self._host[name][env, :rows] = array
             else:
                 mine[env, :rows] = to_torch(np.ascontiguousarray(array))
 
@@ -76,6 +86,7 @@ class Deck:
             new[:, : self.slot] = old
             self.fields[name] = new
         self.slot = rows
+        self._look()
 
     def index(self, envs: np.ndarray[Any, Any], cursor: np.ndarray[Any, Any]) -> Tensor:
         """Where the rows at these cursors are."""
@@ -83,11 +94,11 @@ class Deck:
 
     def read(self, name: str, index: Tensor, out: Tensor | None = None) -> Tensor:
         """Rows of a field, into `out` if given."""
-        flat = self.fields[name].flatten(0, 1)
+        flat = self._flat[name]
         if out is None or out.dtype != flat.dtype or not out.is_contiguous():
             out = flat.new_empty((len(index), *flat.shape[1:]))
-        if self.device.type == "cpu":
+        if self._rows:
             # One thread: torch's wait for each other, which takes longer than so small a gather.
-            np.take(flat.numpy(), index.numpy(), 0, out.numpy(), "clip")
+            np.take(self._rows[name], index.numpy(), 0, out.numpy(), "clip")
             return out
         return torch.index_select(flat, 0, index, out=out)

@@ -1,21 +1,22 @@
-"""HDF5 files with arrays of rows, as D4RL has them. Needs h5py."""
+"""HDF5 files with arrays of rows, as D4RL has them, both ways. Needs h5py."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
 
 from ..errors import LayoutError
-from ..trajectory.trajectory import nested
-from ..tree import Path
-from .optional import need, storage_of
+from ..tape.disk import files
+from ..tree import Path, show_path
+from .episodes import Episode, OnEpisode, check_plain_keys, episodes_of, need, nested, storage_of
 
-__all__ = ["from_hdf5"]
+__all__ = ["from_hdf5", "to_hdf5"]
 
 _CHUNK_ROWS = 1 << 16
-_PLACES = {
+_PLACES: dict[str, Path] = {
     "observations": ("observation",),
     "actions": ("action",),
     "rewards": ("next", "reward"),
@@ -27,10 +28,11 @@ _NEEDED = ("observations", "actions", "rewards", "terminals")
 
 
 def from_hdf5(path: str | FilePath, target: Any) -> int:
-    """Appends the trajectories of a file to a storage or a ReplayBuffer, some rows at a time.
+    """Appends the trajectories of a file to a storage or a ReplayBuffer, one at a time.
 
     Rows are cut where `terminals` or `timeouts` are set; the rows behind the last of these are a
-    trajectory that was cut (truncated). Other arrays with as many rows are leaves of their own.
+    trajectory that was cut (truncated). Other arrays with as many rows are leaves of their own;
+    groups are nested dicts.
 
     Returns:
         how many trajectories.
@@ -38,20 +40,24 @@ def from_hdf5(path: str | FilePath, target: Any) -> int:
     Raises:
         LayoutError: an array is missing, or has another number of rows.
     """
-    h5py = need("h5py", "h5py")
+    h5py = need("h5py", "h5py", "hdf5")
     writer = storage_of(target).writer()
-    with h5py.File(path, "r") as file:
+    try:
+        opened = h5py.File(path, "r")
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise LayoutError(f"{path} is damaged, or no HDF5 file: {error}") from error
+    with opened as file:
         columns = _columns(h5py, file, str(path))
-        rows = columns["observation",].shape[0]
+        rows = next(iter(columns.values())).shape[0]
         count, start = 0, 0
         while start < rows:
             end = _end_of(columns, start, rows)
             piece: dict[Path, Any] = {p: np.asarray(c[start:end]) for p, c in columns.items()}
             for flag in ("terminated", "truncated"):
-                given = piece.get(("next", flag))
-                zeros = np.zeros(end - start, bool)
-                piece["next", flag] = zeros if given is None else given.reshape(-1) != 0
-            if not piece["next", "terminated"][-1]:
+                piece.setdefault(("next", flag), np.zeros(end - start, bool))
+            if not piece["next", "terminated"][-1].any():
                 piece["next", "truncated"][-1] = True
             writer.extend_trajectory(nested(piece))
             count, start = count + 1, end
@@ -65,17 +71,18 @@ def _columns(h5py: Any, file: Any, where: str) -> dict[Path, Any]:
                 f"{where}: no {name}; it has {', '.join(sorted(file)) or 'nothing'}; expected "
                 f"{', '.join(_NEEDED)} and, if there are any, timeouts and next_observations"
             )
-    rows = file["observations"].shape[0]
+    rows = file["terminals"].shape[0]
     out: dict[Path, Any] = {}
 
     def visit(name: str, node: Any) -> None:
         if not isinstance(node, h5py.Dataset) or node.dtype.kind not in "biuf":
             return
         aligned = len(node.shape) > 0 and node.shape[0] == rows
-        if name in _PLACES and not aligned:
+        first, *rest = name.split("/")
+        if first in _PLACES and not aligned:
             raise LayoutError(f"{where}: {name} has shape {list(node.shape)}, expected {rows} rows")
         if aligned:
-            out[_PLACES.get(name, tuple(name.split("/")))] = node
+            out[(*_PLACES.get(first, (first,)), *rest)] = node
 
     file.visititems(visit)
     return out
@@ -94,3 +101,88 @@ def _end_of(columns: dict[Path, Any], start: int, rows: int) -> int:
             return at + int(found[0]) + 1
         at += len(over)
     return rows
+
+
+def to_hdf5(
+    source: Any,
+    path: str | FilePath,
+    *,
+    drop: Collection[str] = (),
+    on_episode: OnEpisode | None = None,
+) -> int:
+    """Writes the complete trajectories of a storage or a ReplayBuffer, one after another.
+
+    Arrays are `observations`, `actions`, `rewards`, `terminals`, `timeouts` and, if there are any,
+    `next_observations`; other leaves have their own names, and nested dicts are groups. The file
+    is there when it is complete.
+
+    Args:
+        drop: leaves to leave out, by name.
+        on_episode: called with (done, total) after each trajectory.
+
+    Returns:
+        how many trajectories.
+
+    Raises:
+        LayoutError: a leaf is missing, or one that the format cannot hold.
+    """
+    h5py = need("h5py", "h5py", "hdf5")
+    path = FilePath(path)
+    temporary = path.with_name(path.name + ".tmp")
+    count = 0
+    try:
+        with h5py.File(temporary, "w") as file:
+            for episode in episodes_of(source, drop, on_episode):
+                _append(file, _named(episode))
+                count += 1
+        if not count:
+            raise LayoutError("all trajectories were evicted before they could be written")
+    except BaseException:
+        files.unlink(temporary)
+        raise
+    with open(temporary, "rb") as written:
+        files.fsync(written.fileno())
+    files.rename(temporary, path)
+    return count
+
+
+def _named(episode: Episode) -> dict[str, Any]:
+    """Arrays by their names in the file."""
+    check_plain_keys(episode.columns, "/", "an HDF5 file")
+    episode.check_ends("an HDF5 file of this form")
+    columns = dict(episode.columns)
+    if ("next", "reward") not in columns and ("reward",) in columns:
+        columns["next", "reward"] = columns.pop(("reward",))
+    for flag in ("terminated", "truncated"):
+        columns.setdefault(("next", flag), episode.ends(flag))
+    out: dict[str, Any] = {}
+    for leaf, values in columns.items():
+        place = next(((n, p) for n, p in _PLACES.items() if leaf[: len(p)] == p), None)
+        keys = leaf if place is None else (place[0], *leaf[len(place[1]) :])
+        if values.dtype.kind not in "biuf" or values[:1].size == 0:
+            raise LayoutError(
+                f"{show_path(leaf)}: HDF5 cannot hold {values.dtype} {list(values.shape[1:])}; "
+                f'convert it, or leave it out with drop=["{".".join(map(str, leaf))}"]'
+            )
+        out["/".join(map(str, keys))] = values
+    for needed in _NEEDED:
+        if not any(name.split("/")[0] == needed for name in out):
+            raise LayoutError(
+                f"{'.'.join(map(str, _PLACES[needed]))}: missing; an HDF5 file of this form has "
+                f"{needed}"
+            )
+    return out
+
+
+def _append(file: Any, columns: dict[str, Any]) -> None:
+    for name, values in columns.items():
+        if name not in file:
+            rows = max(1, min(1024, (1 << 20) // max(1, values[:1].nbytes)))
+            shape = values.shape[1:]
+            file.create_dataset(
+                name, (0, *shape), values.dtype, maxshape=(None, *shape), chunks=(rows, *shape)
+            )
+        stored = file[name]
+        before = stored.shape[0]
+        stored.resize(before + len(values), 0)
+        stored[before:] = values

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
-from ..batch import Batch
 from ..errors import LayoutError
-from .optional import episodes_of, need, storage_of
+from .episodes import Episode, OnEpisode, episodes_of, need, storage_of
 
 __all__ = ["from_minari", "to_minari"]
 
 _BUFFERED = 64  # episodes handed to minari at once
+_FLAGS = tuple(("next", flag) for flag in ("done", "terminated", "truncated"))
+_LEAVES = (("observation",), ("action",), ("next", "observation"), ("next", "reward"))
 
 
 def from_minari(dataset: Any, target: Any) -> int:
@@ -25,7 +26,7 @@ def from_minari(dataset: Any, target: Any) -> int:
     Returns:
         how many episodes.
     """
-    minari = need("minari", "minari")
+    minari = need("minari", "minari", "minari")
     if isinstance(dataset, str):
         dataset = minari.load_dataset(dataset)
     writer = storage_of(target).writer()
@@ -60,7 +61,14 @@ def _rows(node: Any, part: slice) -> Any:
     return np.asarray(node)[part]
 
 
-def to_minari(source: Any, dataset_id: str, **about: Any) -> Any:
+def to_minari(
+    source: Any,
+    dataset_id: str,
+    *,
+    drop: Collection[str] = (),
+    on_episode: OnEpisode | None = None,
+    **about: Any,
+) -> Any:
     """Makes a Minari dataset of the complete trajectories of a storage or a ReplayBuffer.
 
     Leaves `observation`, `action`, ``("next", "observation")`` and ``("next", "reward")`` are
@@ -68,43 +76,41 @@ def to_minari(source: Any, dataset_id: str, **about: Any) -> Any:
 
     Args:
         dataset_id: such as "cartpole/mine-v0".
+        drop: leaves to leave out, by name.
+        on_episode: called with (done, total) after each trajectory.
         about: more for `minari.create_dataset_from_buffers`: spaces, author, description.
 
     Returns:
         the `minari.MinariDataset`.
 
     Raises:
-        LayoutError: a leaf is missing, or a next observation is not the next row's observation,
-            which Minari cannot hold.
+        LayoutError: a leaf is missing, or there is another one, or a next observation is not the
+            next row's observation, which Minari cannot hold.
     """
-    minari = need("minari", "minari")
+    minari = need("minari", "minari", "minari")
     dataset, buffered = None, []
-    for number, (entry, rows) in enumerate(episodes_of(storage_of(source))):
-        for path in (("observation",), ("action",), ("next", "observation"), ("next", "reward")):
-            if path not in rows and not _has_subtree(rows, path):
-                raise LayoutError(f"{path}: missing; a Minari episode needs it")
-        if "action_space" not in about:
-            about["action_space"] = _space(rows["action"])
-            about["observation_space"] = _space(rows["observation"])
-        steps = len(rows)
-        ends = {flag: np.zeros(steps, bool) for flag in ("terminated", "truncated")}
-        for flag, column in ends.items():
-            column[-1] = entry[flag]
-        buffered.append(
-            minari.data_collector.EpisodeBuffer(
-                id=number,
-                observations=_joined(
-                    rows["observation"], rows["next", "observation"], int(entry["id"])
-                ),
-                actions=rows["action"],
-                rewards=list(rows["next", "reward"]),
-                terminations=list(ends["terminated"]),
-                truncations=list(ends["truncated"]),
-            )
-        )
+    for number, episode in enumerate(episodes_of(source, drop, on_episode)):
+        buffered.append(_buffer(minari, number, episode))
+        if number == 0:
+            about.setdefault("action_space", _space(buffered[0].actions))
+            about.setdefault("observation_space", _space(buffered[0].observations))
         if len(buffered) == _BUFFERED:
             dataset, buffered = _flush(minari, dataset, dataset_id, buffered, about), []
     return _flush(minari, dataset, dataset_id, buffered, about) if buffered else dataset
+
+
+def _buffer(minari: Any, number: int, episode: Episode) -> Any:
+    episode.check_no_others((*_LEAVES, *_FLAGS), "a Minari dataset")
+    episode.check_ends("Minari")
+    before, action, after, reward = (episode.tree(".".join(p), (p,)) for p in _LEAVES)
+    return minari.data_collector.EpisodeBuffer(
+        id=number,
+        observations=_joined(before, after, episode.id),
+        actions=action,
+        rewards=list(reward),
+        terminations=list(episode.ends("terminated")),
+        truncations=list(episode.ends("truncated")),
+    )
 
 
 def _flush(minari: Any, dataset: Any, name: str, episodes: list[Any], about: dict[str, Any]) -> Any:
@@ -112,10 +118,6 @@ def _flush(minari: Any, dataset: Any, name: str, episodes: list[Any], about: dic
         return minari.create_dataset_from_buffers(dataset_id=name, buffer=episodes, **about)
     dataset.update_dataset_from_buffer(episodes)
     return dataset
-
-
-def _has_subtree(rows: Batch, path: tuple[str, ...]) -> bool:
-    return any(leaf.path[: len(path)] == path for leaf in rows.layout.leaves)
 
 
 def _joined(now: Any, after: Any, episode: int) -> Any:
@@ -131,7 +133,7 @@ def _joined(now: Any, after: Any, episode: int) -> Any:
 
 
 def _space(node: Any) -> Any:
-    spaces = need("gymnasium", "gymnasium").spaces
+    spaces = need("gymnasium", "gymnasium", "minari").spaces
     if isinstance(node, Mapping):
         return spaces.Dict({key: _space(child) for key, child in node.items()})
     low, high = -np.inf, np.inf

@@ -1,67 +1,186 @@
-"""Parquet files of trajectories, for data frames and query engines. Needs pyarrow."""
+"""Parquet and Arrow files of trajectories, both ways: for data frames and query engines.
+
+    episode | step | terminated | truncated | one column per leaf (next.reward)
+
+A row group, or record batch, is one trajectory. Needs pyarrow.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..batch import Batch
+from ..errors import LayoutError
 from ..tape.disk import files
-from .optional import episodes_of, need, storage_of
+from ..tree import show_path
+from .episodes import Episode, OnEpisode, check_plain_keys, episodes_of, need, nested, storage_of
 
-__all__ = ["to_parquet"]
+__all__ = ["from_parquet", "to_arrow", "to_parquet"]
+
+_OWN = ("episode", "step", "terminated", "truncated")
 
 
-def to_parquet(source: Any, path: str | Path) -> int:
+def to_parquet(
+    source: Any,
+    path: str | Path,
+    *,
+    drop: Collection[str] = (),
+    on_episode: OnEpisode | None = None,
+) -> int:
     """Writes the complete trajectories of a storage or a ReplayBuffer, one row group each.
 
-    Columns are `episode`, `step` and one per leaf, named by its path (``next.reward``): numbers,
-    or fixed-size lists of them, rows first; the file's metadata has the shapes (`contig.shapes`).
-    The file is there when it is complete.
+    Columns are `episode`, `step`, `terminated`, `truncated` (how the trajectory ended, at its last
+    row) and one per leaf, named by its path (``next.reward``): numbers, or fixed-size lists of
+    them, rows first; the file's metadata has the shapes (`contig.shapes`). The file is there when
+    it is complete.
+
+    Args:
+        drop: leaves to leave out, by name.
+        on_episode: called with (done, total) after each trajectory.
 
     Returns:
         how many trajectories.
+
+    Raises:
+        LayoutError: there is none, or a leaf that the format cannot hold.
     """
-    need("pyarrow", "pyarrow")
-    parquet = need("pyarrow.parquet", "pyarrow")
-    path = Path(path)
+    parquet = need("pyarrow.parquet", "pyarrow", "parquet")
+
+    def write(writer: Any, table: Any) -> None:
+        writer.write_table(table, row_group_size=max(len(table), 1))
+
+    return _write(source, Path(path), drop, on_episode, parquet.ParquetWriter, write)
+
+
+def to_arrow(
+    source: Any,
+    path: str | Path,
+    *,
+    drop: Collection[str] = (),
+    on_episode: OnEpisode | None = None,
+) -> int:
+    """As `to_parquet`, to an Arrow IPC file: one record batch each, to be mapped into memory."""
+    ipc = need("pyarrow.ipc", "pyarrow", "parquet")
+
+    def write(writer: Any, table: Any) -> None:
+        writer.write_batch(table.combine_chunks().to_batches()[0])
+
+    return _write(source, Path(path), drop, on_episode, ipc.new_file, write)
+
+
+def _write(
+    source: Any,
+    path: Path,
+    drop: Collection[str],
+    on_episode: OnEpisode | None,
+    make: Callable[[str, Any], Any],
+    write: Callable[[Any, Any], None],
+) -> int:
     temporary = path.with_name(path.name + ".tmp")
     writer, count = None, 0
     try:
-        for entry, rows in episodes_of(storage_of(source)):
-            table = _table(rows, int(entry["id"]))
+        for episode in episodes_of(source, drop, on_episode):
+            table = _table(episode)
             if writer is None:
-                writer = parquet.ParquetWriter(temporary, table.schema)
-            writer.write_table(table, row_group_size=max(len(rows), 1))
+                writer = make(str(temporary), table.schema)
+            write(writer, table)
             count += 1
+        if writer is None:
+            raise LayoutError("all trajectories were evicted before they could be written")
+        writer.close()
     except BaseException:
         if writer is not None:
             writer.close()
-        files.unlink(temporary)
+            files.unlink(temporary)
         raise
-    assert writer is not None
-    writer.close()
+    with open(temporary, "rb") as file:
+        files.fsync(file.fileno())
     files.rename(temporary, path)
     return count
 
 
-def _table(rows: Batch, episode: int) -> Any:
-    arrow = need("pyarrow", "pyarrow")
+def _table(episode: Episode) -> Any:
+    arrow = need("pyarrow", "pyarrow", "parquet")
+    check_plain_keys(episode.columns, ".", "a table")
+    steps = episode.steps
     columns: dict[str, Any] = {
-        "episode": arrow.array(np.full(len(rows), episode, np.int64)),
-        "step": arrow.array(np.arange(len(rows), dtype=np.int64)),
+        "episode": arrow.array(np.full(steps, episode.id, np.int64)),
+        "step": arrow.array(np.arange(steps, dtype=np.int64)),
+        "terminated": arrow.array(episode.ends("terminated")),
+        "truncated": arrow.array(episode.ends("truncated")),
     }
     shapes = {}
-    for leaf in rows.layout.leaves:
-        name, values = ".".join(map(str, leaf.path)), np.asarray(rows[leaf.path])
+    for path, values in episode.columns.items():
+        name, shape = ".".join(map(str, path)), values.shape[1:]
+        if name in _OWN:
+            raise LayoutError(
+                f'{name}: the table has a column of its own of this name; drop=["{name}"]'
+            )
+        if values.dtype.kind not in "biuf" or math.prod(shape) == 0:
+            raise LayoutError(
+                f"{show_path(path)}: a table cannot hold {values.dtype} {list(shape)}; convert it, "
+                f'or leave it out with drop=["{name}"]'
+            )
         flat = arrow.array(np.ascontiguousarray(values).reshape(-1))
-        if leaf.shape:
-            flat = arrow.FixedSizeListArray.from_arrays(flat, math.prod(leaf.shape))
+        if shape:
+            flat = arrow.FixedSizeListArray.from_arrays(flat, math.prod(shape))
         columns[name] = flat
-        shapes[name] = list(leaf.shape)
+        shapes[name] = list(shape)
     table = arrow.table(columns)
     return table.replace_schema_metadata({"contig.shapes": json.dumps(shapes)})
+
+
+def from_parquet(path: str | Path, target: Any) -> int:
+    """Appends the trajectories of a file of `to_parquet` or `to_arrow` to a storage or a
+    ReplayBuffer, one at a time.
+
+    Returns:
+        how many trajectories.
+
+    Raises:
+        LayoutError: no such file: damaged, or of another program.
+    """
+    arrow = need("pyarrow", "pyarrow", "parquet")
+    writer, count = storage_of(target).writer(), 0
+    try:
+        for table in _tables(str(path)):
+            described = (table.schema.metadata or {}).get(b"contig.shapes")
+            if described is None or not set(_OWN) <= set(table.column_names):
+                raise LayoutError(
+                    f"{path}: no file of to_parquet or to_arrow: it lacks contig.shapes or one of "
+                    f"the columns {', '.join(_OWN)}"
+                )
+            leaves = {}
+            for name, shape in json.loads(described).items():
+                column = table[name].combine_chunks()
+                flat = column.flatten() if shape else column
+                values = flat.to_numpy(zero_copy_only=False)
+                leaves[tuple(name.split("."))] = values.reshape(len(table), *shape)
+            ends = {flag: table[flag][-1].as_py() for flag in ("terminated", "truncated")}
+            writer.extend_trajectory(nested(leaves), **ends)
+            count += 1
+    except (arrow.ArrowInvalid, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise LayoutError(f"{path} is damaged, or no such file: {error}") from error
+    return count
+
+
+def _tables(path: str) -> Iterator[Any]:
+    """Tables of one trajectory each."""
+    with open(path, "rb") as file:
+        magic = file.read(6)
+    arrow = need("pyarrow", "pyarrow", "parquet")
+    if magic == b"ARROW1":
+        reader = need("pyarrow.ipc", "pyarrow", "parquet").open_file(path)
+        for i in range(reader.num_record_batches):
+            yield arrow.Table.from_batches([reader.get_batch(i)])
+        return
+    with need("pyarrow.parquet", "pyarrow", "parquet").ParquetFile(path) as file:
+        for i in range(file.num_row_groups):
+            yield file.read_row_group(i)

@@ -1,18 +1,23 @@
-"""RLinf's directories as trajectories on a tape."""
+"""RLinf's directories, both ways."""
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..batch import Batch
-from ..trajectory.rlinf import read_rlinf
-from ..trajectory.trajectory import flatten_trajectory, nested
-from .optional import storage_of
+from ..convert import to_torch
+from ..errors import LayoutError
+from ..trajectory.rlinf import export_rlinf, read_rlinf
+from ..trajectory.table import Entry
+from ..trajectory.trajectory import flatten_trajectory
+from .episodes import Episode, OnEpisode, episodes_of, nested, storage_of
 
-__all__ = ["from_rlinf"]
+__all__ = ["from_rlinf", "to_rlinf"]
 
 _PLACES = {
     "curr_obs": ("observation",),
@@ -45,3 +50,67 @@ def from_rlinf(path: str | Path, target: Any) -> int:
             leaves[place] = lanes[..., 0] if single else lanes
         writer.extend(Batch.from_tree(nested(leaves), 2), continues=False)
     return len(directory.entries)
+
+
+def to_rlinf(
+    source: Any,
+    path: str | Path,
+    *,
+    drop: Collection[str] = (),
+    on_episode: OnEpisode | None = None,
+) -> int:
+    """Writes a directory that RLinf loads: a file per complete trajectory, fields ``[T, 1, ...]``.
+
+    Fields are `curr_obs` and `next_obs` (dicts; an observation that is one array is their
+    `states`), `actions`, `rewards`, `dones`, `terminations`, `truncations`. Rewards and flags are
+    ``[T, 1, 1]``. The directory is there when it is complete. Needs torch.
+
+    Args:
+        drop: leaves to leave out, by name.
+        on_episode: called with (done, total) after each trajectory.
+
+    Returns:
+        how many trajectories.
+
+    Raises:
+        LayoutError: a leaf is missing, or there is one that a rollout of RLinf has no field for.
+    """
+    count, about = 0, {"trajectory_counter": 0, "seed": 0}
+
+    def entries() -> Iterator[tuple[Entry, dict[str, Any]]]:
+        nonlocal count
+        for episode in episodes_of(source, drop, on_episode):
+            entry = Entry(uuid.uuid4().hex, count, episode.steps, (episode.steps, 1), 0, "")
+            about["trajectory_counter"] = count = count + 1
+            yield entry, _fields(episode)
+
+    export_rlinf(Path(path), entries(), "pt", about)
+    return count
+
+
+def _fields(episode: Episode) -> dict[str, Any]:
+    episode.check_no_others(tuple(_PLACES.values()), "an RLinf rollout")
+    episode.check_ends("a rollout")
+    out: dict[str, Any] = {}
+    there = any(path[:2] == _PLACES["next_obs"] for path in episode.columns)
+    for name in ("curr_obs", "actions", "rewards", *(["next_obs"] if there else [])):
+        out[name] = episode.tree(".".join(_PLACES[name]), (_PLACES[name],))
+    late = episode.ends("truncated")
+    over = episode.ends("terminated")
+    out |= {"terminations": over, "truncations": late, "dones": over | late}
+    for name in ("curr_obs", "next_obs"):
+        if isinstance(out.get(name), np.ndarray):
+            out[name] = {"states": out[name]}
+    if isinstance(out["rewards"], Mapping):
+        raise LayoutError("next.reward: nested; a rollout of RLinf has one array of rewards")
+    for name in ("rewards", "terminations", "truncations", "dones"):
+        if out[name].ndim == 1:
+            out[name] = out[name][:, None]
+    return {name: _of_one_env(value) for name, value in out.items()}
+
+
+def _of_one_env(node: Any) -> Any:
+    """``[T, ...]`` as tensors ``[T, 1, ...]``."""
+    if isinstance(node, Mapping):
+        return {key: _of_one_env(child) for key, child in node.items()}
+    return to_torch(np.ascontiguousarray(node[:, None]))

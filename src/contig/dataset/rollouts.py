@@ -65,6 +65,7 @@ class RolloutDataset(RolloutFileBase):
         wait_s: how long to wait for as many trajectories as envs.
         follow_s: how long to wait for new trajectories at the end of a loop.
         first_frame_done: whether first frames are marked.
+        check_finite: refuse frames with a NaN or an infinity; it names the env, file and frame.
         seed: of orders and starting frames.
     """
 
@@ -81,6 +82,7 @@ class RolloutDataset(RolloutFileBase):
         wait_s: float = 5.0,
         follow_s: float = 0.0,
         first_frame_done: bool = True,
+        check_finite: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__(data_dir, num_envs, device)
@@ -101,6 +103,7 @@ class RolloutDataset(RolloutFileBase):
         self.starting_frame_range = (int(low), int(high))
         self.wait_s, self.follow_s = wait_s, follow_s
         self.first_frame_done = first_frame_done
+        self.check_finite = check_finite
         self.seed = seed
         self.num_dataset_looped = 0
         self.source = source_of(data_dir)
@@ -235,6 +238,8 @@ class RolloutDataset(RolloutFileBase):
         frames = self.source.load(self._names[env], piece)
         frames = _complete(frames)
         where = f"{self.source.describe()}: {self._names[env]}, {piece.file}"
+        if self.check_finite:
+            _check_finite(frames, env, piece.start, where)
         if self._deck is None:
             self._deck = Deck(frames, self.num_envs, self.device)
         self._deck.put(env, frames, where)
@@ -334,10 +339,24 @@ def _complete(frames: Frames) -> Frames:
     out = dict(frames)
     for flag in ("done", "timeout"):
         given = frames.get(flag)
-        out[flag] = np.zeros(rows, bool) if given is None else given.reshape(rows, -1)[:, 0] != 0
+        if given is None:
+            out[flag] = np.zeros(rows, bool)
+        elif given.dtype != bool or given.ndim != 1:
+            out[flag] = given.reshape(rows, -1)[:, 0] != 0
     if out["reward"].ndim == 2 and out["reward"].shape[1] == 1:
         out["reward"] = out["reward"][:, 0]
     return out
+
+
+def _check_finite(frames: Frames, env: int, start: int, where: str) -> None:
+    for name, array in frames.items():
+        if array.dtype.kind == "f":
+            bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(1))
+            if len(bad):
+                raise ValueError(
+                    f"{where}: {name} is not finite at frame {start + int(bad[0])}, which env "
+                    f"{env} was to read; leave the trajectory out, or check_finite=False"
+                )
 
 
 def _put(target: torch.Tensor, rows: Any, values: torch.Tensor) -> None:

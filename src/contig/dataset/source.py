@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ from .codecs import check_codec, decode
 from .frames import Frames, frame_range, load_frames
 
 __all__ = ["DirectorySource", "Piece", "Source", "StorageSource", "source_of"]
+
+_SETTLED_NS = 2_000_000_000
 
 
 class Piece(NamedTuple):
@@ -64,6 +67,7 @@ class DirectorySource(Source):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._metadata: dict[str, Any] | None = None
+        self._listed: dict[str, tuple[int, list[str]]] = {}  # by folder: its time, its files
 
     def describe(self) -> str:
         return str(self.path)
@@ -97,16 +101,28 @@ class DirectorySource(Source):
                 if not folder.name.startswith("trajectory_") or not folder.is_dir():
                     continue
                 try:
-                    if any(_is_frames(name) for name in os.listdir(folder.path)):
-                        when = folder.stat().st_mtime_ns
+                    when = folder.stat().st_mtime_ns
+                    if self._files(folder.name, when):
                         found.append((when, _natural(folder.name), folder.name))
                 except FileNotFoundError:  # removed meanwhile
                     continue
         return [name for *_, name in sorted(found)]
 
+    def _files(self, name: str, when: int) -> list[str]:
+        """Files of frames in a folder that was last changed at `when`."""
+        known = self._listed.get(name)
+        if known is not None and known[0] == when:
+            return known[1]
+        asked = time.time_ns()
+        listed = [file for file in os.listdir(self.path / name) if _is_frames(file)]
+        # A file that appears in the same tick of the clock would not be seen: look again then.
+        if asked - when > _SETTLED_NS:
+            self._listed[name] = (when, listed)
+        return listed
+
     def pieces(self, name: str) -> list[Piece]:
         folder = os.path.join(self.path, name)
-        listed = (file for file in os.listdir(folder) if _is_frames(file))
+        listed = self._files(name, os.stat(folder).st_mtime_ns)
         out = sorted(Piece(*frame_range(file), file) for file in listed)
         for before, after in itertools.pairwise(out):
             if before.end != after.start:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import LayoutError
+from .gather import take_rows
 
 __all__ = ["HiddenStates"]
 
@@ -115,6 +116,6 @@ class HiddenStates:
             layer = torch.arange(layers, device=tensor.device).unsqueeze(1)
             # Rows of [T * layers * N, hidden], so that the result needs no transposing.
             rows = (steps * layers + layer) * count + envs
-            found = tensor.reshape(-1, width).index_select(0, rows.reshape(-1))
+            found = take_rows(tensor.reshape(-1, width), rows.reshape(-1))
             out.append(found.view(layers, -1, width))
         return tuple(out) if kept.pair else out[0]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .field import View
+from .gather import clear_rows, take_rows
 from .hidden import HiddenStates
 from .transition import MiniBatch, mini_batch_type
 
@@ -70,9 +71,11 @@ def padded(
                 number = at.reshape(-1).cumsum(0).sub_(1)  # of each row's trajectory
                 within = torch.arange(steps, device=done.device).repeat(high - low)
                 place = (within - step[number]).mul_(count).add_(number)
-                pad = _Padding(place, steps, count, low, high)
                 mask = torch.zeros(steps * count, dtype=torch.bool, device=done.device)
                 mask[place] = True
+                source = torch.zeros(steps * count, dtype=torch.long, device=done.device)
+                source[place] = _env_rows(steps, envs, low, high, done.device)
+                pad = _Padding(source, mask, (steps, count), slice(low, high))
                 yield _batch(
                     {
                         name: view.map(pad if name in _BY_TRAJECTORY else pad.plain, 2)
@@ -92,51 +95,51 @@ class _Rows:
         self._chosen = chosen
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        return tensor.index_select(0, self._chosen)
-
-
-class _Envs:
-    """Picks the rows of some envs, env by env."""
-
-    def __init__(self, low: int, high: int) -> None:
-        self._envs = slice(low, high)
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        return tensor[:, self._envs].transpose(0, 1).flatten(0, 1)
+        return take_rows(tensor, self._chosen)
 
 
 class _Padding:
-    """Puts rows of some envs where their trajectories want them."""
+    """Puts rows of some envs where their trajectories want them, and zeros elsewhere."""
 
-    def __init__(self, place: Tensor, steps: int, count: int, low: int, high: int) -> None:
-        self._place, self._shape, self._envs = place, (steps, count), slice(low, high)
+    def __init__(self, source: Tensor, mask: Tensor, shape: tuple[int, int], envs: slice) -> None:
+        self._source, self._shape, self._envs = source, shape, envs
+        self._none = (~mask).nonzero()[:, 0]
 
     def plain(self, tensor: Tensor) -> Tensor:
         return tensor[:, self._envs]
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        rows = tensor[:, self._envs].transpose(0, 1).flatten(0, 1)
-        out = rows.new_zeros((self._shape[0] * self._shape[1], *rows.shape[1:]))
-        out.index_copy_(0, self._place, rows)
-        return out.view(*self._shape, *rows.shape[1:])
+        out = take_rows(tensor.flatten(0, 1), self._source)
+        return clear_rows(out, self._none).view(*self._shape, *tensor.shape[2:])
+
+
+def _env_rows(steps: int, envs: int, low: int, high: int, device: torch.device) -> Tensor:
+    """Numbers of the rows of some envs, env by env, among those of all, step by step."""
+    step = torch.arange(steps, device=device)
+    return (step * envs + torch.arange(low, high, device=device).unsqueeze(1)).reshape(-1)
 
 
 def packed(
     views: dict[str, View], done: Tensor, hidden: HiddenStates, batches: int, epochs: int
 ) -> Iterator[Any]:
     """Rows of some envs, env by env, in time order."""
-    envs = done.shape[1]
+    steps, envs = done.shape
     _check(batches, epochs, envs, "envs")
     begins = starts(done)
+    flat_views = {
+        name: View([t.flatten(0, 1) for t in view.tensors], view.build)
+        for name, view in views.items()
+    }
 
     def generate() -> Iterator[Any]:
         for _ in range(epochs):
             for low, high in _spans(envs, batches):
                 at = begins[:, low:high].t()
+                rows = _Rows(_env_rows(steps, envs, low, high, done.device))
                 env, step = at.nonzero(as_tuple=True)
                 yield _batch(
                     {
-                        **{name: view.map(_Envs(low, high), 1) for name, view in views.items()},
+                        **{name: view.map(rows, 1) for name, view in flat_views.items()},
                         "is_init": at.reshape(-1),
                     },
                     hidden_states=hidden.at(step, env + low),

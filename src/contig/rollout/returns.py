@@ -1,14 +1,21 @@
-"""The advantages of a rollout: contig.learn's, with what follows a time-out filled in."""
+"""The advantages and returns of a rollout, with what follows a time-out filled in.
+
+On the host, native scans write where the results belong; on other devices contig.learn computes.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from .. import learn
+from .. import _native, learn
 
-__all__ = ["gae", "normalized"]
+__all__ = ["gae", "normalize"]
 
 Tensor = torch.Tensor
+
+_EPSILON = 1e-8
 
 
 def gae(
@@ -20,22 +27,43 @@ def gae(
     lam: float,
     time_out: Tensor | None = None,
     final_values: Tensor | None = None,
-) -> Tensor:
-    """Advantages ``[T, N, R]`` of rows in time order.
+    *,
+    advantages: Tensor,
+    returns: Tensor,
+) -> None:
+    """Fills advantages ``[T, N, R]`` and returns, of rows in time order.
 
     Args:
         rewards, values: ``[T, N, R]``.
         last_values: of the states behind the last row, ``[N, R]``.
         done: ``[T, N, 1]``; nothing flows over it.
-        time_out: ``[T, N, 1]``, where a done row's state had a value yet: of `final_values`
+        time_out: ``[T, N, 1]``, also a done, of a state that had a value yet: of `final_values`
             ``[T, N, R]``, or of the row's own state if that is None.
+        advantages, returns: what to fill; all float tensors have one dtype.
     """
+    floats = [rewards, values, last_values, advantages, returns]
+    if final_values is not None:
+        floats.append(final_values)
+    if all(_on_host(tensor) for tensor in floats):
+        _native.rollout_gae(
+            _rows(rewards),
+            _rows(values),
+            last_values.view(-1).numpy(),
+            _rows(done.expand(rewards.shape)),
+            None if time_out is None else _rows(time_out.expand(rewards.shape)),
+            None if final_values is None else _rows(final_values),
+            gamma,
+            lam,
+            _rows(advantages),
+            _rows(returns),
+        )
+        return
     after = torch.cat([values[1:], last_values.unsqueeze(0)])
     terminated = done
     if time_out is not None:
-        after = torch.where(done, values if final_values is None else final_values, after)
-        terminated = done & ~time_out
-    advantages, _ = learn.gae(
+        after = torch.where(time_out, values if final_values is None else final_values, after)
+        done, terminated = done | time_out, done & ~time_out
+    found, targets = learn.gae(
         reward=rewards,
         value=values,
         next_value=after,
@@ -44,13 +72,32 @@ def gae(
         gamma=gamma,
         lmbda=lam,
     )
-    return advantages.to(rewards.dtype)  # type: ignore[no-any-return]
+    advantages.copy_(found)
+    returns.copy_(targets)
 
 
-def normalized(advantages: Tensor) -> Tensor:
+def normalize(advantages: Tensor) -> None:
     """(A - mean) / (std + 1e-8) for each kind of reward, in place; zeros for a single row."""
     flat = advantages.view(-1, advantages.shape[-1])
+    if _on_host(flat):
+        _native.standardize(flat.numpy(), _EPSILON)
+        return
     if len(flat) < 2:
-        return advantages.zero_()
+        flat.zero_()
+        return
     std, mean = torch.std_mean(flat, 0)  # unbiased
-    return advantages.sub_(mean).div_(std + 1e-8)
+    flat.sub_(mean).div_(std + _EPSILON)
+
+
+def _on_host(tensor: Tensor) -> bool:
+    """Whether the native scans can work in its memory."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.dtype in (torch.float32, torch.float64)
+        and tensor.is_contiguous()
+    )
+
+
+def _rows(tensor: Tensor) -> Any:
+    """``[T, N, R]`` as an array ``[T, N * R]``."""
+    return tensor.contiguous().view(len(tensor), -1).numpy()

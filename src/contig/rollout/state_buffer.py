@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import EmptyBufferError, LayoutError
+from .gather import take_rows
 
 __all__ = ["StateReplayBuffer"]
 
@@ -78,7 +79,7 @@ class StateReplayBuffer:
             chosen = torch.randint(
                 self.num_samples, (size,), generator=self._random, device=self.device
             )
-            yield self.states.index_select(0, chosen), self.next_states.index_select(0, chosen)
+            yield take_rows(self.states, chosen), take_rows(self.next_states, chosen)
 
     def __len__(self) -> int:
         return self.num_samples

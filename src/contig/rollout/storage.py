@@ -16,7 +16,7 @@ from ..errors import EmptyBufferError, LayoutError
 from . import minibatches
 from .field import Field, View, example_of
 from .hidden import HiddenStates
-from .returns import gae, normalized
+from .returns import gae, normalize
 from .tape import write_trajectories
 from .transition import DistillationBatch, MiniBatch, Statistics, Transition
 from .window import Window
@@ -290,20 +290,35 @@ class RolloutStorage:
         time_out = final = None
         if "time_outs" in self._present:
             time_out = window.ordered(self.time_outs)
-            done = done | time_out
             if "final_values" in self._present:
                 final = window.ordered(self.final_values)
         rewards = window.ordered(self.rewards)
         dtype = torch.promote_types(rewards.dtype, values.dtype)
         rewards, values, last = rewards.to(dtype), values.to(dtype), last.to(dtype)
         final = None if final is None else final.to(dtype)
-        advantages = gae(rewards, values, last, done, gamma, lam, time_out, final)
         for name in ("returns", "advantages"):
-            self.fields[name].become(advantages.dtype)
-        window.scatter(self.returns, advantages + values)
-        window.scatter(
-            self.advantages, normalized(advantages) if normalize_advantage else advantages
+            self.fields[name].become(dtype)
+        # A loop that goes around is computed aside, and its rows then go where they belong.
+        aside = window.first != 0
+        returns = torch.empty_like(rewards) if aside else window.ordered(self.returns)
+        advantages = torch.empty_like(rewards) if aside else window.ordered(self.advantages)
+        gae(
+            rewards,
+            values,
+            last,
+            done,
+            gamma,
+            lam,
+            time_out,
+            final,
+            advantages=advantages,
+            returns=returns,
         )
+        if normalize_advantage:
+            normalize(advantages)
+        if aside:
+            window.scatter(self.returns, returns)
+            window.scatter(self.advantages, advantages)
 
     # -- minibatches --------------------------------------------------------------------------
 

@@ -1,0 +1,139 @@
+"""`contig export`: every format from the command line, its progress, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import minari
+import numpy as np
+import pytest
+
+from contig import DiskStorage, LazyTensorStorage, RolloutDataset
+from contig.cli.export import FORMATS, Progress
+from contig.cli.main import main
+from contig.dataset import from_hdf5, from_minari, from_parquet, from_rlinf
+from tests.dataset.tapes import assert_same, fill, flat, lengths
+
+FRAMES = [3, 5, 1, 7]
+READERS = {"parquet": from_parquet, "arrow": from_parquet, "hdf5": from_hdf5, "rlinf": from_rlinf}
+
+
+@pytest.fixture
+def tape(tmp_path):
+    with DiskStorage(tmp_path / "tape") as storage:
+        flat(FRAMES, storage)
+    return tmp_path / "tape"
+
+
+def export(capsys, *args, status=0):
+    assert main(["export", *map(str, args)]) == status
+    return capsys.readouterr()
+
+
+@pytest.mark.parametrize("form", [f for f in FORMATS if f != "minari"])
+def test_formats(tmp_path, tape, capsys, form):
+    out, err = export(capsys, tape, tmp_path / "out", "--to", form)
+    assert out == f"{tmp_path / 'out'}: 4 trajectories, 16 rows\n" and err == ""
+    with DiskStorage(tape, read_only=True) as source:
+        if form == "rollouts":
+            read = [b.reward.item() for b in RolloutDataset(tmp_path / "out", device="cpu")]
+            assert read == [1000.0 * n + f for n, count in enumerate(FRAMES) for f in range(count)]
+            return
+        back = LazyTensorStorage(100)
+        assert READERS[form](tmp_path / "out", back) == 4
+        assert lengths(back) == lengths(source)
+        if form != "rlinf":
+            assert_same(source, back)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Minari wants to know more
+def test_minari(tmp_path, tape, capsys, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    export(capsys, tape, "--to", "minari", "contig/exported-v0")
+    assert minari.load_dataset("contig/exported-v0").total_steps == 16
+    err = export(capsys, tape, "--to", "minari", "contig/exported-v0", status=2).err
+    assert "contig/exported-v0" in err and "exist" in err
+    back = LazyTensorStorage(100)
+    from_minari("contig/exported-v0", back)
+    with DiskStorage(tape, read_only=True) as source:
+        assert_same(source, back)
+
+
+def test_the_suffix_says_the_format(tmp_path, tape, capsys):
+    for name in ("a.parquet", "b.arrow", "c.h5", "d.hdf5"):
+        export(capsys, tape, tmp_path / name)
+    assert (tmp_path / "a.parquet").read_bytes()[:4] == b"PAR1"
+    assert (tmp_path / "b.arrow").read_bytes()[:6] == b"ARROW1"
+    assert (tmp_path / "c.h5").read_bytes()[1:4] == b"HDF"
+    err = export(capsys, tape, tmp_path / "e.txt", status=2).err
+    assert "say which format with --to parquet|arrow|hdf5|minari|rlinf|rollouts" in err
+
+
+def test_refusals(tmp_path, tape, capsys):
+    assert "no" in export(capsys, tmp_path / "nowhere", tmp_path / "x.arrow", status=2).err
+    (tmp_path / "there.parquet").write_text("mine")
+    assert "is there already" in export(capsys, tape, tmp_path / "there.parquet", status=2).err
+    assert (tmp_path / "there.parquet").read_text() == "mine"
+    with DiskStorage(tmp_path / "nested") as storage:
+        fill(storage)
+    err = export(capsys, tmp_path / "nested", "--to", "rollouts", tmp_path / "x", status=2).err
+    assert "contig export: observation: nested" in err
+    err = export(capsys, tape, tmp_path / "x.h5", "--drop", "next.valeu", status=2).err
+    assert "there is no next.valeu" in err
+
+
+def test_leaves_left_out_and_episodes_left_out(tmp_path, capsys):
+    with DiskStorage(tmp_path / "tape") as storage:
+        fill(storage, value=lambda i: i)
+        row = {"state": np.zeros(3, np.float32), "t": np.int64(0)}
+        after = {"reward": np.float32(0), "observation": row}
+        step = {"observation": row, "action": np.zeros(1), "value": np.int64(0), "next": after}
+        storage.writer().add(step)
+    out, err = export(capsys, tmp_path / "tape", tmp_path / "x.arrow", "--drop", "value")
+    assert "2 trajectories, 8 rows" in out
+    assert err == "left out: 1 trajectories that are open, trimmed or damaged\n"
+    back = LazyTensorStorage(100)
+    from_parquet(tmp_path / "x.arrow", back)
+    assert ("value",) not in back.layout.by_path
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress():
+    stream = Terminal()
+    progress = Progress(stream)
+    for done in range(1, 5):
+        progress(done, 4)
+    progress.end()
+    progress.end()
+    last = stream.getvalue().split("\r")[-1]
+    assert last == "[##############################] 4 of 4 trajectories, 0 s left \n"
+    for quiet in (Progress(Terminal(), show=False), Progress(io.StringIO())):
+        quiet(4, 4)
+        quiet.end()
+        assert quiet.done == 4 and quiet._stream.getvalue() == ""
+
+
+def test_a_bar_on_a_terminal(tmp_path, tape):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "contig.cli.main", "export", str(tape), "--to", "parquet"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "x")],
+        stderr=theirs,
+        stdout=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+    )
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert done.returncode == 0, shown
+    assert re.search(r"\[#{30}\] 4 of 4 trajectories", shown)
