@@ -62,6 +62,7 @@ class StorageSink:
     ) -> None:
         self._storage, self._on_write, self._limiter = storage, on_write, limiter
         self._writer = storage.writer()
+        self.go_on: Callable[[], Any] = lambda: None  # may raise to end a wait for the limiter
 
     def write(self, batch: Any) -> int:
         """Appends a batch; returns its rows."""
@@ -69,7 +70,8 @@ class StorageSink:
             batch = self._on_write(Batch.from_tree(batch, self._storage.batch_ndim(batch)))
         if self._limiter is not None:
             shape = Batch.from_tree(batch, self._storage.batch_ndim(batch)).shape
-            self._limiter.await_insert(self._storage, int(np.prod(shape, dtype=np.int64)))
+            rows = int(np.prod(shape, dtype=np.int64))
+            self._limiter.await_insert(self._storage, rows, self.go_on)
         return len(self._writer.extend(batch))
 
     def fix(self, layout: Layout) -> None:

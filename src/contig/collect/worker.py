@@ -23,7 +23,7 @@ from .job import Job, Page
 from .policy import PolicyRunner, register_primers
 from .protocol import Channel, Message, batch_parts
 from .roller import Roller
-from .sink import RemoteSink, open_sink
+from .sink import RemoteSink, StorageSink, open_sink
 from .vector import as_env
 from .weights import attach_board, set_weights
 
@@ -78,6 +78,8 @@ class Worker:
         count = job.trajs_per_batch if direct or job.trajs_per_batch is None else 1
         gatherer = Gatherer(roller, count, job.set_truncated, job.reset_at_each_iter)
         sink = None if job.address is None else open_sink(job.address, job.layout)
+        if isinstance(sink, StorageSink):
+            sink.go_on = self._poll
         self._channel.send({"op": "ready"})
         while True:
             content = self._commands.get().content
