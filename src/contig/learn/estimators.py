@@ -7,6 +7,7 @@ next state counts.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -43,7 +44,7 @@ class Keys:
             object.__setattr__(self, field.name, as_path(getattr(self, field.name)))
 
 
-class _Estimator:
+class _Estimator(ABC):
     """What all estimators share. Calling one is thread-safe if its `value_net` is.
 
     Args:
@@ -116,8 +117,9 @@ class _Estimator:
             data, {keys.value: value, keys.advantage: advantage, keys.value_target: target}
         )
 
+    @abstractmethod
     def _estimate(self, data: Any, steps: dict[str, Any]) -> tuple[Any, Any]:
-        raise NotImplementedError
+        """The advantage and the value target, from the arguments of `contig.learn.returns`."""
 
     def _need(self, data: Any, path: Path) -> Any:
         found = read(data, path)
