@@ -35,6 +35,7 @@ ENVS, STEPS, SLICE, BURN_IN, SLICES = 8, 4, 20, 10, 32
 CAPACITY, WARM_UP, TARGET_EVERY = 50_000, 4000, 100  # rows; rows; updates
 GAMMA, N_STEPS, LR, MAX_NORM, HIDDEN = 0.97, 5, 1e-3, 10.0, 64
 EXPLORE_FRAMES, LEAST_EPSILON = 20_000, 0.01
+SLOWER_FRAMES, LEAST_LR = 60_000, 1e-4
 SOLVED, LAST = 400.0, 50
 SCALE = 0.1  # of rewards, so that values stay within a few units
 
@@ -146,6 +147,8 @@ def main(frames: int, seed: int) -> float:
     begun, mean = time.perf_counter(), 0.0
     for number, _ in enumerate(collector, 1):
         net.epsilon.fill_(max(LEAST_EPSILON, 1 - collector.frames / EXPLORE_FRAMES))
+        rate = max(LEAST_LR, LR * (1 - collector.frames / SLOWER_FRAMES))
+        learner.optimizer.param_groups[0]["lr"] = rate
         if collector.frames >= WARM_UP:
             learner.step(buffer.sample().torch())
         if number % 40:

@@ -122,7 +122,7 @@ def main(frames: int, seed: int) -> float:
     buffer = ReplayBuffer(
         LazyTensorStorage(CAPACITY),
         batch_size=BATCH,
-        limiter=RateLimiter(rate, min_size=RANDOM, error_buffer=200 * rate),
+        limiter=RateLimiter(rate, min_size=RANDOM, error_buffer=200 * rate, timeout_s=600),
         seed=seed,
     )
     collector = MultiCollector(

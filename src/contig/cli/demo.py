@@ -136,7 +136,7 @@ class Run:
             storage,
             WindowSampler(slices, last_rows=_WINDOW, max_staleness=_STALEST),
             batch_size=_SLICES * _LENGTH,
-            limiter=RateLimiter(_REUSE, _WINDOW, _AHEAD * _REUSE),
+            limiter=RateLimiter(_REUSE, _WINDOW, _AHEAD * _REUSE, timeout_s=600),
             seed=args.seed,
         )
         self.agent = Agent()
