@@ -4,7 +4,8 @@ The actors append to the learner's buffer and take new weights as they are publi
 keeps one gradient step for every two frames, however fast either side is.
 
 Run: `python examples/sac.py [--frames 20000] [--seed 1]`. It stops when the mean return of the last
-20 episodes is -200 or more. Needs torch and gymnasium.
+20 episodes is -200 or more: with seeds 1 and 2 after about 10,000 frames, a minute or two on two
+cores. Needs torch and gymnasium.
 """
 
 from __future__ import annotations
