@@ -4,6 +4,7 @@
 #   make test                       everything that must pass, apart from lint
 #   make test PYTEST_ARGS="-k x"    arguments for pytest
 #   make test PYTHON=python3.12     the interpreter .venv is made with (when it is made)
+#   make demo DEMO_ARGS="--seed 3"  arguments for the demonstration
 #   make test WERROR=ON             compiler warnings of the extension are errors
 
 SHELL := /bin/bash
@@ -68,8 +69,9 @@ $(PEERS): benchmarks/requirements-peers.txt
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
 
-demo: $(INSTALL)  ## Run the demonstration
-	$(BIN)/python -m contig.cli.main demo
+DEMO_ARGS ?=
+demo: $(INSTALL)  ## Train a recurrent agent on async actors' rows, live (some minutes)
+	$(BIN)/python -m contig.cli.main demo --plot build/demo.png $(DEMO_ARGS)
 
 test: $(INSTALL)  ## Run the tests (without soak), then native-test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -67,6 +67,7 @@ _WHERE = {
     ),
     "contig.trajectory": ("Trajectory", "TrajectoryCache", "TrajectoryReplayBuffer"),
     "contig.learn": (
+        "DiscountedReturn",
         "GAE",
         "GRUModule",
         "LSTMModule",
@@ -153,6 +154,7 @@ if TYPE_CHECKING:
     from .layout import ShapeDtype as ShapeDtype
     from .learn import GAE as GAE
     from .learn import TD0 as TD0
+    from .learn import DiscountedReturn as DiscountedReturn
     from .learn import GRUModule as GRUModule
     from .learn import LSTMModule as LSTMModule
     from .learn import NStep as NStep

@@ -14,6 +14,7 @@ from contig import (
     GAE,
     TD0,
     Batch,
+    DiscountedReturn,
     GRUModule,
     LazyTensorStorage,
     NStep,
@@ -199,6 +200,7 @@ def test_the_others(single_call: bool) -> None:
             **common, next_value=then, lmbda=0.5
         ),
         NStep(n=3, **options): learn.nstep_return(**common, next_value=then, n=3),
+        DiscountedReturn(**options): learn.discounted_return(**common, next_value=then),
     }
     for run, target in targets.items():
         out = run(rows)
@@ -208,6 +210,28 @@ def test_the_others(single_call: bool) -> None:
     want = learn.vtrace(**common, value=now, next_value=then, log_rho=rows["log_rho"], rho_clip=1.2)
     np.testing.assert_array_equal(out["advantage"], want[0])
     np.testing.assert_array_equal(out["value_target"], want[1])
+
+
+def test_returns_without_values() -> None:
+    """Rewards only: runs end at dones, other ids and slices' ends, and nothing is added there."""
+    lengths, ends = (5, 4, 3), ENDS
+    rows = join(*(trajectory(i + 1, n, e) for i, (n, e) in enumerate(zip(lengths, ends))))
+    out = DiscountedReturn(gamma=GAMMA)(Batch.from_tree(rows))
+    assert "advantage" not in out and "state_value" not in out
+    want, at = [], 0
+    for n in lengths:
+        reward = rows["next"]["reward"][at : at + n].astype(np.float64)
+        want += [float(reward[t:] @ GAMMA ** np.arange(n - t)) for t in range(n)]
+        at += n
+    np.testing.assert_allclose(out["value_target"], want, 1e-5)
+    # With values of the next states in the batch, those count where a run is not terminated.
+    rows["next"]["state_value"] = worth(rows["next"]["state"])
+    more = DiscountedReturn(gamma=GAMMA)(rows)
+    other = np.asarray(more["value_target"]) != np.asarray(out["value_target"])
+    assert other.tolist() == [False] * 5 + [True] * 7
+    rows["state_value"] = worth(rows["state"])
+    full = DiscountedReturn(gamma=GAMMA)(rows)
+    np.testing.assert_array_equal(full["advantage"], more["value_target"] - rows["state_value"])
 
 
 # -- one call -------------------------------------------------------------------------------------

@@ -27,6 +27,15 @@ def keep_threads() -> Any:
     torch.set_num_threads(threads)
 
 
+def weights(net: torch.nn.Module) -> Any:
+    return torch.nn.utils.parameters_to_vector(net.parameters()).detach().clone()
+
+
+def test_every_example_is_here() -> None:
+    here = {n.removeprefix("test_") for n in globals() if n.startswith("test_")}
+    assert {p.stem for p in EXAMPLES.glob("*.py")} <= here
+
+
 def test_recurrent_ppo() -> None:
     example = load("recurrent_ppo")
     assert example.main(frames=2 * 1024, seed=0) > 15  # a random policy gets about 22
@@ -35,3 +44,38 @@ def test_recurrent_ppo() -> None:
 def test_dqn() -> None:
     example = load("dqn")
     assert example.main(frames=2000, seed=0) > 10
+
+
+def test_sac(monkeypatch: pytest.MonkeyPatch) -> None:
+    example = load("sac")
+    kept: list[Any] = []
+    made = example.Learner.__init__
+
+    def remember(self: Any) -> None:
+        made(self)
+        kept.append((self, weights(self.actor), weights(self.target)))
+
+    monkeypatch.setattr(example.Learner, "__init__", remember)
+    monkeypatch.setattr(example, "RANDOM", 200)
+    mean = example.main(frames=800, seed=0)
+    assert -2000 < mean < -200  # untrained: about -1200
+    learner, actor, target = kept[0]
+    assert not torch.equal(weights(learner.actor), actor)
+    assert not torch.equal(weights(learner.target), target)
+
+
+def test_r2d2(monkeypatch: pytest.MonkeyPatch) -> None:
+    example = load("r2d2")
+    monkeypatch.setattr(example, "WARM_UP", 1500)
+    seen: list[tuple[int, int]] = []
+    step = example.Learner.step
+
+    def look(self: Any, rows: Any) -> None:
+        burn_in, first = rows["collector"]["burn_in"], rows["is_init"]
+        seen.append((int(burn_in.sum()), int(rows["recurrent_state"][first].any(-1).sum())))
+        step(self, rows)
+
+    monkeypatch.setattr(example.Learner, "step", look)
+    assert example.main(frames=2560, seed=0) > 10
+    assert len(seen) == (2560 - 1500) // 32 + 1
+    assert all(burnt > 0 and stored > 0 for burnt, stored in seen)

@@ -1,164 +1,295 @@
-"""``contig demo``: actors play CartPole into one shared tape, slices are drawn from it meanwhile.
+"""``contig demo``: actors fill a shared tape while a recurrent agent learns from it.
 
-Every row carries who wrote it (actor, episode, step), so each slice can be checked: rows of one
-actor's one episode, steps one after another. The summary says how many were.
+    actor 0: CartPoles --append--> +--------+
+    actor 1: CartPoles --append--> |  tape  | --slices of the newest rows--> learner
+        ^                          +--------+                                   |
+        +------------------------- weights, versioned --------------------------+
+
+Nobody waits for anybody, but for a limiter that keeps reading and writing in proportion. CartPole
+shows positions only, so the agent must remember. It is solved when the last 50 episodes return 400
+on average. Every slice is checked: each row must go on where the one before it ended.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import argparse
+import functools
 import sys
 import time
-from multiprocessing.synchronize import Event
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..batch import Batch
-from ..errors import EmptyBufferError, NothingEligibleError
 from ..replay import ReplayBuffer
-from ..sample import SliceSampler
+from ..sample import RateLimiter, SliceSampler, WindowSampler
 from ..tape import SharedStorage
 
-__all__ = ["run"]
+__all__ = ["Checker", "Progress", "Returns", "add_arguments", "run"]
 
-_SLICES, _LENGTH = 32, 32
+Array = np.ndarray[Any, Any]
+
+SOLVED, LAST = 400.0, 50
+_SLICES, _LENGTH = 16, 32
+_STEPS = 32  # of each environment, between two appends
+_WINDOW, _STALEST = 2048, 16  # rows, and versions, behind the newest
+_REUSE, _AHEAD = 4, 1024  # how often a row is drawn; how many rows either side may be ahead
+_PUBLISH = 8  # updates between two versions of the weights
+_LOOK_S = 1.0  # between two looks at the tape
 
 
-def act(storage: SharedStorage, actor: int, stop: Event) -> None:
-    """One actor: random CartPole episodes, one row a step, until told to stop."""
-    import gymnasium
-
-    env = gymnasium.make("CartPole-v1")
-    rng = np.random.default_rng(actor)
-    writer = storage.writer()
-    episode = 0
-    while not stop.is_set():
-        observation, _ = env.reset(seed=int(rng.integers(2**31)))
-        step, done = 0, False
-        while not done:
-            action = int(rng.integers(2))
-            following, reward, terminated, truncated, _ = env.step(action)
-            done = terminated or truncated
-            writer.add(
-                {
-                    "observation": observation,
-                    "action": action,
-                    "who": {"actor": actor, "episode": episode, "step": step},
-                    "next": {
-                        "observation": following,
-                        "reward": float(reward),
-                        "terminated": terminated,
-                        "truncated": truncated,
-                    },
-                }
-            )
-            observation, step = following, step + 1
-        episode += 1
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, default=180.0, help="at most (default: 180)")
+    parser.add_argument("--rows", type=int, help="at most so many rows (default: any number)")
+    parser.add_argument("--actors", type=int, default=2, help="actor processes (default: 2)")
+    parser.add_argument("--envs", type=int, default=8, help="environments of each (default: 8)")
+    parser.add_argument("--capacity", type=int, default=100_000, help="rows kept (default: 100000)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--plot", type=Path, default=Path("contig-demo.png"), metavar="PNG",
+        help="the learning curve (default: contig-demo.png)",
+    )  # fmt: skip
 
 
 class Checker:
-    """Counts slices, and those that are not one piece of one episode."""
+    """Counts slices, and rows that do not follow the one before them."""
 
     def __init__(self) -> None:
         self.batches = self.rows = self.slices = self.crossed = 0
 
-    def check(self, batch: Batch) -> None:
-        who: dict[str, Any] = batch["who"]
-        starts = np.flatnonzero(batch["is_init"])
-        inside = np.ones(len(batch), bool)
-        inside[starts] = False
-        same = (np.diff(who["actor"], prepend=-1) == 0) & (np.diff(who["episode"], prepend=-1) == 0)
-        follows = np.diff(who["step"], prepend=-1) == 1
-        self.crossed += int(np.count_nonzero(inside & ~(same & follows)))
+    def check(self, batch: Any) -> None:
+        """Within a slice, a row's observation is what the step before it led to."""
+        inside = ~batch["is_init"][1:]
+        ids = batch["collector", "traj_ids"]
+        goes_on = (batch["observation"][1:] == batch["next", "observation"][:-1]).all(-1)
+        goes_on &= ids[1:] == ids[:-1]
+        self.crossed += int(np.count_nonzero(inside & ~goes_on))
         self.batches += 1
         self.rows += len(batch)
-        self.slices += len(starts)
+        self.slices += int(np.count_nonzero(batch["is_init"]))
 
 
-def run(seconds: float, actors: int, capacity: int) -> int:
-    """Runs the demonstration; returns 0 if no slice crossed an episode."""
-    context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    checker = Checker()
-    with SharedStorage(capacity) as storage:
-        buffer = ReplayBuffer(
+class Returns:
+    """The returns of episodes, in the order in which they ended."""
+
+    def __init__(self) -> None:
+        self.returns: list[float] = []
+        self.rows: list[float] = []  # about how many rows had been written when each ended
+        self._seen = 0
+        self._known: Array = np.empty(0, np.int64)
+
+    def look(self, episodes: Array, written: int) -> None:
+        """Takes in what ended since the last look."""
+        complete = episodes[episodes["complete"]]
+        fresh = complete[~np.isin(complete["id"], self._known)]
+        fresh = fresh[np.argsort(fresh["time"], kind="stable")]
+        self.returns.extend(fresh["return"].tolist())
+        self.rows.extend(np.linspace(self._seen, written, len(fresh) + 1)[1:].tolist())
+        self._seen, self._known = written, complete["id"].copy()
+
+    @property
+    def mean(self) -> float:
+        """Of the last 50; NaN if there are none."""
+        return float(np.mean(self.returns[-LAST:])) if self.returns else float("nan")
+
+    @property
+    def solved(self) -> bool:
+        return len(self.returns) >= LAST and self.mean >= SOLVED
+
+
+class Progress(NamedTuple):
+    """One line of the live display."""
+
+    seconds: float
+    rows: int
+    rows_in: float  # per second
+    rows_out: float
+    staleness: float  # versions that drawn rows were behind, on average
+    episodes: int
+    mean: float
+
+    def line(self) -> str:
+        bar = "#" * int(20 * min(max(self.mean, 0.0) / SOLVED, 1.0)) if self.episodes else ""
+        return (
+            f"{self.seconds:4.0f} s  {self.rows:>9,} rows  {self.rows_in:>7,.0f} rows/s in  "
+            f"{self.rows_out:>7,.0f} out  {self.staleness:4.1f} versions stale  "
+            f"return {self.mean:5.1f} [{bar:<20}]"
+        )
+
+
+class Run:
+    """A run of the demonstration: who writes, who learns, and how it goes."""
+
+    def __init__(self, args: argparse.Namespace, storage: SharedStorage) -> None:
+        import torch
+
+        from ..collect import MultiAsyncCollector
+        from .demo_agent import Agent, Learner, make_envs
+
+        torch.manual_seed(args.seed)
+        torch.set_num_threads(1)  # the other cores are the actors'
+        self.storage = storage
+        # Slices may be cut by an episode's edges (span): without that, the rows near an edge lie in
+        # fewer slices than others, and those are where the pole falls.
+        slices = SliceSampler(slice_len=_LENGTH, over="steps", span=True)
+        self.buffer = ReplayBuffer(
             storage,
-            SliceSampler(slice_len=_LENGTH, over="steps"),
+            WindowSampler(slices, last_rows=_WINDOW, max_staleness=_STALEST),
             batch_size=_SLICES * _LENGTH,
+            limiter=RateLimiter(_REUSE, _WINDOW, _AHEAD * _REUSE, timeout_s=600),
+            seed=args.seed,
         )
-        workers = [
-            context.Process(target=act, args=(storage, i, stop), daemon=True) for i in range(actors)
-        ]
+        self.agent = Agent()
+        self.learner = Learner(self.agent)
+        self.checker, self.returns = Checker(), Returns()
+        self.progress: list[Progress] = []
+        self._updates = 0
+        self._drawn = 0  # rows, when the last line was shown
+        self._stale: list[float] = []
+        self.collector = MultiAsyncCollector(
+            [functools.partial(make_envs, args.envs)] * args.actors,
+            self.agent,
+            frames_per_batch=_STEPS * args.envs,
+            replay_buffer=self.buffer,
+            auto_register_policy_transforms=True,
+            seed=args.seed,
+            max_restarts=2,
+            step_timeout_s=30.0,
+        )
+
+    def train(self, seconds: float, rows: int | None) -> None:
+        """Until it is solved, or a limit is reached."""
+        self.collector.start()
+        begin = shown = time.monotonic()
+        while True:
+            self._update()
+            now = time.monotonic()
+            written = self.buffer.stats().rows_written
+            over = now - begin >= seconds or (rows is not None and written >= rows)
+            if over or now - shown >= _LOOK_S:
+                self._look(now - begin, now - shown)
+                self._show(over)
+                shown = now
+            if over or self.returns.solved:
+                return
+
+    def _update(self) -> None:
+        batch = self.buffer.sample()
+        self.checker.check(batch)
+        versions = batch["collector", "policy_version"]
+        self._stale.append(self.collector.policy_version - float(versions.mean()))
+        self.learner.step(batch)
+        self._updates += 1
+        if self._updates % _PUBLISH == 0:
+            self.collector.update_policy_weights_()
+
+    def _look(self, seconds: float, since: float) -> None:
+        written = self.buffer.stats().rows_written
+        self.returns.look(self.storage.episodes(), written)
+        before = self.progress[-1].rows if self.progress else 0
+        self.progress.append(
+            Progress(
+                seconds,
+                written,
+                (written - before) / since,
+                (self.checker.rows - self._drawn) / since,
+                float(np.mean(self._stale)),
+                len(self.returns.returns),
+                self.returns.mean,
+            )
+        )
+        self._stale, self._drawn = [], self.checker.rows
+
+    def _show(self, last: bool) -> None:
+        if sys.stdout.isatty():
+            print(self.progress[-1].line(), end="\r", flush=True)
+        elif last or self.returns.solved or len(self.progress) % 5 == 0:
+            print(self.progress[-1].line(), flush=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit status: 0, or 1 if a slice crossed an episode, or 2 if something needed is missing."""
+    try:
+        import gymnasium  # noqa: F401
+        import torch  # noqa: F401
+    except ImportError as error:
+        print(f"contig demo: {error}: pip install 'contig[torch,gymnasium,plot]'", file=sys.stderr)
+        return 2
+    with SharedStorage(args.capacity) as storage:
         print(
-            f"{actors} actor processes play CartPole-v1 into one SharedStorage of {capacity:,} "
-            f"rows ({storage.name});\nthis process draws {_SLICES} slices of {_LENGTH} steps at a "
-            "time and checks every one of them.\n"
+            f"{args.actors} actors with {args.envs} CartPoles each, velocities hidden, write to "
+            f"one shared tape of {args.capacity:,} rows;\nthis process trains a GRU on slices of "
+            f"{_LENGTH} steps from it and publishes weights every {_PUBLISH} updates.\n"
+            f"Solved: the last {LAST} episodes return {SOLVED:.0f} on average.\n",
+            flush=True,
         )
-        for worker in workers:
-            worker.start()
+        demo = Run(args, storage)
         try:
-            _draw(buffer, checker, workers, seconds)
+            demo.train(args.seconds, args.rows)
         except KeyboardInterrupt:
             print("\nstopped")
         finally:
-            stop.set()
-            for worker in workers:
-                worker.join(timeout=5)
-                worker.kill()
-        return _summary(storage, checker, [w.exitcode for w in workers])
+            demo.collector.async_shutdown()
+        return _summary(demo, args.plot)
 
 
-def _draw(buffer: ReplayBuffer, checker: Checker, workers: list[Any], seconds: float) -> None:
-    # Starting a process takes a second or two: the clock starts with the first row.
-    while len(buffer) == 0:
-        if any(w.exitcode not in (None, 0) for w in workers):
-            raise RuntimeError("an actor died before it wrote a row; see its traceback above")
-        time.sleep(0.02)
-    begin = shown = time.monotonic()
-    before = (0, 0)
-    while (now := time.monotonic()) < begin + seconds:
-        try:
-            checker.check(buffer.sample())
-        except (EmptyBufferError, NothingEligibleError):
-            time.sleep(0.02)
-        if now - shown >= 0.5:
-            written = buffer.stats().rows_written
-            rates = (
-                (written - before[0]) / (now - shown),
-                (checker.batches - before[1]) / (now - shown),
-            )
-            before, shown = (written, checker.batches), now
-            _show(buffer, rates, (now - begin) / seconds)
-
-
-def _show(buffer: ReplayBuffer, rates: tuple[float, float], share: float) -> None:
-    stats = buffer.stats()
-    bar = "#" * int(share * 20)
-    line = (
-        f"[{bar:<20}] {rates[0]:>9,.0f} rows/s in  {rates[1]:>7,.0f} batches/s out  "
-        f"{stats.trajectories:>7,} episodes  {stats.rows / stats.capacity:>4.0%} full"
-    )
-    print(line, end="\r" if sys.stdout.isatty() else "\n", flush=True)
-
-
-def _summary(storage: SharedStorage, checker: Checker, exits: list[int | None]) -> int:
-    episodes = storage.episodes()
-    complete = episodes[episodes["complete"]]
+def _summary(demo: Run, plot: Path) -> int:
+    checker, returns = demo.checker, demo.returns
+    if sys.stdout.isatty():
+        print()
+    if demo.progress:
+        last = demo.progress[-1]
+        took = f"after {last.rows:,} rows, {last.episodes:,} episodes and {last.seconds:.0f} s"
+        count = min(LAST, last.episodes)
+        outcome = f"mean return {returns.mean:.1f} over the last {count} episodes {took}"
+        print(f"\n{'Solved' if returns.solved else 'Not solved'}: {outcome}.")
+        if _draw(demo, plot):
+            print(f"Learning curve: {plot}")
     print(
-        f"\n\n{storage.tape.snapshot()[0]:,} rows written, {len(storage):,} kept; "
-        f"{len(episodes):,} episodes on the tape, {len(complete):,} of them complete, mean return "
-        f"{complete['return'].mean() if len(complete) else float('nan'):.1f}"
+        f"{checker.slices:,} slices, {checker.rows:,} rows drawn and checked: "
+        f"{checker.crossed} rows do not follow the one before them."
     )
-    print(
-        f"{checker.batches:,} batches, {checker.slices:,} slices, {checker.rows:,} rows drawn and "
-        f"checked: {checker.crossed} rows that do not follow the one before them in their slice"
-    )
-    failed = [code for code in exits if code != 0]
-    if failed:
-        print(f"actors ended with {exits}")
-    if checker.crossed or failed or not checker.slices:
+    if checker.crossed:
         print("FAILED")
         return 1
     print("No slice crossed an episode.")
     return 0
+
+
+def _draw(demo: Run, path: Path) -> bool:
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        print("No learning curve: pip install 'contig[plot]'")
+        return False
+    figure, (top, middle, low) = pyplot.subplots(
+        3, 1, sharex=True, figsize=(9, 8), layout="constrained", height_ratios=(3, 1, 1)
+    )
+    returns = np.array(demo.returns.returns)
+    rows = np.array(demo.returns.rows)
+    top.plot(rows, returns, ".", markersize=3, alpha=0.4, label="episodes")
+    if len(returns) >= LAST:
+        mean = np.convolve(returns, np.ones(LAST) / LAST, "valid")
+        top.plot(rows[LAST - 1 :], mean, linewidth=2, label=f"mean of {LAST}")
+    top.axhline(SOLVED, color="grey", linestyle="--", linewidth=1, label="solved")
+    top.set_ylabel("return")
+    top.set_title("CartPole without velocities: recurrent agent, asynchronous actors")
+    top.legend(loc="upper left")
+    at = [p.rows for p in demo.progress]
+    middle.plot(at, [p.rows_in for p in demo.progress], label="written")
+    middle.plot(at, [p.rows_out for p in demo.progress], label="drawn")
+    middle.set_ylabel("rows/s")
+    middle.legend(loc="lower right")
+    low.plot(at, [p.staleness for p in demo.progress])
+    low.set_ylabel("versions stale")
+    low.set_xlabel("rows written (steps of the environments)")
+    for axis in (top, middle, low):
+        axis.grid(alpha=0.3)
+        axis.set_ylim(bottom=0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return True

@@ -17,11 +17,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser(
-        "demo", help="actor processes fill a shared tape while slices are drawn from it"
+        "demo", help="actor processes fill a shared tape while a recurrent agent learns from it"
     )
-    demo.add_argument("--seconds", type=float, default=15.0, help="how long (default: 15)")
-    demo.add_argument("--actors", type=int, default=3, help="actor processes (default: 3)")
-    demo.add_argument("--capacity", type=int, default=50_000, help="rows kept (default: 50000)")
+    from .demo import add_arguments as add_demo_arguments
+
+    add_demo_arguments(demo)
     serve = commands.add_parser("serve", help="a server of its own, for actors and learners")
     from .serve import add_arguments
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from .demo import run
 
-    return run(seconds=args.seconds, actors=args.actors, capacity=args.capacity)
+    return run(args)
 
 
 def command() -> int:

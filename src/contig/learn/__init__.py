@@ -21,7 +21,15 @@ _WHERE = {
         "vtrace",
         "nstep_return",
     ),
-    "contig.learn.estimators": ("GAE", "TD0", "TDLambda", "VTrace", "NStep", "Keys"),
+    "contig.learn.estimators": (
+        "GAE",
+        "TD0",
+        "TDLambda",
+        "VTrace",
+        "NStep",
+        "DiscountedReturn",
+        "Keys",
+    ),
     "contig.learn.mode": ("set_recurrent_mode", "recurrent_mode_state"),
     "contig.learn.recurrent": ("GRUModule", "LSTMModule"),
     "contig.learn.views": ("split_trajectories", "per_trajectory", "pad_slices", "unpad_slices"),
@@ -32,6 +40,7 @@ __all__ = list(_MODULE_OF)
 if TYPE_CHECKING:
     from .estimators import GAE as GAE
     from .estimators import TD0 as TD0
+    from .estimators import DiscountedReturn as DiscountedReturn
     from .estimators import Keys as Keys
     from .estimators import NStep as NStep
     from .estimators import TDLambda as TDLambda

@@ -7,6 +7,7 @@ next state counts.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -20,7 +21,7 @@ from .rows import batch_shape, boundaries, column, leaves, read, write
 from .steps import Array, is_tensor, number
 from .values import values_of
 
-__all__ = ["GAE", "TD0", "TDLambda", "VTrace", "NStep", "Keys"]
+__all__ = ["GAE", "TD0", "TDLambda", "VTrace", "NStep", "DiscountedReturn", "Keys"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Keys:
             object.__setattr__(self, field.name, as_path(getattr(self, field.name)))
 
 
-class _Estimator:
+class _Estimator(ABC):
     """What all estimators share. Calling one is thread-safe if its `value_net` is.
 
     Args:
@@ -57,6 +58,8 @@ class _Estimator:
             dicts.
         keys: where leaves are.
     """
+
+    needs_values = True
 
     def __init__(
         self,
@@ -90,15 +93,7 @@ class _Estimator:
         shape, time = self._batch_dims(data, done)
         cut = self._cuts(data, shape, time)
         stop = cut | _per_row(done, shape)
-        value, next_value = values_of(
-            data,
-            stop,
-            time=time,
-            net=self.value_net,
-            single_call=self.single_call,
-            key=keys.value,
-            init=keys.is_init,
-        )
+        value, next_value = self._values(data, stop, time)
         like = reward if is_tensor(reward) else None
         value, next_value = _as_kind(value, like), _as_kind(next_value, like)
         steps: dict[str, Any] = {
@@ -112,12 +107,27 @@ class _Estimator:
             "gamma": self.gamma,
         }
         advantage, target = self._estimate(data, steps)
-        return write(
-            data, {keys.value: value, keys.advantage: advantage, keys.value_target: target}
-        )
+        new = {keys.value: value, keys.advantage: advantage, keys.value_target: target}
+        return write(data, {path: found for path, found in new.items() if found is not None})
 
+    @abstractmethod
     def _estimate(self, data: Any, steps: dict[str, Any]) -> tuple[Any, Any]:
-        raise NotImplementedError
+        """The advantage and the value target, from the arguments of `contig.learn.returns`."""
+
+    def _values(self, data: Any, stop: Array, time: int) -> tuple[Any, Any]:
+        """Of the rows and of their next states; None if there are none and none are needed."""
+        key = self.keys.value
+        if not self.needs_values and self.value_net is None:
+            return read(data, key), read(data, ("next", *key))
+        return values_of(
+            data,
+            stop,
+            time=time,
+            net=self.value_net,
+            single_call=self.single_call,
+            key=key,
+            init=self.keys.is_init,
+        )
 
     def _need(self, data: Any, path: Path) -> Any:
         found = read(data, path)
@@ -184,6 +194,8 @@ def _drop_last(flag: Any, shape: tuple[int, ...]) -> Any:
 
 def _as_kind(value: Any, like: Any) -> Any:
     """A value as a tensor beside `like`, or as numpy if there is no such."""
+    if value is None:
+        return None
     if like is None:
         return as_array(value)
     tensor = value if is_tensor(value) else to_torch(as_array(value))
@@ -236,6 +248,21 @@ class NStep(_Estimator):
         value = steps.pop("value")
         target = returns.nstep_return(**steps, n=self.n)
         return _less(target, value, steps), target
+
+
+class DiscountedReturn(_Estimator):
+    """Discounted sums of rewards up to the end of each run.
+
+    Values are not needed. Where there are some, by `value_net` or in the batch, a run that does not
+    end terminated goes on with the value of its next state, and the advantage is target - value.
+    """
+
+    needs_values = False
+
+    def _estimate(self, data: Any, steps: dict[str, Any]) -> tuple[Any, Any]:
+        value = steps.pop("value")
+        target = returns.discounted_return(**steps)
+        return None if value is None else _less(target, value, steps), target
 
 
 class VTrace(_Estimator):

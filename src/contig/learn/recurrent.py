@@ -8,6 +8,7 @@ nothing is padded. In "sequential" mode every row is a step of its own, from its
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,11 +31,10 @@ from .rows import INIT, boundaries, leaves, read, tensors, write
 __all__ = ["GRUModule", "LSTMModule"]
 
 
-class _Recurrent(torch.nn.Module):
+class _Recurrent(torch.nn.Module, ABC):
     """What both modules share: keys, shapes, cutting and packing."""
 
     states: int  # how many hidden states there are
-    rnn: Any
 
     def __init__(self, hidden: tuple[int, int], in_keys: Sequence[Any], out_keys: Sequence[Any]):
         super().__init__()
@@ -67,6 +67,11 @@ class _Recurrent(torch.nn.Module):
         self._input, self._hidden, self._init = ins[0], ins[1:-1], ins[-1]
         self.in_keys, self.out_keys = [_key(k) for k in ins], [_key(k) for k in outs]
         self._outs = outs
+
+    @property
+    @abstractmethod
+    def rnn(self) -> Any:
+        """The torch module that holds the weights."""
 
     def make_tensordict_primer(self) -> dict[Path, Any]:
         """By path, the hidden states of one environment at a reset: zeros ``[num_layers, hidden]``.
@@ -174,8 +179,9 @@ class _Recurrent(torch.nn.Module):
         found = [getattr(self.rnn, n) for n in names]
         return found + ([getattr(self.rnn, n) for n in biases] if self.rnn.bias else [None, None])
 
+    @abstractmethod
     def _layer(self, number: int, x: Any, begin: list[Any], packing: Packing) -> list[Any]:
-        raise NotImplementedError
+        """Hidden states of one layer after every packed row; the first is its output."""
 
 
 def _key(path: Path) -> Any:
