@@ -43,7 +43,7 @@ def test_recurrent_ppo() -> None:
 
 def test_dqn() -> None:
     example = load("dqn")
-    assert example.main(frames=2000, seed=0) > 10
+    assert example.main(frames=1500, seed=0) > 10
 
 
 def test_sac(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +57,7 @@ def test_sac(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(example.Learner, "__init__", remember)
     monkeypatch.setattr(example, "RANDOM", 200)
+    monkeypatch.setattr(example, "FRAMES_PER_UPDATE", 8)
     mean = example.main(frames=800, seed=0)
     assert -2000 < mean < -200  # untrained: about -1200
     learner, actor, target = kept[0]
