@@ -121,11 +121,11 @@ class Committer:
     def _run(self) -> None:
         while True:
             with self._turn:
-                while self._waiting is None and not self._closing:
+                if self._waiting is None and not self._closing:
                     self._asleep = True
                     self._turn.wait()
                     self._asleep = False
-                if self._waiting is None or self._broken:
+                if self._broken or (self._waiting is None and self._closing):
                     return
             if self._helped:
                 self._helped = False
