@@ -288,7 +288,7 @@ def test_refused_arguments() -> None:
 
 
 def test_started_in_a_thread_and_every_order_of_its_life() -> None:
-    buffer = ReplayBuffer(LazyTensorStorage(10_000), SliceSampler(slice_len=2), batch_size=8)
+    buffer = ReplayBuffer(LazyTensorStorage(200), SliceSampler(slice_len=2), batch_size=8)
     collector = Collector(
         Steps(), frames_per_batch=50, replay_buffer=buffer, trajs_per_batch=2, seed=0
     )
