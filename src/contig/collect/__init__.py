@@ -5,24 +5,29 @@ Names load when they are first used: a process that steps one environment needs 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
 
 _WHERE = {
-    "Collector": "collector",
-    "GymEnv": "gym_env",
-    "InitTracker": "wrappers",
-    "MultiAsyncCollector": "multi",
-    "MultiCollector": "multi",
-    "MultiSyncCollector": "multi",
-    "ParallelEnv": "parallel",
-    "RandomPolicy": "random_policy",
-    "SerialEnv": "serial",
-    "StepCounter": "wrappers",
-    "TensorDictPrimer": "wrappers",
-    "VectorEnv": "vector",
+    "collector": ("Collector",),
+    "gym_env": ("GymEnv",),
+    "wrappers": (
+        "InitTracker",
+        "StepCounter",
+        "TensorDictPrimer",
+    ),
+    "multi": (
+        "MultiAsyncCollector",
+        "MultiCollector",
+        "MultiSyncCollector",
+    ),
+    "parallel": ("ParallelEnv",),
+    "random_policy": ("RandomPolicy",),
+    "serial": ("SerialEnv",),
+    "vector": ("VectorEnv",),
 }
-__all__ = list(_WHERE)
+__all__, __getattr__, __dir__ = lazy_names(__name__, _WHERE)
 
 if TYPE_CHECKING:
     from .collector import Collector as Collector
@@ -37,9 +42,3 @@ if TYPE_CHECKING:
     from .wrappers import InitTracker as InitTracker
     from .wrappers import StepCounter as StepCounter
     from .wrappers import TensorDictPrimer as TensorDictPrimer
-
-
-def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        return getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
 
 _WHERE = {
-    "contig.dataset.base": ("RolloutFileBase",),
-    "contig.dataset.rollouts": ("RolloutDataset", "Transition"),
-    "contig.dataset.writer": ("RolloutWriter",),
-    "contig.dataset.directories": ("to_rollouts",),
-    "contig.dataset.hdf5": ("from_hdf5", "to_hdf5"),
-    "contig.dataset.lerobot": ("from_lerobot", "lerobot_tasks"),
-    "contig.dataset.minari": ("from_minari", "to_minari"),
-    "contig.dataset.parquet": ("from_parquet", "to_arrow", "to_parquet"),
-    "contig.dataset.rlinf": ("from_rlinf", "to_rlinf"),
+    "base": ("RolloutFileBase",),
+    "rollouts": ("RolloutDataset", "Transition"),
+    "writer": ("RolloutWriter",),
+    "directories": ("to_rollouts",),
+    "hdf5": ("from_hdf5", "to_hdf5"),
+    "lerobot": ("from_lerobot", "lerobot_tasks"),
+    "minari": ("from_minari", "to_minari"),
+    "parquet": ("from_parquet", "to_arrow", "to_parquet"),
+    "rlinf": ("from_rlinf", "to_rlinf"),
 }
-_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
-__all__ = list(_MODULE_OF)
+__all__, __getattr__, __dir__ = lazy_names(__name__, _WHERE)
 
 if TYPE_CHECKING:
     from .base import RolloutFileBase as RolloutFileBase
@@ -36,13 +36,3 @@ if TYPE_CHECKING:
     from .rollouts import RolloutDataset as RolloutDataset
     from .rollouts import Transition as Transition
     from .writer import RolloutWriter as RolloutWriter
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(importlib.import_module(_MODULE_OF[name]), name)
-    raise AttributeError(f"module 'contig.dataset' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__

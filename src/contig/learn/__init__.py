@@ -9,11 +9,12 @@ when they are first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
 
 _WHERE = {
-    "contig.learn.returns": (
+    "returns": (
         "gae",
         "td0_return",
         "td_lambda_return",
@@ -21,7 +22,7 @@ _WHERE = {
         "vtrace",
         "nstep_return",
     ),
-    "contig.learn.estimators": (
+    "estimators": (
         "GAE",
         "TD0",
         "TDLambda",
@@ -30,12 +31,11 @@ _WHERE = {
         "DiscountedReturn",
         "Keys",
     ),
-    "contig.learn.mode": ("set_recurrent_mode", "recurrent_mode_state"),
-    "contig.learn.recurrent": ("GRUModule", "LSTMModule"),
-    "contig.learn.views": ("split_trajectories", "per_trajectory", "pad_slices", "unpad_slices"),
+    "mode": ("set_recurrent_mode", "recurrent_mode_state"),
+    "recurrent": ("GRUModule", "LSTMModule"),
+    "views": ("split_trajectories", "per_trajectory", "pad_slices", "unpad_slices"),
 }
-_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
-__all__ = list(_MODULE_OF)
+__all__, __getattr__, __dir__ = lazy_names(__name__, _WHERE)
 
 if TYPE_CHECKING:
     from .estimators import GAE as GAE
@@ -59,13 +59,3 @@ if TYPE_CHECKING:
     from .views import per_trajectory as per_trajectory
     from .views import split_trajectories as split_trajectories
     from .views import unpad_slices as unpad_slices
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(importlib.import_module(_MODULE_OF[name]), name)
-    raise AttributeError(f"module 'contig.learn' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -5,8 +5,9 @@ Names load when they are first used: the ingest process needs few of them, and s
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
 
 _WHERE = {
     "board": ("Weights", "WeightsBoard"),
@@ -17,8 +18,7 @@ _WHERE = {
     "shared": ("SharedClient",),
     "stream": ("StreamWriter",),
 }
-_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
-__all__ = list(_MODULE_OF)
+__all__, __getattr__, __dir__ = lazy_names(__name__, _WHERE)
 
 if TYPE_CHECKING:
     from .board import Weights as Weights
@@ -33,9 +33,3 @@ if TYPE_CHECKING:
     from .server import TcpTransport as TcpTransport
     from .shared import SharedClient as SharedClient
     from .stream import StreamWriter as StreamWriter
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'contig.transport' has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)

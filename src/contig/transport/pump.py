@@ -16,7 +16,7 @@ from .wire import Type
 if TYPE_CHECKING:
     from .link import Link
 
-__all__ = ["COALESCE_S", "Goodbye", "Pump"]
+__all__ = ["COALESCE_S", "Pump"]
 
 COALESCE_S = 0.002  # how long an open frame waits for more while others are in flight
 
@@ -127,19 +127,19 @@ class Pump:
                 link.took(number)
         elif kind == Type.BYE:
             if not link._closing or link.pending:
-                raise Goodbye("the server was closed")
+                raise _Goodbye("the server was closed")
             link._bye.set()
             self._leaving = True
         elif kind == Type.REFUSE:
             try:
                 raise_refusal(json.loads(self._receiver.payload()))
             except ConnectionError as error:
-                raise Goodbye(str(error)) from error
+                raise _Goodbye(str(error)) from error
         else:
             link.answered(kind, number, self._receiver.payload())
 
 
-class Goodbye(Exception):
+class _Goodbye(Exception):
     """The server ended the connection in good order: there is nothing to come back to."""
 
 
