@@ -31,7 +31,7 @@ uint64_t Board::bytes_for(uint64_t record_size, uint64_t schema_bytes) {
 void Board::format(uint8_t* memory, uint64_t record_size, const char* schema,
                    uint64_t schema_bytes) {
   auto* h = new (memory) BoardHeader{};
-  h->format = 1;
+  h->format = kFormat;
   h->record_size = record_size;
   h->stride = round_up(record_size, 64);
   h->schema_offset = sizeof(BoardHeader);
@@ -48,7 +48,8 @@ Board::Board(uint8_t* memory, uint64_t bytes) : h_(reinterpret_cast<BoardHeader*
     throw std::invalid_argument("weights board: its memory must start at a multiple of 64");
   if (bytes < sizeof(BoardHeader) || h_->magic != kMagic)
     throw std::invalid_argument("not a contig weights board (magic)");
-  if (h_->format != 1) throw std::invalid_argument("a contig weights board of another format");
+  if (h_->format != kFormat)
+    throw std::invalid_argument("a contig weights board of another format");
   record_size_ = h_->record_size;
   schema_bytes_ = h_->schema_bytes;
   stride_ = round_up(record_size_, 64);
@@ -62,40 +63,37 @@ Board::Board(uint8_t* memory, uint64_t bytes) : h_(reinterpret_cast<BoardHeader*
 void Board::publish(int64_t version, const uint8_t* record) {
   const uint64_t n = h_->published.load(relaxed) + 1, slot = n % BoardHeader::kCopies;
   BoardHeader::Copy& copy = h_->copies[slot];
-  copy.sequence.fetch_or(1, relaxed);  // a writer that was killed may have left it odd
+  copy.sequence.store(2 * n - 1, relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   copy_bytes(this->copy(slot), record, record_size_);
   copy.version.store(version, relaxed);
-  copy.sequence.fetch_add(1, release);
+  copy.sequence.store(2 * n, release);
   h_->published.store(n, release);
   wake(h_->wake_word, h_->waiters);
 }
 
 bool Board::read(uint8_t* out, int64_t* version) const {
   for (;;) {
-    const uint64_t n = h_->published.load(acquire);
+    const uint64_t n = published();
     if (n == 0) return false;
-    const uint64_t slot = n % BoardHeader::kCopies;
-    const BoardHeader::Copy& copy = h_->copies[slot];
-    const uint64_t before = copy.sequence.load(acquire);
-    if (before % 2 != 0) continue;  // it was overtaken twice: a newer one is there
-    copy_bytes(out, this->copy(slot), record_size_);
-    *version = copy.version.load(relaxed);
-    std::atomic_thread_fence(acquire);
-    if (copy.sequence.load(relaxed) == before) return true;
+    if (read_nth(n, out, version)) return true;
   }
 }
 
-bool Board::newest(int64_t* version) const {
-  for (;;) {
-    const uint64_t n = h_->published.load(acquire);
-    if (n == 0) return false;
-    const BoardHeader::Copy& copy = h_->copies[n % BoardHeader::kCopies];
-    const uint64_t before = copy.sequence.load(acquire);
-    *version = copy.version.load(relaxed);
-    std::atomic_thread_fence(acquire);
-    if (before % 2 == 0 && copy.sequence.load(relaxed) == before) return true;
-  }
+bool Board::newest(int64_t* version) const { return read(nullptr, version); }
+
+uint64_t Board::published() const { return h_->published.load(acquire); }
+
+bool Board::read_nth(uint64_t n, uint8_t* out, int64_t* version) const {
+  const uint64_t slot = n % BoardHeader::kCopies;
+  const BoardHeader::Copy& copy = h_->copies[slot];
+  // Exactly this one: three later the same copy is whole again a moment before it is published, and
+  // who took that would find an older one afterwards.
+  if (copy.sequence.load(acquire) != 2 * n) return false;
+  if (out != nullptr) copy_bytes(out, this->copy(slot), record_size_);
+  *version = copy.version.load(relaxed);
+  std::atomic_thread_fence(acquire);
+  return copy.sequence.load(relaxed) == 2 * n;
 }
 
 }  // namespace contig

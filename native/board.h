@@ -1,5 +1,5 @@
 // Weights in shared memory: one writer, many readers, never torn. Three copies in turn; a reader
-// copies the newest and asks its sequence word whether it changed meanwhile.
+// copies the newest and asks its sequence word whether it still is what it set out to read.
 //
 //   [ BoardHeader | schema JSON ] [ copy 0 | copy 1 | copy 2 ]
 #pragma once
@@ -19,7 +19,7 @@ struct alignas(64) BoardHeader {
       64) std::atomic<uint64_t> published;  // how many; the newest is in copy published % kCopies
   std::atomic<uint32_t> wake_word, waiters;
   struct alignas(64) Copy {
-    std::atomic<uint64_t> sequence;  // odd while it is written
+    std::atomic<uint64_t> sequence;  // 2n: the nth that was published; 2n - 1: being written
     std::atomic<int64_t> version;
   } copies[kCopies];
 };
@@ -27,6 +27,7 @@ struct alignas(64) BoardHeader {
 class Board {
  public:
   static constexpr uint64_t kMagic = 0x31647261626E6F63ull;  // "conbard1"
+  static constexpr uint64_t kFormat = 2;
   // Throws std::invalid_argument for sizes that make no board.
   static uint64_t bytes_for(uint64_t record_size, uint64_t schema_bytes);
   static void format(uint8_t* memory, uint64_t record_size, const char* schema,
@@ -39,6 +40,10 @@ class Board {
   bool read(uint8_t* out, int64_t* version) const;
   // The newest version; false if there is none.
   bool newest(int64_t* version) const;
+  // The two steps of a read: how many were published, and the nth of them (`out` may be null);
+  // false if its place is, or is being, taken by a later one.
+  uint64_t published() const;
+  bool read_nth(uint64_t n, uint8_t* out, int64_t* version) const;
   BoardHeader& header() const { return *h_; }
   uint64_t record_size() const { return record_size_; }
   const char* schema() const { return reinterpret_cast<const char*>(h_ + 1); }

@@ -571,6 +571,14 @@ uint64_t attack_board(uint64_t words) {
       if (out[i] != rows::mix(static_cast<uint64_t>(version) * 31 + i)) fail("torn weights");
     return version;
   };
+  // Who set out to read the nth and was overtaken gets that one or none.
+  const auto late_readers = [&](int64_t newest) {
+    for (int64_t n = 1; n <= newest + 1; ++n) {
+      int64_t version = -1;
+      if (board.read_nth(static_cast<uint64_t>(n), nullptr, &version) && version != n - 1)
+        fail("a reader that was overtaken got a version that is not published yet");
+    }
+  };
   uint64_t checked = 0, ignored = 0;
   for (int64_t version = 0; version < 8; ++version) {
     const Image start = memory.image();
@@ -580,6 +588,7 @@ uint64_t attack_board(uint64_t words) {
       memory.load(state);
       const int64_t there = read();
       if (there != before && there != version) fail("a version that nobody published");
+      late_readers(version);
       for (int64_t next = version; next < version + 4; ++next) {
         if (next == there) continue;
         publish(next);
