@@ -12,6 +12,7 @@ namespace contig {
 
 namespace {
 constexpr uint32_t kPolynomial = 0x82F63B78;  // reflected
+constexpr uint32_t kOne = uint32_t{1} << 31;  // x^0
 
 using Table = std::array<std::array<uint32_t, 256>, 8>;
 
@@ -29,6 +30,16 @@ const Table& byte_tables() {
     return t;
   }();
   return table;
+}
+
+// Checksums are polynomials, the highest power in the lowest bit: a product of two, modulo ours.
+uint32_t product(uint32_t a, uint32_t b) {
+  uint32_t out = 0;
+  for (; a != 0; a <<= 1) {
+    if ((a & kOne) != 0) out ^= b;
+    b = (b >> 1) ^ (b & 1 ? kPolynomial : 0);
+  }
+  return out;
 }
 
 #if CONTIG_CRC_X86
@@ -61,28 +72,45 @@ uint32_t shift(uint32_t c) {
   return t[0][c & 255] ^ t[1][c >> 8 & 255] ^ t[2][c >> 16 & 255] ^ t[3][c >> 24];
 }
 
-__attribute__((target("sse4.2"))) uint32_t crc32c_sse(uint32_t before, const uint8_t* p, size_t n) {
+// Copies what it reads to `to`, if there is one.
+template <bool kCopies>
+__attribute__((target("sse4.2"))) uint32_t crc32c_sse(uint32_t before, uint8_t* to,
+                                                      const uint8_t* p, size_t n) {
   const auto word = [](const uint8_t* at) {
     uint64_t w;
     std::memcpy(&w, at, 8);
     return w;
   };
+  const auto keep = [](uint8_t* at, uint64_t w) {
+    if (kCopies) std::memcpy(at, &w, 8);
+  };
   uint64_t c = ~before;
   while (n >= 3 * kStream) {
     uint64_t c1 = 0, c2 = 0;
     for (size_t i = 0; i < kStream; i += 8) {
-      c = _mm_crc32_u64(c, word(p + i));
-      c1 = _mm_crc32_u64(c1, word(p + kStream + i));
-      c2 = _mm_crc32_u64(c2, word(p + 2 * kStream + i));
+      const uint64_t w = word(p + i), w1 = word(p + kStream + i), w2 = word(p + 2 * kStream + i);
+      c = _mm_crc32_u64(c, w);
+      c1 = _mm_crc32_u64(c1, w1);
+      c2 = _mm_crc32_u64(c2, w2);
+      keep(to + i, w);
+      keep(to + kStream + i, w1);
+      keep(to + 2 * kStream + i, w2);
     }
     c = shift(shift(static_cast<uint32_t>(c)) ^ static_cast<uint32_t>(c1)) ^ c2;
     p += 3 * kStream;
+    if (kCopies) to += 3 * kStream;
     n -= 3 * kStream;
   }
+  if (kCopies && n > 0) p = static_cast<uint8_t*>(std::memcpy(to, p, n));
   for (; n >= 8; p += 8, n -= 8) c = _mm_crc32_u64(c, word(p));
   auto c32 = static_cast<uint32_t>(c);
   for (; n > 0; ++p, --n) c32 = _mm_crc32_u8(c32, *p);
   return ~c32;
+}
+
+bool has_instruction() {
+  static const bool has = __builtin_cpu_supports("sse4.2") != 0;
+  return has;
 }
 #endif
 }  // namespace
@@ -99,12 +127,37 @@ uint32_t crc32c_portable(uint32_t before, const uint8_t* p, size_t n) {
   return ~c;
 }
 
+uint32_t crc32c_join(uint32_t first, uint32_t second, uint64_t bytes) {
+  if (first == 0) return second;
+  // As if as many zero bytes had followed the first: times x to the power of their bits. Mostly it
+  // is the same number again and again.
+  thread_local uint64_t last_bytes = 0;
+  thread_local uint32_t last_power = kOne;
+  if (bytes != last_bytes) {
+    uint32_t power = kOne >> 8;  // of one byte: x^8
+    last_power = kOne;
+    for (uint64_t left = bytes; left != 0; left >>= 1) {
+      if ((left & 1) != 0) last_power = product(power, last_power);
+      power = product(power, power);
+    }
+    last_bytes = bytes;
+  }
+  return product(last_power, first) ^ second;
+}
+
 uint32_t crc32c(uint32_t before, const uint8_t* data, size_t n) {
 #if CONTIG_CRC_X86
-  static const bool fast = __builtin_cpu_supports("sse4.2") != 0;
-  if (fast) return crc32c_sse(before, data, n);
+  if (has_instruction()) return crc32c_sse<false>(before, nullptr, data, n);
 #endif
   return crc32c_portable(before, data, n);
+}
+
+uint32_t crc32c_copy(uint32_t before, uint8_t* to, const uint8_t* from, size_t n) {
+#if CONTIG_CRC_X86
+  if (has_instruction()) return crc32c_sse<true>(before, to, from, n);
+#endif
+  std::memcpy(to, from, n);
+  return crc32c_portable(before, to, n);  // of what was copied, whoever writes to `from` meanwhile
 }
 
 }  // namespace contig

@@ -13,8 +13,9 @@ enum class FrameType : uint8_t {
   open = 1,
   accept,
   refuse,
-  items
-};  // of those that native code makes
+  items,
+  ack
+};  // of those that native code makes or reads
 constexpr uint8_t kFrameTypes = 13;
 
 struct Frame {

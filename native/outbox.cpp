@@ -20,19 +20,20 @@ void OutFrame::seal() {
   f.runs = static_cast<uint32_t>(runs.size() / kRunBytes);
   f.rows = static_cast<uint32_t>(rows);
   f.length = runs.size() + used;
-  f.body_crc = runs.empty() ? crc : crc32c(crc32c(0, runs.data(), runs.size()), body, used);
+  f.body_crc = crc32c_join(crc32c(0, runs.data(), runs.size()), crc, used);
   head.resize(kFrameHeader + runs.size());
   write_header(f, head.data());
   std::copy(runs.begin(), runs.end(), head.begin() + kFrameHeader);
 }
 
 Outbox::Outbox(uint64_t record_size, bool padded, uint64_t first, uint64_t frame_bytes)
-    : record_size_(record_size), next_(first), frame_bytes_(frame_bytes), padded_(padded) {
+    : record_size_(record_size), frame_bytes_(frame_bytes), padded_(padded), next_(first) {
   if (record_size == 0) throw std::invalid_argument("Outbox: a record has at least a byte");
   if (frame_bytes > uint64_t{1} << 46) throw std::invalid_argument("Outbox: too large");
 }
 
 uint8_t* Outbox::room(uint64_t rows) {
+  const std::lock_guard lock(mutex_);
   const uint64_t bytes = rows * record_size_;
   // Together with a run that may come with them.
   const uint64_t whole = open_ ? open_->used + open_->runs.size() + kRunBytes + bytes : 0;
@@ -43,31 +44,69 @@ uint8_t* Outbox::room(uint64_t rows) {
   }
   if (!open_) {
     open_ = std::make_shared<OutFrame>(std::max(frame_bytes_, bytes));
-    open_->first = next_;
+    open_->first = next();
   }
+  filling_ = true;
   uint8_t* at = open_->body + open_->used;
   if (padded_) std::memset(at, 0, bytes);
   return at;
 }
 
+void Outbox::cancel() {
+  const std::lock_guard lock(mutex_);
+  filling_ = false;
+}
+
+uint32_t LeafSums::over(uint32_t before, const uint8_t* record, size_t bytes) {
+  std::sort(sums_, sums_ + n_, [](const Sum& a, const Sum& b) { return a.offset < b.offset; });
+  size_t at = 0;
+  for (size_t i = 0; i < n_; ++i) {
+    before = crc32c(before, record + at, sums_[i].offset - at);
+    before = crc32c_join(before, sums_[i].crc, sums_[i].bytes);
+    at = sums_[i].offset + sums_[i].bytes;
+  }
+  return crc32c(before, record + at, bytes - at);
+}
+
+void Outbox::sum(uint64_t rows) {
+  open_->crc = crc32c(open_->crc, open_->body + open_->used, rows * record_size_);
+}
+
+// What was written to the room, and is in the checksum, counts from here on.
+void Outbox::added(uint64_t rows, uint64_t items) {
+  const uint64_t bytes = rows * record_size_;
+  const std::lock_guard lock(mutex_);
+  open_->used += bytes;
+  open_->rows += rows;
+  open_->items += items;
+  next_.store(next() + items, std::memory_order_relaxed);
+  filling_ = false;
+  // Another one of this size would not go in: it need not wait for one.
+  if (open_->used + open_->runs.size() + kRunBytes + bytes > frame_bytes_) {
+    full_.push_back(open_);
+    open_.reset();
+  }
+}
+
 void Outbox::commit_records(uint64_t rows) {
   if (!open_->runs.empty()) throw std::invalid_argument("Outbox: records behind a run");
-  open_->crc = crc32c(open_->crc, open_->body + open_->used, rows * record_size_);
-  open_->used += rows * record_size_;
-  open_->rows += rows;
-  open_->items += rows;
-  next_ += rows;
+  sum(rows);
+  added(rows, rows);
+}
+
+void Outbox::commit_record(LeafSums sums) {
+  if (!open_->runs.empty()) throw std::invalid_argument("Outbox: records behind a run");
+  open_->crc = sums.over(open_->crc, open_->body + open_->used, record_size_);
+  added(1, 1);
 }
 
 void Outbox::commit_run(const WireRun& run) {
   if (open_->items > 0 && open_->runs.empty())
     throw std::invalid_argument("Outbox: a run behind records");
-  open_->used += run.rows * record_size_;
-  open_->rows += run.rows;
-  open_->items += 1;
-  next_ += 1;
   const auto* bytes = reinterpret_cast<const uint8_t*>(&run);
   open_->runs.insert(open_->runs.end(), bytes, bytes + kRunBytes);
+  sum(run.rows);
+  added(run.rows, 1);
 }
 
 bool Outbox::grow_run(const WireRun& run) {
@@ -86,17 +125,22 @@ bool Outbox::grow_run(const WireRun& run) {
   there.rows += run.rows;
   there.flags |= run.flags;
   std::memcpy(last, &there, sizeof there);
-  open_->used += run.rows * record_size_;
-  open_->rows += run.rows;
+  sum(run.rows);
+  added(run.rows, 0);
   return true;
 }
 
 std::shared_ptr<OutFrame> Outbox::take(bool open) {
+  const std::lock_guard lock(mutex_);
+  return take_locked(open);
+}
+
+std::shared_ptr<OutFrame> Outbox::take_locked(bool open) {
   std::shared_ptr<OutFrame> frame;
   if (!full_.empty()) {
     frame = full_.front();
     full_.pop_front();
-  } else if (open && open_ && open_->items > 0) {
+  } else if (open && open_to_take()) {
     frame = open_;
     open_.reset();
   }

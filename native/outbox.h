@@ -1,10 +1,12 @@
 // What a client has to send: records gather in a frame that is open until it is full or taken.
-// Not thread-safe: the client holds its lock around every call.
+// One thread at a time adds to it (`room`, then `commit` or `cancel`); another may take from it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "block.h"
@@ -22,10 +24,29 @@ struct OutFrame {
   uint8_t* body;
   uint64_t capacity, used = 0;
   uint64_t first = 0, items = 0, rows = 0;
-  uint32_t crc = 0;  // of the records so far, which are still in the cache; without runs
+  uint32_t crc = 0;  // of the records so far, taken while they are in the cache
   std::vector<uint8_t> runs;
   std::vector<uint8_t> head;  // once sealed
   void seal();
+  uint64_t bytes() const { return head.size() + used; }
+};
+
+// Checksums of some leaves of one record, taken while they were copied to it.
+class LeafSums {
+ public:
+  struct Sum {
+    size_t offset, bytes;
+    uint32_t crc;
+  };
+  bool wants(size_t bytes) const { return bytes >= 4096 && n_ < kMost; }
+  void add(const Sum& sum) { sums_[n_++] = sum; }
+  // The checksum of a record that follows what `before` is of.
+  uint32_t over(uint32_t before, const uint8_t* record, size_t bytes);
+
+ private:
+  static constexpr size_t kMost = 8;
+  Sum sums_[kMost];
+  size_t n_ = 0;
 };
 
 class Outbox {
@@ -33,9 +54,12 @@ class Outbox {
   // `padded`: records have bytes between leaves, which are to be 0.
   Outbox(uint64_t record_size, bool padded, uint64_t first, uint64_t frame_bytes);
 
-  // Room for some records at the end of the open frame; nothing counts until `commit`.
+  // Room for some records at the end of the open frame, which nobody takes meanwhile; nothing
+  // counts until it is committed.
   uint8_t* room(uint64_t rows);
+  void cancel();
   void commit_records(uint64_t rows);   // of a queue: each is an item
+  void commit_record(LeafSums sums);    // one, of which some checksums are known
   void commit_run(const WireRun& run);  // of a tape: its rows are one item
   // More rows for the last run of the open frame, if they go on with its trajectory or its one
   // lane; false: they need a run of their own.
@@ -44,15 +68,24 @@ class Outbox {
   // The oldest frame, sealed, or null: one that is full, or, with `open`, the open one too.
   std::shared_ptr<OutFrame> take(bool open);
 
-  uint64_t next() const { return next_; }  // sequence number of the next item
-  uint64_t open_bytes() const { return open_ ? open_->used : 0; }
-  uint64_t full_frames() const { return full_.size(); }
-  bool empty() const { return full_.empty() && (!open_ || open_->items == 0); }
+  uint64_t next() const { return next_.load(std::memory_order_relaxed); }  // item's number
   uint64_t record_size() const { return record_size_; }
 
+  // For who takes frames, with the mutex held.
+  std::mutex& mutex() { return mutex_; }
+  std::shared_ptr<OutFrame> take_locked(bool open);
+  uint64_t open_bytes() const { return open_ ? open_->used : 0; }
+  bool open_to_take() const { return open_ && open_->items > 0 && !filling_; }
+
  private:
-  uint64_t record_size_, next_, frame_bytes_;
-  bool padded_;
+  void sum(uint64_t rows);
+  void added(uint64_t rows, uint64_t items);
+
+  const uint64_t record_size_, frame_bytes_;
+  const bool padded_;
+  std::mutex mutex_;
+  std::atomic<uint64_t> next_;
+  bool filling_ = false;  // a caller is writing behind what the open frame holds
   std::shared_ptr<OutFrame> open_;
   std::deque<std::shared_ptr<OutFrame>> full_;
 };

@@ -165,6 +165,18 @@ uint64_t Queue::slot_for(uint64_t block) {
   return slot;
 }
 
+bool Queue::has_room(uint64_t n) const {
+  const uint64_t head = h_->head.load(relaxed), size = spec_.batch_size;
+  const uint64_t first = head / size, last = (head + n - 1) / size;
+  if (n == 0 || last - first >= spec_.num_slots) return n == 0;
+  uint64_t free = 0, missing = 0;
+  for (uint64_t i = 0; i < spec_.num_slots; ++i)
+    free += slots_[i].block.load(acquire) == kFreeSlot ? 1 : 0;
+  for (uint64_t block = first; block <= last; ++block)
+    missing += slot_of(block) == kFreeSlot ? 1 : 0;
+  return missing <= free;
+}
+
 void Queue::scatter(uint8_t* block, uint64_t at, const uint8_t* records, uint64_t n) const {
   const uint8_t* rows[kGroup];
   for (uint64_t done = 0; done < n; done += kGroup) {

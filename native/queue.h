@@ -84,6 +84,8 @@ class Queue {
   };
   // Appends n records, items `first`... of the producer, without those seen before.
   Accepted accept(uint64_t producer, uint64_t first, const uint8_t* records, uint64_t n);
+  // Whether n more items find room.
+  bool has_room(uint64_t n) const;
   // How many items of a producer are in; `next` if it is not known.
   uint64_t seen(uint64_t producer, uint64_t next);
 

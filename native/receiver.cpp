@@ -95,15 +95,15 @@ uint64_t Receiver::receive(int socket) {
     const bool large = parsed_ && needed() >= kLarge && needed() <= size_;
     return large && held() < needed() ? needed() - held() : 0;
   };
-  while (missing() > 0) {
+  do {
     uint64_t bytes;
     uint8_t* at = room(&bytes);
-    const ssize_t n = recv(socket, at, bytes, MSG_DONTWAIT);
+    const ssize_t n = bytes == 0 ? 0 : recv(socket, at, bytes, MSG_DONTWAIT);
     if (n <= 0) break;
     received(static_cast<uint64_t>(n));
-    sum();
+    if (parsed_) sum();
     total += static_cast<uint64_t>(n);
-  }
+  } while (missing() > 0);
   socket_ = socket;
   wake_at(std::clamp<uint64_t>(missing(), 1, kRound));
 #else

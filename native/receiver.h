@@ -19,10 +19,10 @@ class Receiver {
   // Room behind what was received, moved to the front if that makes more of it.
   uint8_t* room(uint64_t* bytes);
   void received(uint64_t bytes);
-  // Receives the rest of a large frame from a socket, as far as it is there, in pieces that are
-  // summed up while they are in the cache; how many bytes. Of what is still missing then, a good
-  // part has to be there before the socket is called readable again. Whatever goes wrong, the next
-  // reader finds.
+  // Receives from a socket what is there: the rest of a large frame, in pieces that are summed up
+  // while they are in the cache, or else as much as there is room for; how many bytes. Of what is
+  // still missing of a large frame, a good part has to be there before the socket is called
+  // readable again. Whatever goes wrong, the next reader finds.
   uint64_t receive(int socket);
   // Raw bytes of the handshake, before any frame: null if there are fewer.
   const uint8_t* peek(uint64_t bytes) const { return held() < bytes ? nullptr : data_ + from_; }

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "../crc32c.h"
+
 namespace contig {
 
 namespace {
@@ -145,21 +147,21 @@ bool Plan::each_child(const Node& node, PyObject* value, F f) {
   return true;
 }
 
-bool Plan::pack(PyObject* tree, uint8_t* record) const {
-  if (!pack_node(root_, tree, record)) return false;
+bool Plan::pack(PyObject* tree, uint8_t* record, LeafSums* sums) const {
+  if (!pack_node(root_, tree, record, sums)) return false;
   for (const DualSpec& d : duals_)
     if (!complete(d, record + d.to.offset, record + d.a.offset, record + d.b.offset)) return false;
   return true;
 }
 
-bool Plan::pack_node(const Node& node, PyObject* value, uint8_t* record) const {
-  if (node.leaf >= 0) return pack_leaf(leaves_[node.leaf], value, record);
+bool Plan::pack_node(const Node& node, PyObject* value, uint8_t* record, LeafSums* sums) const {
+  if (node.leaf >= 0) return pack_leaf(leaves_[node.leaf], value, record, sums);
   return each_child(node, value, [&](const Node& child, PyObject* item) {
-    return pack_node(child, item, record);
+    return pack_node(child, item, record, sums);
   });
 }
 
-bool Plan::pack_leaf(const LeafSpec& leaf, PyObject* value, uint8_t* record) const {
+bool Plan::pack_leaf(const LeafSpec& leaf, PyObject* value, uint8_t* record, LeafSums* sums) const {
   uint8_t* to = record + leaf.offset;
   if (leaf.shape.empty()) {
     if (PyFloat_CheckExact(value)) {
@@ -194,7 +196,11 @@ bool Plan::pack_leaf(const LeafSpec& leaf, PyObject* value, uint8_t* record) con
   if (!tail_shape_is(v, leaf.shape, 0) || !PyBuffer_IsContiguous(&v, 'C')) return false;
   const char kind = kind_of(v.format);
   if (kind == leaf.kind && static_cast<size_t>(v.itemsize) == leaf.itemsize) {
-    std::memcpy(to, v.buf, leaf.bytes);
+    const auto* from = static_cast<const uint8_t*>(v.buf);
+    if (sums != nullptr && sums->wants(leaf.bytes))
+      sums->add({leaf.offset, leaf.bytes, crc32c_copy(0, to, from, leaf.bytes)});
+    else
+      std::memcpy(to, from, leaf.bytes);
     return true;
   }
   if (kind == 'f' && v.itemsize == 8 && leaf.kind == 'f' && leaf.itemsize == 4) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "../outbox.h"
 #include "../tape.h"
 
 namespace contig {
@@ -50,8 +51,9 @@ class Plan {
        size_t record_size);
 
   size_t record_size() const { return record_size_; }
-  // Packs one row into `record`; false: not understood, `record` is then undefined.
-  bool pack(PyObject* tree, uint8_t* record) const;
+  // Packs one row into `record`; false: not understood, `record` is then undefined. Checksums of
+  // large leaves, taken on the way, are added to `sums` if it is given.
+  bool pack(PyObject* tree, uint8_t* record, LeafSums* sums = nullptr) const;
   // Finds the columns of a tree of [batch..., leaf...] arrays; false: not understood.
   bool columns(PyObject* tree, size_t batch_ndim, ColumnSet* out) const;
 
@@ -63,8 +65,8 @@ class Plan {
     std::vector<std::pair<nb::object, Node>> children;
   };
   static Node build(nb::handle tree, size_t n_leaves);
-  bool pack_node(const Node& node, PyObject* value, uint8_t* record) const;
-  bool pack_leaf(const LeafSpec& leaf, PyObject* value, uint8_t* record) const;
+  bool pack_node(const Node& node, PyObject* value, uint8_t* record, LeafSums* sums) const;
+  bool pack_leaf(const LeafSpec& leaf, PyObject* value, uint8_t* record, LeafSums* sums) const;
   bool column_node(const Node& node, PyObject* value, size_t batch_ndim, ColumnSet* out) const;
   template <class F>
   static bool each_child(const Node& node, PyObject* value, F f);

@@ -1,4 +1,4 @@
-// Frames, the batch queue, what clients have to send, and published weights, as Python sees them.
+// Frames, the batch queue and published weights, as Python sees them.
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
@@ -6,9 +6,7 @@
 
 #include "../board.h"
 #include "../crc32c.h"
-#include "../exchange.h"
-#include "../gather.h"
-#include "../outbox.h"
+#include "../intake.h"
 #include "../process.h"
 #include "../queue.h"
 #include "../receiver.h"
@@ -60,13 +58,8 @@ nb::bytes make_header(uint8_t type, uint64_t number, nb::list parts) {
   return nb::bytes(reinterpret_cast<char*>(out), kFrameHeader);
 }
 
-struct ReceiverHandle {
-  ReceiverHandle(uint64_t bytes, uint64_t max_frame) : receiver(bytes, max_frame) {}
-  Receiver receiver;
-};
-
 nb::object room(nb::handle self) {
-  auto& r = nb::inst_ptr<ReceiverHandle>(self)->receiver;
+  auto& r = *nb::inst_ptr<Receiver>(self);
   uint64_t bytes;
   uint8_t* at = r.room(&bytes);
   PyObject* view = PyMemoryView_FromMemory(reinterpret_cast<char*>(at),
@@ -75,17 +68,16 @@ nb::object room(nb::handle self) {
   return nb::steal(view);
 }
 
-void feed(ReceiverHandle& h, nb::bytes data) {
+void feed(Receiver& h, nb::bytes data) {
   uint64_t bytes;
-  uint8_t* at = h.receiver.room(&bytes);
+  uint8_t* at = h.room(&bytes);
   if (data.size() > bytes)
     throw std::invalid_argument("Receiver.feed: more than there is room for");
   std::memcpy(at, data.c_str(), data.size());
-  h.receiver.received(data.size());
+  h.received(data.size());
 }
 
-nb::bytes payload(const ReceiverHandle& h) {
-  const Receiver& r = h.receiver;
+nb::bytes payload(const Receiver& r) {
   if (!r.ready()) throw std::invalid_argument("Receiver.payload: no whole frame");
   return nb::bytes(reinterpret_cast<const char*>(r.body()), r.frame().length);
 }
@@ -163,13 +155,24 @@ nb::tuple accepted(const Queue::Accepted& a) {
 }
 
 // The frame at a connection's front, which must be checked ITEMS of this queue's records.
-nb::tuple accept_frame(QueueHandle& q, ReceiverHandle& r, uint64_t producer) {
-  const Frame& f = r.receiver.frame();
+nb::tuple accept_frame(QueueHandle& q, Receiver& r, uint64_t producer) {
+  const Frame& f = r.frame();
   check_producer(producer, false);
-  if (!r.receiver.fits(q.queue.spec().record_size, false))
+  if (!r.fits(q.queue.spec().record_size, false))
     throw std::invalid_argument("accept_frame: no whole frame of this queue's records");
-  return accepted(q.locked(
-      f.length, [&] { return q.queue.accept(producer, f.number, r.receiver.body(), f.rows); }));
+  return accepted(
+      q.locked(f.length, [&] { return q.queue.accept(producer, f.number, r.body(), f.rows); }));
+}
+
+// As many frames as can be taken in natively: (bytes received, frames, items, seen).
+nb::tuple take_frames(QueueHandle& q, Receiver& r, int socket, uint64_t producer) {
+  check_producer(producer, false);
+  Intake in;
+  {
+    NoGil no_gil;
+    in = take_in(q.queue, r, socket, producer);
+  }
+  return nb::make_tuple(in.bytes, in.frames, in.items, in.seen);
 }
 
 nb::tuple accept_records(QueueHandle& q, Record records, uint64_t producer, uint64_t first) {
@@ -256,6 +259,7 @@ void bind_queue(nb::module_& m) {
           nb::arg("num_slots"), nb::arg("block_bytes"), nb::arg("columns"), nb::arg("schema"))
       .def_rw("lock_timeout_s", &QueueHandle::lock_timeout_s)
       .def("accept_frame", &accept_frame, nb::arg("receiver"), nb::arg("producer"))
+      .def("take_frames", &take_frames, nb::arg("receiver"), nb::arg("socket"), nb::arg("producer"))
       .def("accept_records", &accept_records, nb::arg("records").noconvert(), nb::arg("producer"),
            nb::arg("first"))
       .def("submit", &submit, nb::arg("plan"), nb::arg("tree").none())
@@ -340,95 +344,6 @@ void bind_queue(nb::module_& m) {
       });
 }
 
-// -- what clients have to send --------------------------------------------------------------------
-
-int out_buffer(PyObject* self, Py_buffer* view, int flags) {
-  const auto* frame = nb::inst_ptr<OutFrame>(self);
-  return PyBuffer_FillInfo(view, self, frame->body, static_cast<Py_ssize_t>(frame->used), 1, flags);
-}
-
-PyType_Slot out_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(out_buffer)}, {0, nullptr}};
-
-WireRun wire_run(uint64_t rows, uint32_t flags, int64_t traj_id, int64_t version, uint32_t lanes) {
-  if (rows == 0 || rows > UINT32_MAX) throw std::invalid_argument("a run has 1 to 2^32 - 1 rows");
-  return WireRun{static_cast<uint32_t>(rows), flags, traj_id, version, lanes, 0};
-}
-
-void bind_outbox(nb::module_& m) {
-  nb::class_<OutFrame>(m, "OutFrame", nb::type_slots(out_slots))
-      .def_ro("first", &OutFrame::first)
-      .def_ro("items", &OutFrame::items)
-      .def_prop_ro("nbytes", [](const OutFrame& f) { return f.head.size() + f.used; })
-      .def_prop_ro("head", [](const OutFrame& f) {
-        return nb::bytes(reinterpret_cast<const char*>(f.head.data()), f.head.size());
-      });
-  nb::class_<Outbox>(m, "Outbox")
-      .def(nb::init<uint64_t, bool, uint64_t, uint64_t>(), nb::arg("record_size"),
-           nb::arg("padded"), nb::arg("first"), nb::arg("frame_bytes"))
-      .def(
-          "pack",
-          [](Outbox& o, const Plan& plan, nb::handle tree) {
-            if (plan.record_size() != o.record_size())
-              throw std::invalid_argument("pack: a plan for other records");
-            if (!plan.pack(tree.ptr(), o.room(1))) return false;
-            o.commit_records(1);
-            return true;
-          },
-          nb::arg("plan"), nb::arg("tree").none())
-      .def(
-          "pack_row",
-          [](Outbox& o, const Plan& plan, nb::handle tree, uint32_t flags, int64_t traj_id,
-             int64_t version, uint32_t lanes) {
-            if (plan.record_size() != o.record_size())
-              throw std::invalid_argument("pack: a plan for other records");
-            if (!plan.pack(tree.ptr(), o.room(1))) return false;
-            const WireRun run = wire_run(1, flags, traj_id, version, lanes);
-            if (!o.grow_run(run)) o.commit_run(run);
-            return true;
-          },
-          nb::arg("plan"), nb::arg("tree").none(), nb::arg("flags"), nb::arg("traj_id"),
-          nb::arg("version"), nb::arg("lanes"))
-      .def(
-          "add_records",
-          [](Outbox& o, Record records) {
-            const uint64_t n = records.shape(0) / o.record_size();
-            if (n == 0 || n * o.record_size() != records.shape(0))
-              throw std::invalid_argument("records: expected a whole number of records");
-            std::memcpy(o.room(n), records.data(), records.shape(0));
-            o.commit_records(n);
-          },
-          nb::arg("records").noconvert())
-      .def(
-          "add_run",
-          [](Outbox& o, Record records, uint32_t flags, int64_t traj_id, int64_t version,
-             uint32_t lanes, bool may_grow) {
-            const uint64_t n = records.shape(0) / o.record_size();
-            if (n * o.record_size() != records.shape(0))
-              throw std::invalid_argument("records: expected a whole number of records");
-            const WireRun run = wire_run(n, flags, traj_id, version, lanes);
-            std::memcpy(o.room(n), records.data(), records.shape(0));
-            if (!may_grow || !o.grow_run(run)) o.commit_run(run);
-          },
-          nb::arg("records").noconvert(), nb::arg("flags"), nb::arg("traj_id"), nb::arg("version"),
-          nb::arg("lanes"), nb::arg("may_grow"))
-      .def(
-          "add_columns",
-          [](Outbox& o, nb::list arrays, Seqs leaves, uint64_t n, uint32_t flags, int64_t traj_id,
-             int64_t version, uint32_t lanes, bool may_grow) {
-            const WireRun run = wire_run(n, flags, traj_id, version, lanes);
-            const auto columns = columns_from(arrays, leaves, n, o.record_size());
-            join_columns(rows_of(columns, n), o.record_size(), o.room(n));
-            if (!may_grow || !o.grow_run(run)) o.commit_run(run);
-          },
-          nb::arg("arrays"), nb::arg("leaves").noconvert(), nb::arg("n"), nb::arg("flags"),
-          nb::arg("traj_id"), nb::arg("version"), nb::arg("lanes"), nb::arg("may_grow"))
-      .def("take", &Outbox::take, nb::arg("open"))
-      .def_prop_ro("next", &Outbox::next)
-      .def_prop_ro("open_bytes", &Outbox::open_bytes)
-      .def_prop_ro("full_frames", &Outbox::full_frames)
-      .def_prop_ro("empty", &Outbox::empty);
-}
-
 // -- weights --------------------------------------------------------------------------------------
 
 struct BoardHandle {
@@ -489,49 +404,6 @@ void bind_board(nb::module_& m) {
       });
 }
 
-// The bytes of several buffers, for as long as it lives.
-class Views {
- public:
-  explicit Views(nb::list parts) {
-    views_.reserve(parts.size());
-    for (nb::handle part : parts) {
-      Py_buffer view;
-      if (PyObject_GetBuffer(part.ptr(), &view, PyBUF_SIMPLE) != 0) {
-        release();
-        throw nb::python_error();
-      }
-      views_.push_back(view);
-      spans_.push_back({static_cast<const uint8_t*>(view.buf), static_cast<size_t>(view.len)});
-    }
-  }
-  ~Views() { release(); }
-  Views(const Views&) = delete;
-  Views& operator=(const Views&) = delete;
-  const std::vector<Span>& spans() const { return spans_; }
-
- private:
-  void release() {
-    for (Py_buffer& view : views_) PyBuffer_Release(&view);
-  }
-  std::vector<Py_buffer> views_;
-  std::vector<Span> spans_;
-};
-
-nb::tuple exchange_parts(int socket, int wake, nb::list parts, double timeout_s) {
-  const Views views(parts);
-  Exchanged done;
-  {
-    NoGil no_gil;
-    done = exchange(socket, wake, views.spans(), timeout_s);
-  }
-  if (done.error != 0) {
-    errno = done.error;
-    PyErr_SetFromErrno(PyExc_OSError);
-    throw nb::python_error();
-  }
-  return nb::make_tuple(done.sent, done.readable, done.woken);
-}
-
 }  // namespace
 
 void bind_transport(nb::module_& m) {
@@ -548,73 +420,66 @@ void bind_transport(nb::module_& m) {
         return crc32c_portable(before, reinterpret_cast<const uint8_t*>(data.c_str()), data.size());
       },
       nb::arg("data"), nb::arg("before") = 0);
-  m.attr("CAN_EXCHANGE") = can_exchange();
-  m.def("exchange", &exchange_parts, nb::arg("socket"), nb::arg("wake"), nb::arg("parts"),
-        nb::arg("timeout_s"),
-        "What was sent, and whether the socket and the waking one can be read.");
+  m.def("crc32c_join", &crc32c_join, nb::arg("first"), nb::arg("second"), nb::arg("bytes"));
   m.def("make_frame", &make_frame, nb::arg("type"), nb::arg("number"), nb::arg("payload"));
   m.def("make_header", &make_header, nb::arg("type"), nb::arg("number"), nb::arg("parts"));
-  nb::class_<ReceiverHandle>(m, "Receiver")
+  nb::class_<Receiver>(m, "Receiver")
       .def(nb::init<uint64_t, uint64_t>(), nb::arg("bytes"), nb::arg("max_frame"))
       .def(
           "room", [](nb::handle self) { return room(self); },
           "Where to receive to; valid until the next call of anything else.")
-      .def("received", [](ReceiverHandle& h, uint64_t n) { h.receiver.received(n); })
+      .def("received", [](Receiver& h, uint64_t n) { h.received(n); })
       .def("receive",
-           [](ReceiverHandle& h, int socket) {
+           [](Receiver& h, int socket) {
              NoGil no_gil;
-             return h.receiver.receive(socket);
+             return h.receive(socket);
            })
       .def("feed", &feed)
       .def("peek",
-           [](const ReceiverHandle& h, uint64_t n) -> nb::object {
-             const uint8_t* at = h.receiver.peek(n);
+           [](const Receiver& h, uint64_t n) -> nb::object {
+             const uint8_t* at = h.peek(n);
              if (at == nullptr) return nb::none();
              return nb::bytes(reinterpret_cast<const char*>(at), n);
            })
       .def("skip",
-           [](ReceiverHandle& h, uint64_t n) {
-             if (n > h.receiver.held())
-               throw std::invalid_argument("Receiver.skip: more than is held");
-             h.receiver.skip(n);
+           [](Receiver& h, uint64_t n) {
+             if (n > h.held()) throw std::invalid_argument("Receiver.skip: more than is held");
+             h.skip(n);
            })
       .def(
-          "next", [](ReceiverHandle& h) { return static_cast<int>(h.receiver.next()); },
+          "next", [](Receiver& h) { return static_cast<int>(h.next()); },
           "0: more bytes are needed, 1: a frame is ready, 2: it needs a larger buffer, 3: refused.")
-      .def("check_items", [](ReceiverHandle& h, uint64_t record_size,
-                             bool runs) { return h.receiver.check(record_size, runs); })
+      .def("check_items",
+           [](Receiver& h, uint64_t record_size, bool runs) { return h.check(record_size, runs); })
       .def("pop",
-           [](ReceiverHandle& h) {
-             if (!h.receiver.ready()) throw std::invalid_argument("Receiver.pop: no whole frame");
-             h.receiver.pop();
+           [](Receiver& h) {
+             if (!h.ready()) throw std::invalid_argument("Receiver.pop: no whole frame");
+             h.pop();
            })
       .def("payload", &payload)
-      .def_prop_ro("type", [](const ReceiverHandle& h) { return h.receiver.frame().type; })
-      .def_prop_ro("number", [](const ReceiverHandle& h) { return h.receiver.frame().number; })
-      .def_prop_ro("runs", [](const ReceiverHandle& h) { return h.receiver.frame().runs; })
-      .def_prop_ro("rows", [](const ReceiverHandle& h) { return h.receiver.frame().rows; })
-      .def_prop_ro("needed", [](const ReceiverHandle& h) { return h.receiver.needed(); })
-      .def_prop_ro("held", [](const ReceiverHandle& h) { return h.receiver.held(); })
-      .def_prop_ro("size", [](const ReceiverHandle& h) { return h.receiver.size(); })
+      .def_prop_ro("type", [](const Receiver& h) { return h.frame().type; })
+      .def_prop_ro("number", [](const Receiver& h) { return h.frame().number; })
+      .def_prop_ro("runs", [](const Receiver& h) { return h.frame().runs; })
+      .def_prop_ro("rows", [](const Receiver& h) { return h.frame().rows; })
+      .def_prop_ro("needed", [](const Receiver& h) { return h.needed(); })
+      .def_prop_ro("held", [](const Receiver& h) { return h.held(); })
+      .def_prop_ro("size", [](const Receiver& h) { return h.size(); })
       .def_prop_rw(
-          "max_frame", [](const ReceiverHandle& h) { return h.receiver.max_frame(); },
-          [](ReceiverHandle& h, uint64_t n) { h.receiver.allow(n); })
-      .def("resize", [](ReceiverHandle& h, uint64_t n) { h.receiver.resize(n); })
-      .def_prop_ro("refusal", [](const ReceiverHandle& h) {
-        return std::string(refusal_name(h.receiver.refusal()));
-      });
+          "max_frame", [](const Receiver& h) { return h.max_frame(); },
+          [](Receiver& h, uint64_t n) { h.allow(n); })
+      .def("resize", [](Receiver& h, uint64_t n) { h.resize(n); })
+      .def_prop_ro("refusal",
+                   [](const Receiver& h) { return std::string(refusal_name(h.refusal())); });
   bind_queue(m);
-  bind_outbox(m);
   bind_board(m);
 
   // A tape's items, with the writer of their producer: (seen, items added, rows added, gap).
   m.def(
       "accept_runs",
-      [](WriterHandle& w, const ReceiverHandle& r, uint64_t producer, uint64_t most_rows) {
-        if (!r.receiver.fits(w.record_size(), true))
+      [](WriterHandle& w, const Receiver& r, uint64_t producer, uint64_t most_rows) {
+        if (!r.fits(w.record_size(), true))
           throw std::invalid_argument("accept_runs: no whole frame of this tape's records");
-        const WriterHandle::Accepted a =
-            w.accept(r.receiver.frame(), r.receiver.body(), producer, most_rows);
+        const WriterHandle::Accepted a = w.accept(r.frame(), r.body(), producer, most_rows);
         return nb::make_tuple(a.seen, a.items, a.rows, a.gap);
       },
       nb::arg("writer"), nb::arg("receiver"), nb::arg("producer"), nb::arg("most_rows"));

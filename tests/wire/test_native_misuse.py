@@ -56,7 +56,6 @@ CASES = {
     "a run of nothing": "_native.Outbox(8, False, 0, 100).add_run(b(0), 0, 0, 0, 0, False)",
     "more than there is room for": "receiver.feed(bytes((1 << 16) + 1))",
     "more memory than there is": "receiver.resize(1 << 60)",
-    "what is no buffer": "_native.exchange(0, 0, [b(8), 3], 0.0)",
     # Never done; but it must not look for a run where there is none.
     "records and runs in one": """
         box = _native.Outbox(8, False, 0, 100)

@@ -98,7 +98,7 @@ class TcpClient:
             self._link.abandon()
             raise
         self._plan = self.layout.plan
-        self._lock, self._mutex, self._outbox = self._link.lock, self._link.mutex, self._link.outbox
+        self._lock, self._flight = self._link.lock, self._link.flight
 
     # -- sending ------------------------------------------------------------------------------
 
@@ -113,19 +113,21 @@ class TcpClient:
         if self._tape is not None:
             self._tape.add(tree)
             return
-        link, outbox = self._link, self._outbox
-        with self._mutex:
-            if not link.clear or outbox.full_frames:
-                link.reserve()
-            if type(tree) is Built and tree.layout == self.layout:
-                outbox.add_records(tree.record)
-            elif not outbox.pack(self._plan, tree):
-                outbox.add_records(self.layout.pack_one(plain_tree(tree)[0]))
-            if link.idle:
+        link, flight = self._link, self._flight
+        with self._lock:
+            if type(tree) is Built or not link.ready or flight.send(self._plan, tree):
+                self._send_otherwise(tree)
+            if flight.idle:
                 link.kick()
-            complete = outbox.full_frames
-        if complete:
-            time.sleep(0)  # the I/O thread has a frame to send: it need not wait for the GIL
+
+    def _send_otherwise(self, tree: Any) -> None:
+        """What is packed already, or no plain tree; or when too much is in flight."""
+        link = self._link
+        link.reserve()
+        if type(tree) is Built and tree.layout == self.layout:
+            link.outbox.add_records(tree.record)
+        elif not link.outbox.pack(self._plan, tree):
+            link.outbox.add_records(self.layout.pack_one(plain_tree(tree)[0]))
 
     def send_many(self, tree: Any) -> None:
         """Sends n items, ``[n, ...]`` each leaf; of a tape, n rows as `extend` takes them."""
@@ -140,7 +142,7 @@ class TcpClient:
         for at in range(0, batch[0], per_frame):
             with self._lock:
                 self._link.reserve()
-                self._outbox.add_records(records[at * size : (at + per_frame) * size])
+                self._link.outbox.add_records(records[at * size : (at + per_frame) * size])
                 self._link.kick()
 
     def extend(self, data: Any, *, continues: bool | None = None) -> None:

@@ -81,12 +81,10 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.receiver.received(nbytes)
         began = time.perf_counter_ns()
-        self.pump()
-        if self._socket >= 0 and self._reads_on:
-            more = self.receiver.receive(self._socket)
-            if more:
-                nbytes += more
-                self.pump()
+        if self.table is None or self._socket < 0:
+            self.pump()
+        else:
+            nbytes += self._stream()
         self.hub.drained(time.perf_counter_ns() - began)
         self.heard = time.monotonic()
         self.bytes += nbytes
@@ -142,6 +140,21 @@ class Connection(asyncio.BufferedProtocol):
         except Exception:
             log.exception("connection %s failed", self.peer)
             self.refuse(Refused("internal", "the server failed to handle a frame"))
+
+    def _stream(self) -> int:
+        """What is ordinary natively, all else step by step; how many bytes came meanwhile."""
+        assert self.table is not None
+        nbytes = 0
+        if self._reads_on and not self.hub.must_wait(self):
+            table, receiver = self.table, self.receiver
+            nbytes, frames, items, seen = table.take_frames(receiver, self._socket, self.producer)
+            if frames:
+                self.items += items
+                self.rows += items
+                self._received = self._committed = seen
+                self.hub.took_whole(frames, items)
+        self.pump()
+        return nbytes
 
     def _step(self) -> bool:
         """One step forward; False: nothing more can be done now."""

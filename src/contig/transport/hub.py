@@ -214,6 +214,12 @@ class Hub:
             self.stats.duplicates += missing
             self.stats.resent_frames += missing > 0
 
+    def took_whole(self, frames: int, items: int) -> None:
+        """Frames were taken in of which nothing had been seen before."""
+        self.stats.frames_in += frames
+        self.stats.items_in += items
+        self.stats.rows_in += items
+
     def _settled(self) -> None:
         """Some table has committed more; called in any thread."""
         try:

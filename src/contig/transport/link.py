@@ -2,7 +2,8 @@
 
     any thread: outbox <- items        I/O thread: outbox -> socket -> acks -> wake who waits
 
-One thread does all input and output. Everything else happens under one lock. Nothing that was not
+One thread does all input and output, and needs the interpreter only for what is neither items nor
+acks (`native/flight.h`). Everything that callers do happens under one lock. Nothing that was not
 acked is forgotten: after a reconnect it is sent again, from where the server says.
 """
 
@@ -13,14 +14,13 @@ import socket
 import ssl
 import threading
 import time
-from collections import deque
 from typing import Any, NamedTuple
 
 from .. import _native
 from ..errors import ClosedError, ConnectionClosedError, OverloadError
 from . import wire
 from .handshake import Accepted, Address, connect
-from .pump import COALESCE_S, Pump
+from .pump import Pump
 from .wire import Type
 
 __all__ = ["Link", "LinkOptions"]
@@ -29,10 +29,8 @@ log = logging.getLogger("contig.transport")
 
 _COALESCE_BYTES = 512 << 10
 _BACKOFF_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-_IOVS = 16
-# In flight within one machine: nothing is gained by more, and what is reused soon stays in caches.
-_NEAR_BYTES = 4 << 20
 _SLICE_S = 0.1
+_NOTHING = 2**63  # more items than there will be
 _PATIENCE_S = 2.0  # for an answer to a handshake, at least
 
 
@@ -77,32 +75,21 @@ class Link:
         options.check()
         self.address, self.options = address, options
         self._opening = {**opening, "ack": options.ack}
-        self.mutex = threading.Lock()
-        self.lock = threading.Condition(self.mutex)
-        self.clear = False  # for a while, nothing has to be asked before another item is added
+        self.lock = threading.Lock()
+        self.ready = False  # connected, and nothing went wrong
         self.resends = self.blocked = 0
-        self._outbox: Any = None
-        self._unacked: deque[Any] = deque()  # frames, oldest first
-        self._unsent = 0  # of them: how many, from the end, are not on their way yet
-        self._unacked_bytes = self._flying_bytes = 0  # of all of them, and of those on their way
-        self._acked = 0
-        self._requests: dict[int, Any] = {}  # number -> answer, or None while it is awaited
-        self._asked: deque[bytes] = deque()  # frames to send before items
+        self.flight: Any = None
+        self._requests: dict[int, Any] = {}  # number -> its frame, or the answer
         self._numbers = 0
         self._failure: Exception | None = None
         self._lost_at: float | None = None
-        self._attempt = 0  # to reconnect, since something last came back
+        self._attempt = 0  # to reconnect, since something was last acked
+        self._acked_then = 0  # when the connection was last lost
         self._closing = self._stopped = False
         self._bye = threading.Event()
-        self.idle = False
-        self.held_back = False  # the next frame would be more than the server allows in flight
         first = self._first_connection()
         self.kind, self.schema, self.max_frame = first.kind, first.schema, first.max_frame
         self.ndim = first.ndim
-        self._max_inflight = first.max_inflight
-        self._largest = 0  # frame so far
-        self._near = _is_near(first.sock)
-        self._acked = first.seen
         if self.schema is not None:  # a server that comes back must be the same
             self._opening["layout"] = self.schema["layout"]
         self._wake_in, self._wake_out = socket.socketpair()
@@ -114,15 +101,21 @@ class Link:
 
     def abandon(self) -> None:
         """Before `begin`: nothing will be sent after all."""
-        self._closing, self.clear = True, False
+        self._closing, self.ready = True, False
         for sock in (self._first.sock, self._wake_in, self._wake_out):
             sock.close()
 
     def begin(self, record_size: int, padded: bool) -> None:
         """Makes room for records of this size, and starts the I/O thread."""
-        most = min(self.max_frame, max(self._max_inflight, 256)) - wire.HEADER_BYTES
+        first = self._first
+        most = min(self.max_frame, max(first.max_inflight, 256)) - wire.HEADER_BYTES
         self.frame_bytes = min(_COALESCE_BYTES, most)
-        self._outbox = _native.Outbox(record_size, padded, self._acked, self.frame_bytes)
+        self.flight = _native.Flight(
+            record_size, padded, first.seen, self.frame_bytes, self.options.max_inflight_msgs
+        )
+        self.flight.limit(first.max_inflight, first.near)
+        self.outbox = self.flight.outbox
+        self.ready = True
         self._thread.start()
 
     def _first_connection(self) -> Accepted:
@@ -147,10 +140,6 @@ class Link:
 
     # -- for callers, with the lock held ------------------------------------------------------
 
-    @property
-    def outbox(self) -> Any:
-        return self._outbox
-
     def reserve(self) -> None:
         """Waits until another item may be added. With the lock.
 
@@ -158,47 +147,26 @@ class Link:
             ConnectionClosedError: the server is gone, and did not come back in time.
             OverloadError: too much is in flight, and the client was told to raise.
         """
-        full = self._too_much()
-        if self._failure is None and not self._closing and self._lost_at is None and not full:
-            self.clear = True
+        full = self.flight.room()
+        if self.ready and not full:
             return
         self.blocked += bool(full)
         self._wait_for(self._has_room, self.options.send_timeout_s, "room to send")
 
     def _has_room(self) -> bool:
-        full = self._too_much()
+        full = self.flight.room()
         if not full:
             return self._lost_at is None
         if self._lost_at is None and self.options.on_full == "raise":
-            raise OverloadError(f"{full}: the server does not keep up")
+            raise OverloadError(f"{self._too_much(full)}: the server does not keep up")
         return False
 
-    def _too_much(self) -> str:
-        """What there is too much of, in flight or gathered; "" if another item may be added."""
-        while self._outbox.full_frames:
-            self._line_up(self._outbox.take(False))
-        most = self.options.max_inflight_msgs
-        if len(self._unacked) >= most:
-            return f"{len(self._unacked)} frames are in flight, with max_inflight_msgs={most}"
-        nbytes = self._unacked_bytes + self._outbox.open_bytes
-        if nbytes >= self._most_bytes:
-            return f"{nbytes} bytes are in flight, and at most {self._most_bytes} may be"
-        return ""
-
-    @property
-    def _most_bytes(self) -> int:
-        """Bytes that may be in flight."""
-        if not self._near:
-            return self._max_inflight
-        return min(self._max_inflight, max(_NEAR_BYTES, 2 * self._largest))
-
-    def _line_up(self, frame: Any) -> None:
-        """A frame is complete, and waits for its turn to be sent. With the lock."""
-        self.clear = False
-        self._unacked.append(frame)
-        self._unsent += 1
-        self._unacked_bytes += frame.nbytes
-        self._largest = max(self._largest, frame.nbytes)
+    def _too_much(self, full: int) -> str:
+        flight = self.flight
+        if full == 1:
+            most = self.options.max_inflight_msgs
+            return f"{flight.frames} frames are in flight, with max_inflight_msgs={most}"
+        return f"{flight.bytes} bytes are in flight, and at most {flight.most_bytes} may be"
 
     def check(self) -> None:
         """Raises if the link is closed or failed."""
@@ -208,9 +176,8 @@ class Link:
             raise ClosedError("this client is closed")
 
     def kick(self) -> None:
-        """Tells the I/O thread that there is something to send. With the lock."""
-        if self.idle:
-            self.idle = False
+        """Tells the I/O thread that there is something to send."""
+        if self.flight.rouse():
             self._wake()
 
     def _wake(self) -> None:
@@ -219,11 +186,15 @@ class Link:
         except (BlockingIOError, OSError):
             pass
 
-    def _wait_for(self, ready: Any, timeout: float | None, what: str) -> None:
-        """Waits with the lock; ends on failure, on a server that stays away, on the deadline."""
+    def _wait_for(self, ready: Any, timeout: float | None, what: str, upto: int = _NOTHING) -> None:
+        """Waits with the lock, which is let go of meanwhile, also for acks of items below `upto`.
+
+        Ends on failure, on a server that stays away, on the deadline.
+        """
         began = time.monotonic()
         lost_since = began
         while True:
+            seen = self.flight.changes
             if self._failure is not None:
                 missing = f"; {self.pending} items are not acked" if self.pending else ""
                 raise ConnectionClosedError(f"{self._failure}{missing}") from self._failure
@@ -244,26 +215,26 @@ class Link:
                 raise TimeoutError(
                     f"no {what} within {timeout} s: {self.pending} items are not acked"
                 )
-            self._idle_kick()
-            left = _SLICE_S if timeout is None else min(_SLICE_S, began + timeout - now)
-            self.lock.wait(left)
-
-    def _idle_kick(self) -> None:
-        if self.idle:
             self.kick()
+            left = _SLICE_S if timeout is None else min(_SLICE_S, began + timeout - now)
+            self.lock.release()
+            try:
+                self.flight.wait(seen, upto, left)
+            finally:
+                self.lock.acquire()
 
     @property
     def pending(self) -> int:
         """Items not acked yet."""
-        return int(self._outbox.next) - self._acked if self._outbox is not None else 0
+        return int(self.outbox.next) - int(self.flight.acked) if self.flight is not None else 0
 
     # -- for callers, without it --------------------------------------------------------------
 
     def wait(self, timeout: float | None) -> None:
         """Waits until everything added so far is acked."""
         with self.lock:
-            upto = int(self._outbox.next)
-            self._wait_for(lambda: self._acked >= upto, timeout, "acks")
+            upto = int(self.outbox.next)
+            self._wait_for(lambda: self.flight.acked >= upto, timeout, "acks", upto)
 
     def request(self, kind: int, payload: bytes, timeout: float | None) -> tuple[int, bytes]:
         """Asks, and waits for the answer: its type and payload."""
@@ -281,7 +252,7 @@ class Link:
             sent = mine if number is None else number
             frame = wire.frame(kind, sent, payload)
             self._requests[mine if kind != Type.GET else 0] = frame
-            self._asked.append(frame)
+            self.flight.ask(frame)
             self.kick()
             return mine if kind != Type.GET else 0
 
@@ -306,22 +277,23 @@ class Link:
         with self.lock:
             if self._closing:
                 return
-            self._closing, self.clear = True, False
+            self._closing, self.ready = True, False
+        if self.flight is None:
+            self._stopped = True
+            return
+        self.flight.close()
         try:
-            if self._thread.ident is not None:
-                if self.pending:
-                    self.wait(timeout)
-                with self.lock:
-                    self._asked.append(wire.frame(Type.BYE))
-                    self.kick()
-                self._bye.wait(1.0)
+            if self.pending:
+                self.wait(timeout)
+            self.flight.ask(wire.frame(Type.BYE))
+            self.kick()
+            self._bye.wait(1.0)
         finally:
-            with self.lock:
-                self._stopped = True
-                self.lock.notify_all()
+            self._stopped = True
+            self.flight.stop()
+            self.flight.notify()
             self._wake()
-            if self._thread.ident is not None:
-                self._thread.join(5.0)
+            self._thread.join(5.0)
 
     # -- the I/O thread -----------------------------------------------------------------------
 
@@ -350,15 +322,17 @@ class Link:
 
     def _fail(self, error: Exception) -> None:
         with self.lock:
-            self._failure, self.clear = error, False
+            self._failure, self.ready = error, False
             self._bye.set()
-            self.lock.notify_all()
+        self.flight.notify()
 
     def _reconnect(self, cause: Exception) -> Accepted | None:
         with self.lock:
-            self._lost_at, self.clear = time.monotonic(), False
-            self.idle = False
-            self.lock.notify_all()
+            self._lost_at, self.ready = time.monotonic(), False
+            acked = int(self.flight.acked)
+            if acked > self._acked_then:
+                self._attempt, self._acked_then = 0, acked
+        self.flight.notify()
         if self.options.reconnect_s == 0:
             raise ConnectionClosedError(f"the connection to the server was lost: {cause}")
         while not self._stopped:
@@ -367,7 +341,7 @@ class Link:
                 time.sleep(_BACKOFF_S[min(self._attempt, len(_BACKOFF_S)) - 1])
             self._attempt += 1
             try:
-                opening = {**self._opening, "next": self._acked}
+                opening = {**self._opening, "next": int(self.flight.acked)}
                 connection = connect(self.address, opening, max(self.options.reconnect_s, 0.2))
             except (OSError, TimeoutError) as error:
                 cause = error
@@ -379,76 +353,16 @@ class Link:
 
     def _resume(self, connection: Accepted) -> None:
         """The server is back: drops what it has, sends the rest again. With the lock."""
-        self.took(connection.seen)
-        self.resends += len(self._unacked) - self._unsent
-        self._unsent, self._flying_bytes = len(self._unacked), 0
-        self._max_inflight = connection.max_inflight
-        self._near = _is_near(connection.sock)
-        self._asked.clear()
-        self._asked.extend(f for f in self._requests.values() if isinstance(f, bytes))
+        requests = [f for f in self._requests.values() if isinstance(f, bytes)]
+        self.flight.limit(connection.max_inflight, connection.near)
+        self.resends += self.flight.resume(connection.seen, requests)
         self._lost_at = None
-        self.lock.notify_all()
-
-    def took(self, acked: int) -> None:
-        """The server has items below a number. With the lock."""
-        if acked > self._acked:
-            self._acked, self._attempt = acked, 0
-        while self._unacked and self._unacked[0].first + self._unacked[0].items <= self._acked:
-            size = self._unacked.popleft().nbytes
-            self._unacked_bytes -= size
-            if self._unsent > len(self._unacked):  # a server that came back has it already
-                self._unsent -= 1
-            else:
-                self._flying_bytes -= size
-        self.lock.notify_all()
-
-    def next_parts(self, opened_at: float | None) -> tuple[list[Any], float | None]:
-        """What to send now, and when to ask again if there is an open frame. With the lock."""
-        parts: list[Any] = []
-        while self._asked:
-            parts.append(self._asked.popleft())
-        self.held_back = False
-        while len(parts) < _IOVS:
-            if not self._unsent:
-                full = self._outbox.full_frames > 0
-                if not full and self._outbox.empty:
-                    return parts, None
-                # At once if nothing is in flight, else when it is full or has waited long enough.
-                if not full and self._unacked and not self._closing:
-                    now = time.monotonic()
-                    if opened_at is None:
-                        return parts, now
-                    if now - opened_at < COALESCE_S:
-                        return parts, opened_at
-                self._line_up(self._outbox.take(True))
-                opened_at = None
-            frame = self._unacked[-self._unsent]
-            flying = self._flying_bytes
-            if flying and flying + frame.nbytes > self._most_bytes:
-                self.held_back = True  # until an ack comes
-                return parts, None
-            parts += [frame.head, frame]
-            self._unsent -= 1
-            self._flying_bytes += frame.nbytes
-        return parts, opened_at
-
-    @property
-    def has_more(self) -> bool:
-        """Whether there is something to send right now. With the lock."""
-        items = self._unsent > 0 or not self._outbox.empty
-        return bool(self._asked) or (items and not self.held_back)
+        self.ready = not self._closing
+        self.flight.notify()
 
     def answered(self, kind: int, number: int, payload: bytes) -> None:
         with self.lock:
             key = 0 if kind == Type.WEIGHTS else number
             if key in self._requests:
                 self._requests[key] = (kind, payload) if key else (kind, number, payload)
-            self.lock.notify_all()
-
-
-def _is_near(sock: socket.socket) -> bool:
-    """Whether its other end is on this machine."""
-    try:
-        return bool(sock.getpeername()[0] == sock.getsockname()[0])
-    except OSError:  # it is gone already; whoever uses it will notice
-        return False
+        self.flight.notify()

@@ -6,125 +6,123 @@ import json
 import selectors
 import socket
 import ssl
-import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .. import _native
 from .handshake import Accepted, raise_refusal
 from .wire import Type
 
 if TYPE_CHECKING:
     from .link import Link
 
-__all__ = ["COALESCE_S", "Pump"]
+__all__ = ["Pump"]
 
-COALESCE_S = 0.002  # how long an open frame waits for more while others are in flight
+_MORE, _FRAME, _GROW = 0, 1, 2  # native/receiver.h
+_STOPPED, _CAME, _REFUSED, _CLOSED = 0, 1, 2, 3  # native/flight.h
 
 
 class Pump:
-    """Input and output over one socket, until it breaks or the link is closed."""
+    """Input and output over one socket, until it breaks or the link is closed.
+
+    Natively where that can be; through `ssl`, and where sockets are not files, in Python.
+    """
 
     def __init__(self, link: Link, connection: Accepted) -> None:
         self._link = link
+        self._flight = link.flight
         self._sock = connection.sock
         self._receiver = connection.receiver
         self._sock.setblocking(False)
-        self._wait = self._exchange
-        if isinstance(self._sock, ssl.SSLSocket) or not _native.CAN_EXCHANGE:
-            self._wait = self._select
+        encrypted = isinstance(self._sock, ssl.SSLSocket)
+        self._native = self._flight.can_run() and not encrypted
         self._sending: list[memoryview] = []
-        self._opened_at: float | None = None
         self._leaving = False
 
     def run(self) -> None:
-        link = self._link
+        if self._native:
+            self._run_natively()
+        else:
+            self._run()
+
+    def _run_natively(self) -> None:
+        sock, wake = self._sock.fileno(), self._link._wake_out.fileno()
+        while not self._leaving:
+            event = self._flight.run(sock, wake, self._receiver)
+            if event == _STOPPED:
+                return
+            if event == _REFUSED:
+                self._refuse()
+            if event == _CLOSED:
+                raise ConnectionResetError(_GONE)
+            self._frame(self._receiver.type, self._receiver.number)
+            self._receiver.pop()
+
+    # -- in Python ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
         self._read()  # what came with the handshake
-        while not link._stopped and not self._leaving:
+        while not self._link._stopped and not self._leaving:
             if not self._sending:
-                self._fill()
+                self._sending = [memoryview(part) for part in self._flight.next_parts()]
             readable, woken = self._wait()
-            link.idle = False
+            self._flight.rouse()
             if woken:
-                _drain(link._wake_out)
+                _drain(self._link._wake_out)
             if readable:
                 self._read()
 
-    def _fill(self) -> None:
-        with self._link.lock:
-            parts, self._opened_at = self._link.next_parts(self._opened_at)
-        self._sending = [memoryview(p) for p in parts]
-
-    def _patience(self) -> float:
-        """How long to wait for something to send; negative: for ever."""
-        link = self._link
-        with link.lock:
-            if self._opened_at is not None:
-                return max(self._opened_at + COALESCE_S - time.monotonic(), 0.0)
-            if link.has_more:
-                return 0.0
-            link.idle = True
-            return -1.0
-
-    def _exchange(self) -> tuple[bool, bool]:
+    def _wait(self) -> tuple[bool, bool]:
         """Sends what there is to send, or waits; whether something came, and who was woken."""
-        patience = -1.0 if self._sending else self._patience()
-        sock, wake = self._sock.fileno(), self._link._wake_out.fileno()
-        sent, readable, woken = _native.exchange(sock, wake, self._sending, patience)
-        self._sent(sent)
-        return readable, woken
-
-    def _select(self) -> tuple[bool, bool]:
-        """The same, in Python: of a TLS socket only the library knows what can be sent."""
+        some = bool(self._sending)
         self._send_some()
-        patience = -1.0 if self._sending else self._patience()
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._sending else 0)
+        wanted, patience = selectors.EVENT_READ, 0.0
+        if self._sending:
+            wanted, patience = wanted | selectors.EVENT_WRITE, -1.0
+        elif not some:
+            patience = self._flight.patience()
         wake = self._link._wake_out
         with selectors.DefaultSelector() as selector:
             selector.register(self._sock, wanted)
             selector.register(wake, selectors.EVENT_READ)
             ready = selector.select(None if patience < 0 else patience)
         came = [key.fileobj for key, events in ready if events & selectors.EVENT_READ]
-        return self._sock in came, wake in came
+        # What the TLS library has read ahead, no selector knows of.
+        ahead = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
+        return self._sock in came or ahead, wake in came
 
     def _send_some(self) -> None:
         try:
             while self._sending:
-                self._sent(self._sock.send(self._sending[0]))
+                sent = self._sock.send(self._sending[0])
+                self._sending[0] = self._sending[0][sent:]
+                if not self._sending[0]:
+                    del self._sending[0]
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             pass
-
-    def _sent(self, nbytes: int) -> None:
-        done = 0
-        while done < len(self._sending) and nbytes >= len(self._sending[done]):
-            nbytes -= len(self._sending[done])
-            done += 1
-        del self._sending[:done]
-        if nbytes:
-            self._sending[0] = self._sending[0][nbytes:]
 
     def _read(self) -> None:
         receiver = self._receiver
         while True:
-            while (state := receiver.next()) == 1:
+            while (state := receiver.next()) == _FRAME:
                 self._frame(receiver.type, receiver.number)
                 receiver.pop()
-            if state == 2:
+            if state == _GROW:
                 receiver.resize(receiver.needed)
-            elif state == 3:
-                raise ConnectionError(f"the server's frame was refused: {receiver.refusal}")
+            elif state != _MORE:
+                self._refuse()
             try:
                 n = self._sock.recv_into(receiver.room())
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return
             if n == 0:
-                raise ConnectionResetError("the server closed the connection")
+                raise ConnectionResetError(_GONE)
             receiver.received(n)
+
+    # -- both ---------------------------------------------------------------------------------
 
     def _frame(self, kind: int, number: int) -> None:
         link = self._link
         if kind == Type.ACK:
-            with link.lock:
-                link.took(number)
+            self._flight.took(number)
         elif kind == Type.BYE:
             if not link._closing or link.pending:
                 raise _Goodbye("the server was closed")
@@ -137,6 +135,12 @@ class Pump:
                 raise _Goodbye(str(error)) from error
         else:
             link.answered(kind, number, self._receiver.payload())
+
+    def _refuse(self) -> Any:
+        raise ConnectionError(f"the server's frame was refused: {self._receiver.refusal}")
+
+
+_GONE = "the server closed the connection"
 
 
 class _Goodbye(Exception):

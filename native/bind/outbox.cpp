@@ -1,0 +1,235 @@
+// What clients have to send and have on its way, as Python sees it.
+#include "../outbox.h"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "../flight.h"
+#include "../gather.h"
+#include "handles.h"
+
+namespace contig {
+
+namespace {
+
+using Record = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+int out_buffer(PyObject* self, Py_buffer* view, int flags) {
+  const auto* frame = nb::inst_ptr<OutFrame>(self);
+  return PyBuffer_FillInfo(view, self, frame->body, static_cast<Py_ssize_t>(frame->used), 1, flags);
+}
+
+PyType_Slot out_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(out_buffer)}, {0, nullptr}};
+
+WireRun wire_run(uint64_t rows, uint32_t flags, int64_t traj_id, int64_t version, uint32_t lanes) {
+  if (rows == 0 || rows > UINT32_MAX) throw std::invalid_argument("a run has 1 to 2^32 - 1 rows");
+  return WireRun{static_cast<uint32_t>(rows), flags, traj_id, version, lanes, 0};
+}
+
+// Room in an outbox, given back unless what was written to it is committed.
+class Filling {
+ public:
+  Filling(Outbox& outbox, uint64_t rows) : outbox_(outbox), rows_(rows), at(outbox.room(rows)) {}
+  ~Filling() {
+    if (!done_) outbox_.cancel();
+  }
+  Filling(const Filling&) = delete;
+  Filling& operator=(const Filling&) = delete;
+  void records() {
+    outbox_.commit_records(rows_);
+    done_ = true;
+  }
+  void record(const LeafSums& sums) {
+    outbox_.commit_record(sums);
+    done_ = true;
+  }
+  void run(const WireRun& run, bool may_grow) {
+    if (!may_grow || !outbox_.grow_run(run)) outbox_.commit_run(run);
+    done_ = true;
+  }
+
+ private:
+  Outbox& outbox_;
+  const uint64_t rows_;
+  bool done_ = false;
+
+ public:
+  uint8_t* const at;
+};
+
+bool pack(Outbox& o, const Plan& plan, nb::handle tree) {
+  if (plan.record_size() != o.record_size())
+    throw std::invalid_argument("pack: a plan for other records");
+  Filling filling(o, 1);
+  LeafSums sums;
+  if (!plan.pack(tree.ptr(), filling.at, &sums)) return false;
+  filling.record(sums);
+  return true;
+}
+
+void bind_gathering(nb::module_& m) {
+  nb::class_<OutFrame>(m, "OutFrame", nb::type_slots(out_slots))
+      .def_ro("first", &OutFrame::first)
+      .def_ro("items", &OutFrame::items)
+      .def_prop_ro("nbytes", &OutFrame::bytes)
+      .def_prop_ro("head", [](const OutFrame& f) {
+        return nb::bytes(reinterpret_cast<const char*>(f.head.data()), f.head.size());
+      });
+  nb::class_<Outbox>(m, "Outbox")
+      .def(nb::init<uint64_t, bool, uint64_t, uint64_t>(), nb::arg("record_size"),
+           nb::arg("padded"), nb::arg("first"), nb::arg("frame_bytes"))
+      .def("pack", &pack, nb::arg("plan"), nb::arg("tree").none())
+      .def(
+          "pack_row",
+          [](Outbox& o, const Plan& plan, nb::handle tree, uint32_t flags, int64_t traj_id,
+             int64_t version, uint32_t lanes) {
+            if (plan.record_size() != o.record_size())
+              throw std::invalid_argument("pack: a plan for other records");
+            Filling filling(o, 1);
+            if (!plan.pack(tree.ptr(), filling.at)) return false;
+            filling.run(wire_run(1, flags, traj_id, version, lanes), true);
+            return true;
+          },
+          nb::arg("plan"), nb::arg("tree").none(), nb::arg("flags"), nb::arg("traj_id"),
+          nb::arg("version"), nb::arg("lanes"))
+      .def(
+          "add_records",
+          [](Outbox& o, Record records) {
+            const uint64_t n = records.shape(0) / o.record_size();
+            if (n == 0 || n * o.record_size() != records.shape(0))
+              throw std::invalid_argument("records: expected a whole number of records");
+            Filling filling(o, n);
+            std::memcpy(filling.at, records.data(), records.shape(0));
+            filling.records();
+          },
+          nb::arg("records").noconvert())
+      .def(
+          "add_run",
+          [](Outbox& o, Record records, uint32_t flags, int64_t traj_id, int64_t version,
+             uint32_t lanes, bool may_grow) {
+            const uint64_t n = records.shape(0) / o.record_size();
+            if (n * o.record_size() != records.shape(0))
+              throw std::invalid_argument("records: expected a whole number of records");
+            const WireRun run = wire_run(n, flags, traj_id, version, lanes);
+            Filling filling(o, n);
+            std::memcpy(filling.at, records.data(), records.shape(0));
+            filling.run(run, may_grow);
+          },
+          nb::arg("records").noconvert(), nb::arg("flags"), nb::arg("traj_id"), nb::arg("version"),
+          nb::arg("lanes"), nb::arg("may_grow"))
+      .def(
+          "add_columns",
+          [](Outbox& o, nb::list arrays, Seqs leaves, uint64_t n, uint32_t flags, int64_t traj_id,
+             int64_t version, uint32_t lanes, bool may_grow) {
+            const WireRun run = wire_run(n, flags, traj_id, version, lanes);
+            const auto columns = columns_from(arrays, leaves, n, o.record_size());
+            Filling filling(o, n);
+            join_columns(rows_of(columns, n), o.record_size(), filling.at);
+            filling.run(run, may_grow);
+          },
+          nb::arg("arrays"), nb::arg("leaves").noconvert(), nb::arg("n"), nb::arg("flags"),
+          nb::arg("traj_id"), nb::arg("version"), nb::arg("lanes"), nb::arg("may_grow"))
+      .def("take", &Outbox::take, nb::arg("open"))
+      .def_prop_ro("next", &Outbox::next);
+}
+
+// A part of what is to be sent, for who sends it from Python.
+int part_buffer(PyObject* self, Py_buffer* view, int flags) {
+  const auto* part = nb::inst_ptr<Flight::Part>(self);
+  return PyBuffer_FillInfo(view, self, const_cast<uint8_t*>(part->data),
+                           static_cast<Py_ssize_t>(part->bytes), 1, flags);
+}
+
+PyType_Slot part_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(part_buffer)}, {0, nullptr}};
+
+std::string bytes_of(nb::handle bytes) {
+  const auto whole = nb::cast<nb::bytes>(bytes);
+  return std::string(whole.c_str(), whole.size());
+}
+
+int run(Flight& flight, int socket, int wake, Receiver& receiver) {
+  int error = 0;
+  Flight::Event event;
+  {
+    NoGil no_gil;
+    event = flight.run(socket, wake, receiver, &error);
+  }
+  if (event == Flight::Event::failed) {
+    errno = error;
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
+  return static_cast<int>(event);
+}
+
+void bind_flight(nb::module_& m) {
+  nb::class_<Flight::Part>(m, "OutPart", nb::type_slots(part_slots));
+  nb::class_<Flight>(m, "Flight")
+      .def(nb::init<uint64_t, bool, uint64_t, uint64_t, uint64_t>(), nb::arg("record_size"),
+           nb::arg("padded"), nb::arg("first"), nb::arg("frame_bytes"), nb::arg("max_frames"))
+      .def_prop_ro(
+          "outbox", [](Flight& f) -> Outbox& { return f.outbox; },
+          nb::rv_policy::reference_internal)
+      .def(
+          "send",
+          [](Flight& f, const Plan& plan, nb::handle tree) {
+            if (f.room() != Flight::Room::some) return 1;
+            return pack(f.outbox, plan, tree) ? 0 : 2;
+          },
+          nb::arg("plan"), nb::arg("tree").none(),
+          "0: added, 1: too much is in flight, 2: the plan does not understand the tree.")
+      .def(
+          "room", [](Flight& f) { return static_cast<int>(f.room()); },
+          "0: another item may be added, 1: too many frames are in flight, 2: too many bytes.")
+      .def("ask", [](Flight& f, nb::bytes frame) { f.ask(bytes_of(frame)); })
+      .def("rouse", &Flight::rouse)
+      .def_prop_ro("idle", &Flight::idle)
+      .def_prop_ro("changes", &Flight::changes)
+      .def(
+          "wait",
+          [](Flight& f, uint64_t seen, uint64_t upto, double timeout_s) {
+            NoGil no_gil;
+            f.wait(seen, upto, timeout_s);
+          },
+          nb::arg("seen"), nb::arg("upto"), nb::arg("timeout_s"))
+      .def("notify", &Flight::notify)
+      .def_prop_ro("frames", &Flight::frames)
+      .def_prop_ro("bytes", &Flight::bytes)
+      .def_prop_ro("flying_bytes", &Flight::flying_bytes)
+      .def_prop_ro("acked", &Flight::acked)
+      .def_prop_ro("most_bytes", &Flight::most_bytes)
+      .def("limit", &Flight::limit, nb::arg("max_bytes"), nb::arg("near"))
+      .def(
+          "resume",
+          [](Flight& f, uint64_t seen, nb::list requests) {
+            std::vector<std::string> frames;
+            for (nb::handle request : requests) frames.push_back(bytes_of(request));
+            return f.resume(seen, std::move(frames));
+          },
+          nb::arg("seen"), nb::arg("requests"))
+      .def("close", &Flight::close)
+      .def("stop", &Flight::stop)
+      .def("took", &Flight::took)
+      .def("next_parts",
+           [](Flight& f) {
+             nb::list out;
+             for (Flight::Part& part : f.next_parts()) out.append(nb::cast(std::move(part)));
+             return out;
+           })
+      .def("patience", &Flight::patience)
+      .def("run", &run, nb::arg("socket"), nb::arg("wake"), nb::arg("receiver"),
+           "0: stopped, 1: a frame that is no ack is ready, 2: refused, 3: the peer closed.")
+      .def_static("can_run", &Flight::can_run);
+}
+
+}  // namespace
+
+void bind_outbox(nb::module_& m) {
+  bind_gathering(m);
+  bind_flight(m);
+}
+
+}  // namespace contig

@@ -1,0 +1,24 @@
+// Frames on their way from a connection's socket into a queue, without the interpreter: as long as
+// each is the ordinary case. Whatever is not, is left at the receiver's front for its caller.
+#pragma once
+
+#include <cstdint>
+
+#include "queue.h"
+#include "receiver.h"
+
+namespace contig {
+
+struct Intake {
+  uint64_t bytes;   // received
+  uint64_t frames;  // taken in whole
+  uint64_t items;   // in them
+  uint64_t seen;    // of the producer's items, after the last of them
+};
+
+// Ordinary: items of this queue's records, the next ones of their producer, for which there is
+// room. Returns when the socket has nothing more, when something else comes, when the queue's lock
+// is not to be had, or after a good part, so that other connections have their turn.
+Intake take_in(Queue& queue, Receiver& in, int socket, uint64_t producer);
+
+}  // namespace contig
