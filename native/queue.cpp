@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "copy.h"
+#include "crc32c.h"
 #include "process.h"
 #include "wait.h"
 
@@ -121,6 +122,13 @@ Queue::Queue(uint8_t* memory, uint64_t bytes)
   producers_ = reinterpret_cast<Producer*>(memory + p.producers);
   blocks_ = memory + p.blocks;
   schema_ = reinterpret_cast<const char*>(memory + p.schema);
+  for (const QueueColumn& c : spec_.columns)
+    if (c.bytes >= kPastCaches) large_.push_back(c);
+  std::sort(large_.begin(), large_.end(),
+            [](const QueueColumn& a, const QueueColumn& b) { return a.offset < b.offset; });
+  for (size_t i = 1; i < large_.size(); ++i)
+    if (large_[i - 1].offset + large_[i - 1].bytes > large_[i].offset)
+      throw std::invalid_argument("queue: leaves overlap");
 }
 
 void Queue::repair() {
@@ -177,14 +185,62 @@ bool Queue::has_room(uint64_t n) const {
   return missing <= free;
 }
 
-void Queue::scatter(uint8_t* block, uint64_t at, const uint8_t* records, uint64_t n) const {
+// With a checksum to go on with: that of the records, in their order.
+void Queue::scatter(uint8_t* block, uint64_t at, const uint8_t* records, uint64_t n,
+                    uint32_t* crc) const {
   const uint8_t* rows[kGroup];
   for (uint64_t done = 0; done < n; done += kGroup) {
     const size_t count = std::min<uint64_t>(kGroup, n - done);
     for (size_t i = 0; i < count; ++i) rows[i] = records + (done + i) * spec_.record_size;
     for (const QueueColumn& c : spec_.columns)
-      store_leaf(block + c.start + (at + done) * c.bytes, rows, c.offset, c.bytes, count);
+      if (crc == nullptr || c.bytes < kPastCaches)
+        store_leaf(block + c.start + (at + done) * c.bytes, rows, c.offset, c.bytes, count);
   }
+  if (crc == nullptr) return;
+  for (uint64_t i = 0; i < n; ++i) {
+    const uint8_t* record = records + i * spec_.record_size;
+    uint64_t summed = 0;
+    for (const QueueColumn& c : large_) {
+      *crc = crc32c(*crc, record + summed, c.offset - summed);
+      *crc = crc32c_store(*crc, block + c.start + (at + i) * c.bytes, record + c.offset, c.bytes);
+      summed = c.offset + c.bytes;
+    }
+    *crc = crc32c(*crc, record + summed, spec_.record_size - summed);
+  }
+}
+
+// Copies records to their places behind `head`, as far as there are; where that ends.
+uint64_t Queue::store(uint64_t head, const uint8_t* records, uint64_t n, uint64_t now,
+                      uint32_t* crc) {
+  const uint64_t size = spec_.batch_size;
+  uint64_t at = head;
+  while (n > 0) {
+    const uint64_t slot = slot_for(at / size);
+    if (slot == kFreeSlot) break;
+    const uint64_t count = std::min(n, size - at % size);
+    if (at % size == 0) slots_[slot].first_ns.store(now, relaxed);
+    scatter(block(slot), at % size, records, count, crc);
+    records += count * spec_.record_size;
+    at += count;
+    n -= count;
+  }
+  return at;
+}
+
+// What was stored counts; `producer` is a number of the table, or kProducers.
+void Queue::commit(uint64_t producer, uint64_t seen, uint64_t head, uint64_t to) {
+  if (producer < kProducers) {
+    Producer& p = producers_[producer];
+    h_->undo_producer.store(producer, relaxed);
+    h_->undo_seq.store(p.seq.load(relaxed), relaxed);
+    h_->undo_head.store(head, release_order);
+    std::atomic_thread_fence(release_order);
+    p.used.store(to, release_order);
+    p.seq.store(seen, release_order);
+  }
+  h_->head.store(to, release_order);
+  const uint64_t size = spec_.batch_size;
+  if (to / size != head / size) wake(h_->data_word, h_->data_waiters);
 }
 
 Queue::Accepted Queue::accept(uint64_t producer, uint64_t first, const uint8_t* records,
@@ -209,36 +265,28 @@ Queue::Accepted Queue::accept(uint64_t producer, uint64_t first, const uint8_t* 
       return out;
     }
   }
-  const uint64_t head = h_->head.load(relaxed), size = spec_.batch_size, began = now_ns();
-  uint64_t at = head;
-  while (n > 0) {
-    const uint64_t slot = slot_for(at / size);
-    if (slot == kFreeSlot) break;
-    const uint64_t count = std::min(n, size - at % size);
-    if (at % size == 0) slots_[slot].first_ns.store(began, relaxed);
-    scatter(block(slot), at % size, records, count);
-    records += count * spec_.record_size;
-    at += count;
-    n -= count;
-  }
-  out.full = n > 0;
-  out.added = at - head;
+  const uint64_t head = h_->head.load(relaxed), began = now_ns();
+  const uint64_t to = store(head, records, n, began, nullptr);
+  out.added = to - head;
+  out.full = out.added < n;
   out.seen = first + out.added;
   if (out.full) h_->blocked.fetch_add(1, relaxed);
   if (out.added == 0) return out;
-  if (number < kProducers) {
-    Producer& p = producers_[number];
-    h_->undo_producer.store(number, relaxed);
-    h_->undo_seq.store(p.seq.load(relaxed), relaxed);
-    h_->undo_head.store(head, release_order);
-    std::atomic_thread_fence(release_order);
-    p.used.store(at, release_order);
-    p.seq.store(out.seen, release_order);
-  }
-  h_->head.store(at, release_order);
+  commit(number, out.seen, head, to);
   h_->memcpy_ns.add(now_ns() - began);
-  if (at / size != head / size) wake(h_->data_word, h_->data_waiters);
   return out;
+}
+
+bool Queue::accept_summed(uint64_t producer, uint64_t first, const uint8_t* records, uint64_t n,
+                          uint32_t crc) {
+  const uint64_t number = take_producer(producers_, producer, first);
+  const uint64_t head = h_->head.load(relaxed), began = now_ns();
+  uint32_t found = 0;
+  const uint64_t to = store(head, records, n, began, &found);
+  if (to != head + n || found != crc) return false;
+  commit(number, first + n, head, to);
+  h_->memcpy_ns.add(now_ns() - began);
+  return true;
 }
 
 uint64_t Queue::seen(uint64_t producer, uint64_t next) {

@@ -84,6 +84,11 @@ class Queue {
   };
   // Appends n records, items `first`... of the producer, without those seen before.
   Accepted accept(uint64_t producer, uint64_t first, const uint8_t* records, uint64_t n);
+  // The same for records that are all new and find room, if their checksum is this: it is taken
+  // while they are copied to where they do not count yet. False: it is another.
+  bool sums() const { return !large_.empty(); }  // whether that saves time
+  bool accept_summed(uint64_t producer, uint64_t first, const uint8_t* records, uint64_t n,
+                     uint32_t crc);
   // Whether n more items find room.
   bool has_room(uint64_t n) const;
   // How many items of a producer are in; `next` if it is not known.
@@ -111,7 +116,10 @@ class Queue {
   bool held(uint64_t slot, uint64_t taken) const;
   uint64_t slot_of(uint64_t block) const;
   uint64_t slot_for(uint64_t block);
-  void scatter(uint8_t* block, uint64_t at, const uint8_t* records, uint64_t n) const;
+  void scatter(uint8_t* block, uint64_t at, const uint8_t* records, uint64_t n,
+               uint32_t* crc) const;
+  uint64_t store(uint64_t head, const uint8_t* records, uint64_t n, uint64_t now, uint32_t* crc);
+  void commit(uint64_t producer, uint64_t seen, uint64_t head, uint64_t to);
 
   QueueHeader* h_;
   Spec spec_;  // read once: what a stray write does to the header moves no pointer
@@ -119,6 +127,7 @@ class Queue {
   Producer* producers_;
   uint8_t* blocks_;
   const char* schema_;
+  std::vector<QueueColumn> large_;  // leaves that are copied one by one, in the record's order
 };
 
 }  // namespace contig

@@ -58,26 +58,33 @@ void Receiver::skip(uint64_t bytes) {
   fits_ = 0;
 }
 
-Receiver::State Receiver::next() {
+bool Receiver::parse() {
+  if (parsed_ || refusal_ != Refusal::none || held() < kFrameHeader) return parsed_;
+  refusal_ = parse_header(data_ + from_, max_frame_, &frame_);
+  parsed_ = refusal_ == Refusal::none;
+  checked_ = false;
+  summed_ = crc_ = 0;
+  return parsed_;
+}
+
+Receiver::State Receiver::next_unsummed() {
+  const bool parsed = parse();
   if (refusal_ != Refusal::none) return State::bad;
-  if (!parsed_) {
-    if (held() < kFrameHeader) return State::more;
-    refusal_ = parse_header(data_ + from_, max_frame_, &frame_);
-    if (refusal_ != Refusal::none) return State::bad;
-    parsed_ = true;
-    checked_ = false;
-    summed_ = crc_ = 0;
-  }
+  if (!parsed) return State::more;
+  if (held() >= needed()) return State::ready;
+  return needed() > size_ ? State::grow : State::more;
+}
+
+Receiver::State Receiver::next() {
+  const State state = next_unsummed();
+  if (!parsed_ || checked_ || state == State::bad) return state;
   sum();
-  if (held() < needed()) return needed() > size_ ? State::grow : State::more;
-  if (!checked_) {
-    if (crc_ != frame_.body_crc) {
-      refusal_ = Refusal::body_crc;
-      return State::bad;
-    }
-    checked_ = true;
-    wake_at(1);  // whatever comes next may be small
+  if (state != State::ready) return state;
+  if (crc_ != frame_.body_crc) {
+    refusal_ = Refusal::body_crc;
+    return State::bad;
   }
+  checked_ = true;
   return State::ready;
 }
 
@@ -88,7 +95,7 @@ void Receiver::sum() {
   summed_ = there;
 }
 
-uint64_t Receiver::receive(int socket) {
+uint64_t Receiver::receive(int socket, bool summing) {
   uint64_t total = 0;
 #if defined(__linux__) || defined(__APPLE__)
   const auto missing = [this] {
@@ -101,13 +108,14 @@ uint64_t Receiver::receive(int socket) {
     const ssize_t n = bytes == 0 ? 0 : recv(socket, at, bytes, MSG_DONTWAIT);
     if (n <= 0) break;
     received(static_cast<uint64_t>(n));
-    if (parsed_) sum();
+    if (parsed_ && summing) sum();
     total += static_cast<uint64_t>(n);
   } while (missing() > 0);
   socket_ = socket;
   wake_at(std::clamp<uint64_t>(missing(), 1, kRound));
 #else
   (void)socket;
+  (void)summing;
 #endif
   return total;
 }
@@ -133,6 +141,7 @@ bool Receiver::check(uint64_t record_size, bool runs) {
 }
 
 void Receiver::pop() {
+  wake_at(1);  // whatever comes next may be small
   from_ += needed();
   parsed_ = checked_ = false;
   fits_ = 0;

@@ -23,7 +23,7 @@ class Receiver {
   // while they are in the cache, or else as much as there is room for; how many bytes. Of what is
   // still missing of a large frame, a good part has to be there before the socket is called
   // readable again. Whatever goes wrong, the next reader finds.
-  uint64_t receive(int socket);
+  uint64_t receive(int socket, bool summing = true);
   // Raw bytes of the handshake, before any frame: null if there are fewer.
   const uint8_t* peek(uint64_t bytes) const { return held() < bytes ? nullptr : data_ + from_; }
   void skip(uint64_t bytes);
@@ -32,6 +32,9 @@ class Receiver {
   // not fit: `needed` bytes of buffer would do), `bad` (see `refusal`; nothing more can be read).
   enum class State { more, ready, grow, bad };
   State next();
+  // The same without looking at the frame's checksum; `settle` tells that it is right.
+  State next_unsummed();
+  void settle() { checked_ = true; }
   void pop();
   const Frame& frame() const { return frame_; }
   const uint8_t* body() const { return data_ + from_ + kFrameHeader; }
@@ -55,7 +58,8 @@ class Receiver {
  private:
   uint8_t* data_;
   uint64_t size_, from_ = 0, to_ = 0, max_frame_;
-  void sum();  // what has come of the frame's body
+  bool parse();  // the header, if it is there
+  void sum();    // what has come of the frame's body
   void wake_at(uint64_t bytes);
 
   Frame frame_{};
