@@ -18,7 +18,7 @@ namespace {
 // How long an open frame waits for more while others are in flight.
 constexpr double kCoalesce = 0.002;
 // In flight within one machine: nothing is gained by more, and what is reused soon stays in caches.
-constexpr uint64_t kNearBytes = 2 << 20;
+constexpr uint64_t kNearBytes = 3 << 20;
 constexpr size_t kParts = 16;
 
 double now() {

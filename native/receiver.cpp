@@ -25,7 +25,7 @@ uint64_t checked_size(uint64_t bytes) {
 constexpr uint64_t kPiece = 128 << 10;
 constexpr uint64_t kLarge = 64 << 10;
 // Of a large frame, what is worth a round of the event loop.
-constexpr uint64_t kRound = 256 << 10;
+constexpr uint64_t kRound = 1024 << 10;
 
 Receiver::Receiver(uint64_t bytes, uint64_t max_frame)
     : data_(block_take(checked_size(bytes))), size_(bytes), max_frame_(max_frame) {}
