@@ -1,42 +1,65 @@
 #include "intake.h"
 
+#include <chrono>
 #include <thread>
+
+#include "wait.h"
 
 namespace contig {
 
 namespace {
 constexpr uint64_t kTurn = 4 << 20;
-constexpr double kPatience = 0.1;
+constexpr double kLockPatience = 0.1;
 
-// Takes in the frame at the front, if it is an ordinary one. `summed`: its checksum was compared;
-// else that is done on the way.
-bool accept(Queue& queue, Receiver& in, uint64_t producer, bool summed) {
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Takes in the frame at the front. How many of its items are in; those of an ordinary one all.
+uint64_t accept(Queue& queue, Receiver& in, uint64_t producer, double deadline) {
   const Frame& frame = in.frame();
-  if (frame.type != static_cast<uint8_t>(FrameType::items)) return false;
-  if (check_items(frame, in.body(), queue.spec().record_size, false) != Refusal::none) return false;
-  Lock& lock = queue.header().lock;
-  if (!lock_try(lock) && !lock_until(lock, kPatience)) return false;
-  queue.repair();
-  bool accepted = queue.seen(producer, frame.number) == frame.number && queue.has_room(frame.rows);
-  if (accepted && summed)
-    queue.accept(producer, frame.number, in.body(), frame.rows);
-  else if (accepted)
-    accepted = queue.accept_summed(producer, frame.number, in.body(), frame.rows, frame.body_crc);
-  lock_release(lock);
-  if (accepted) in.settle();
-  return accepted;
+  const uint64_t size = queue.spec().record_size;
+  if (frame.type != static_cast<uint8_t>(FrameType::items)) return 0;
+  if (check_items(frame, in.body(), size, false) != Refusal::none) return 0;
+  // More than fits at a time goes in by and by, and is summed before.
+  const uint64_t most = queue.spec().batch_size * (queue.spec().num_slots - 1);
+  if (frame.rows > most && in.next() != Receiver::State::ready) return 0;
+  QueueHeader& h = queue.header();
+  uint64_t done = 0;
+  for (;;) {
+    const uint32_t space = h.space_word.load();
+    if (!lock_try(h.lock) && !lock_until(h.lock, kLockPatience)) return done;
+    queue.repair();
+    const uint64_t first = frame.number + done;
+    bool going = queue.seen(producer, first) == first;
+    if (going && in.ready()) {
+      done += queue.accept(producer, first, in.body() + done * size, frame.rows - done).added;
+    } else if (going && queue.has_room(frame.rows)) {
+      going = queue.accept_summed(producer, first, in.body(), frame.rows, frame.body_crc);
+      if (going) done = frame.rows;
+    }
+    lock_release(h.lock);
+    const double left = deadline - now();
+    if (!going || done == frame.rows || left <= 0) return done;
+    wait_change(h.space_word, h.space_waiters, space, left);
+  }
 }
 }  // namespace
 
-Intake take_in(Queue& queue, Receiver& in, int socket, uint64_t producer) {
+Intake take_in(Queue& queue, Receiver& in, int socket, uint64_t producer, double patience_s) {
+  const double deadline = now() + patience_s;
   Intake out{};
   while (out.bytes < kTurn) {
     const Receiver::State state = queue.sums() ? in.next_unsummed() : in.next();
     if (state == Receiver::State::ready) {
-      if (!accept(queue, in, producer, in.ready())) break;
+      const uint64_t rows = in.frame().rows, done = accept(queue, in, producer, deadline);
+      out.items += done;
+      if (done > 0) out.seen = in.frame().number + done;
+      if (done == 0 || done < rows) {
+        out.partial = done;
+        break;
+      }
       ++out.frames;
-      out.items += in.frame().rows;
-      out.seen = in.frame().number + in.frame().rows;
       in.pop();
       continue;
     }

@@ -10,15 +10,17 @@
 namespace contig {
 
 struct Intake {
-  uint64_t bytes;   // received
-  uint64_t frames;  // taken in whole
-  uint64_t items;   // in them
-  uint64_t seen;    // of the producer's items, after the last of them
+  uint64_t bytes;    // received
+  uint64_t frames;   // taken in whole
+  uint64_t items;    // taken in
+  uint64_t partial;  // of them, in the frame that is at the front now
+  uint64_t seen;     // of the producer's items, if any were taken in
 };
 
-// Ordinary: items of this queue's records, the next ones of their producer, for which there is
-// room. Returns when the socket has nothing more, when something else comes, when the queue's lock
-// is not to be had, or after a good part, so that other connections have their turn.
-Intake take_in(Queue& queue, Receiver& in, int socket, uint64_t producer);
+// Ordinary: items of this queue's records, the next ones of their producer, for which there is room
+// soon: all waits together last no longer than `patience_s`. Returns when the socket has nothing
+// more, when something else comes, when the queue's lock is not to be had, or after a good part, so
+// that other connections have their turn.
+Intake take_in(Queue& queue, Receiver& in, int socket, uint64_t producer, double patience_s);
 
 }  // namespace contig

@@ -164,15 +164,17 @@ nb::tuple accept_frame(QueueHandle& q, Receiver& r, uint64_t producer) {
       q.locked(f.length, [&] { return q.queue.accept(producer, f.number, r.body(), f.rows); }));
 }
 
-// As many frames as can be taken in natively: (bytes received, frames, items, seen).
-nb::tuple take_frames(QueueHandle& q, Receiver& r, int socket, uint64_t producer) {
+// As many frames as can be taken in natively: (bytes received, frames, items, those of them in the
+// frame at the front, seen).
+nb::tuple take_frames(QueueHandle& q, Receiver& r, int socket, uint64_t producer,
+                      double patience_s) {
   check_producer(producer, false);
   Intake in;
   {
     NoGil no_gil;
-    in = take_in(q.queue, r, socket, producer);
+    in = take_in(q.queue, r, socket, producer, patience_s);
   }
-  return nb::make_tuple(in.bytes, in.frames, in.items, in.seen);
+  return nb::make_tuple(in.bytes, in.frames, in.items, in.partial, in.seen);
 }
 
 nb::tuple accept_records(QueueHandle& q, Record records, uint64_t producer, uint64_t first) {
@@ -184,15 +186,31 @@ nb::tuple accept_records(QueueHandle& q, Record records, uint64_t producer, uint
                            [&] { return q.queue.accept(producer, first, records.data(), n); }));
 }
 
-// 1: in the queue; 0: full; -1: the plan does not understand the tree.
-int submit(QueueHandle& q, const Plan& plan, nb::handle tree) {
-  std::vector<uint8_t> record(plan.record_size());
-  if (plan.record_size() != q.queue.spec().record_size)
+// 1: in the queue; 2: in it after a wait of up to `patience_s`; 0: full; -1: the plan does not
+// understand the tree.
+int submit(QueueHandle& q, const Plan& plan, nb::handle tree, double patience_s) {
+  const uint64_t size = plan.record_size();
+  if (size != q.queue.spec().record_size)
     throw std::invalid_argument("submit: a plan for other records");
-  if (!plan.pack(tree.ptr(), record.data())) return -1;
-  const Queue::Accepted a = q.locked(
-      record.size(), [&] { return q.queue.accept(Queue::kNoProducer, 0, record.data(), 1); });
-  return a.full ? 0 : 1;
+  thread_local std::vector<uint8_t> spare;
+  std::vector<uint8_t> record = std::move(spare);  // not to be shared with whom packing may call
+  record.resize(size);
+  const auto accept = [&] {
+    const auto append = [&] { return q.queue.accept(Queue::kNoProducer, 0, record.data(), 1); };
+    return q.locked(size, append).full ? 0 : 1;
+  };
+  QueueHeader& h = q.queue.header();
+  const uint32_t space = h.space_word.load();
+  int outcome = plan.pack(tree.ptr(), record.data()) ? accept() : -1;
+  if (outcome == 0 && patience_s > 0 && h.closed.load() == 0) {
+    {
+      NoGil no_gil;
+      wait_change(h.space_word, h.space_waiters, space, patience_s);
+    }
+    outcome = 2 * accept();
+  }
+  spare = std::move(record);
+  return outcome;
 }
 
 // (block, rows, whether it is a copy), or None. A copy where a pin would leave no slot to fill.
@@ -260,10 +278,11 @@ void bind_queue(nb::module_& m) {
           nb::arg("num_slots"), nb::arg("block_bytes"), nb::arg("columns"), nb::arg("schema"))
       .def_rw("lock_timeout_s", &QueueHandle::lock_timeout_s)
       .def("accept_frame", &accept_frame, nb::arg("receiver"), nb::arg("producer"))
-      .def("take_frames", &take_frames, nb::arg("receiver"), nb::arg("socket"), nb::arg("producer"))
+      .def("take_frames", &take_frames, nb::arg("receiver"), nb::arg("socket"), nb::arg("producer"),
+           nb::arg("patience_s"))
       .def("accept_records", &accept_records, nb::arg("records").noconvert(), nb::arg("producer"),
            nb::arg("first"))
-      .def("submit", &submit, nb::arg("plan"), nb::arg("tree").none())
+      .def("submit", &submit, nb::arg("plan"), nb::arg("tree").none(), nb::arg("patience_s") = 0.0)
       .def("seen",
            [](QueueHandle& q, uint64_t producer, uint64_t next) {
              check_producer(producer, false);

@@ -32,6 +32,7 @@ __all__ = ["Connection"]
 log = logging.getLogger("contig.transport")
 
 _FIRST_BUFFER = 4096
+_PATIENCE_S = 0.001  # for room in a table: stopping to read, and starting again, takes longer
 _MORE, _READY, _GROW = 0, 1, 2  # native/receiver.h
 
 
@@ -144,17 +145,19 @@ class Connection(asyncio.BufferedProtocol):
     def _stream(self) -> int:
         """What is ordinary natively, all else step by step; how many bytes came meanwhile."""
         assert self.table is not None
-        nbytes = 0
-        if self._reads_on and not self.hub.must_wait(self):
-            table, receiver = self.table, self.receiver
-            nbytes, frames, items, seen = table.take_frames(receiver, self._socket, self.producer)
-            if frames:
-                self.items += items
-                self.rows += items
-                self._received = self._committed = seen
-                self.hub.took_whole(frames, items)
+        if not self._reads_on or self.hub.must_wait(self):
+            self.pump()
+            return 0
+        patience = 0.0 if self.hub.any_blocked else _PATIENCE_S
+        taken = self.table.take_frames(self.receiver, self._socket, self.producer, patience)
+        if taken.items:
+            self.items += taken.items
+            self.rows += taken.items
+            self._added = taken.partial
+            self._received = self._committed = taken.seen
+            self.hub.took_whole(taken.frames, taken.items)
         self.pump()
-        return nbytes
+        return taken.nbytes
 
     def _step(self) -> bool:
         """One step forward; False: nothing more can be done now."""

@@ -200,6 +200,11 @@ class Hub:
         self._bytes -= connection.receiver.size
         self._feed_hungry()
 
+    @property
+    def any_blocked(self) -> bool:
+        """Whether somebody waits for room in a table."""
+        return bool(self._blocked)
+
     def must_wait(self, connection: Connection) -> bool:
         """Whether earlier items of the same producer have to go in first."""
         waiting = self._orphans.get(connection.producer)

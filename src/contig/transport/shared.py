@@ -34,6 +34,7 @@ from .stream import StreamWriter
 __all__ = ["SharedClient"]
 
 _SLICE_S = 0.1
+_PATIENCE_S = 0.01
 
 
 class SharedClient:
@@ -67,6 +68,8 @@ class SharedClient:
             raise ValueError(f"no table {table!r}; the server has: {', '.join(sorted(tables))}")
         self._server = server
         self._on_full, self._timeout_s = on_full, send_timeout_s
+        # For room, before it is worth a look whether the server is still there.
+        self._patience_s = _PATIENCE_S if on_full == "block" and send_timeout_s is None else 0.0
         self._board: WeightsBoard | None = None
         self._queue: BatchQueue | None = None
         self._storage: SharedStorage | None = None
@@ -112,7 +115,10 @@ class SharedClient:
         if type(tree) is Built and tree.layout == self.layout:
             self._accept(tree.record)
             return
-        if native.submit(self._queue.layout.plan, tree) != 1:
+        outcome = native.submit(self._queue.layout.plan, tree, self._patience_s)
+        if outcome == 2:
+            self.blocked += 1
+        elif outcome != 1:
             self._accept(self._queue.layout.pack_one(plain_tree(tree)[0]))
 
     def send_many(self, tree: Any) -> None:

@@ -22,7 +22,7 @@ from ..tape import Storage
 from ..tape.queue import BatchQueue
 from .wire import Refused
 
-__all__ = ["Outcome", "QueueTable", "Table", "TapeTable"]
+__all__ = ["Outcome", "QueueTable", "Table", "Taken", "TapeTable"]
 
 _PRODUCERS = 4096  # as many as a tape remembers
 
@@ -40,6 +40,24 @@ class Outcome(NamedTuple):
     items: int
     rows: int
     full: bool
+
+
+class Taken(NamedTuple):
+    """What was received and taken in.
+
+    Attributes:
+        nbytes: received.
+        frames: taken in whole.
+        items: taken in.
+        partial: of them, in the frame that is at the front now.
+        seen: the producer's items that are in now, if any were taken in.
+    """
+
+    nbytes: int
+    frames: int
+    items: int
+    partial: int
+    seen: int
 
 
 class Table(ABC):
@@ -74,13 +92,12 @@ class Table(ABC):
     def accept(self, receiver: Any, producer: int) -> Outcome:
         """Takes the checked frame at a receiver's front in, as far as there is room."""
 
-    def take_frames(self, receiver: Any, socket: int, producer: int) -> tuple[int, int, int, int]:
+    def take_frames(self, receiver: Any, socket: int, producer: int, patience_s: float) -> Taken:
         """Receives, and takes frames in for as long as that needs no further thought.
 
-        Returns bytes received; frames and items taken in; if any, items of the producer that are in
-        now.
+        Waits for room, but no longer than told.
         """
-        return int(receiver.receive(socket)), 0, 0, 0
+        return Taken(int(receiver.receive(socket)), 0, 0, 0, 0)
 
     @abstractmethod
     def word(self) -> int:
@@ -150,8 +167,8 @@ class QueueTable(Table):
             _refuse_gap(receiver.number, seen)
         return Outcome(seen, added, added, full)
 
-    def take_frames(self, receiver: Any, socket: int, producer: int) -> tuple[int, int, int, int]:
-        return self.queue.native.take_frames(receiver, socket, producer)
+    def take_frames(self, receiver: Any, socket: int, producer: int, patience_s: float) -> Taken:
+        return Taken(*self.queue.native.take_frames(receiver, socket, producer, patience_s))
 
     def word(self) -> int:
         return int(self.queue.native.space_word)
