@@ -16,10 +16,10 @@ double now() {
 }
 
 // Takes in the frame at the front. How many of its items are in; those of an ordinary one all.
-uint64_t accept(Queue& queue, Receiver& in, uint64_t producer, double deadline) {
+uint64_t accept(Queue& queue, Receiver& in, uint64_t producer, uint64_t next, double deadline) {
   const Frame& frame = in.frame();
   const uint64_t size = queue.spec().record_size;
-  if (frame.type != static_cast<uint8_t>(FrameType::items)) return 0;
+  if (frame.type != static_cast<uint8_t>(FrameType::items) || frame.number != next) return 0;
   if (check_items(frame, in.body(), size, false) != Refusal::none) return 0;
   // More than fits at a time goes in by and by, and is summed before.
   const uint64_t most = queue.spec().batch_size * (queue.spec().num_slots - 1);
@@ -46,15 +46,17 @@ uint64_t accept(Queue& queue, Receiver& in, uint64_t producer, double deadline) 
 }
 }  // namespace
 
-Intake take_in(Queue& queue, Receiver& in, int socket, uint64_t producer, double patience_s) {
+Intake take_in(Queue& queue, Receiver& in, int socket, uint64_t producer, uint64_t next,
+               double patience_s) {
   const double deadline = now() + patience_s;
   Intake out{};
   while (out.bytes < kTurn) {
     const Receiver::State state = queue.sums() ? in.next_unsummed() : in.next();
     if (state == Receiver::State::ready) {
-      const uint64_t rows = in.frame().rows, done = accept(queue, in, producer, deadline);
+      const uint64_t rows = in.frame().rows, done = accept(queue, in, producer, next, deadline);
       out.items += done;
-      if (done > 0) out.seen = in.frame().number + done;
+      next += done;
+      if (done > 0) out.seen = next;
       if (done == 0 || done < rows) {
         out.partial = done;
         break;

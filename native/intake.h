@@ -17,10 +17,11 @@ struct Intake {
   uint64_t seen;     // of the producer's items, if any were taken in
 };
 
-// Ordinary: items of this queue's records, the next ones of their producer, for which there is room
-// soon: all waits together last no longer than `patience_s`. Returns when the socket has nothing
-// more, when something else comes, when the queue's lock is not to be had, or after a good part, so
-// that other connections have their turn.
-Intake take_in(Queue& queue, Receiver& in, int socket, uint64_t producer, double patience_s);
+// Ordinary: items of this queue's records, from number `next` of their producer on, for which there
+// is room soon: all waits together last no longer than `patience_s`. Returns when the socket has
+// nothing more, when something else comes, when the queue's lock is not to be had, or after a good
+// part, so that other connections have their turn.
+Intake take_in(Queue& queue, Receiver& in, int socket, uint64_t producer, uint64_t next,
+               double patience_s);
 
 }  // namespace contig

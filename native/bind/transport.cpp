@@ -166,13 +166,13 @@ nb::tuple accept_frame(QueueHandle& q, Receiver& r, uint64_t producer) {
 
 // As many frames as can be taken in natively: (bytes received, frames, items, those of them in the
 // frame at the front, seen).
-nb::tuple take_frames(QueueHandle& q, Receiver& r, int socket, uint64_t producer,
+nb::tuple take_frames(QueueHandle& q, Receiver& r, int socket, uint64_t producer, uint64_t next,
                       double patience_s) {
   check_producer(producer, false);
   Intake in;
   {
     NoGil no_gil;
-    in = take_in(q.queue, r, socket, producer, patience_s);
+    in = take_in(q.queue, r, socket, producer, next, patience_s);
   }
   return nb::make_tuple(in.bytes, in.frames, in.items, in.partial, in.seen);
 }
@@ -279,7 +279,7 @@ void bind_queue(nb::module_& m) {
       .def_rw("lock_timeout_s", &QueueHandle::lock_timeout_s)
       .def("accept_frame", &accept_frame, nb::arg("receiver"), nb::arg("producer"))
       .def("take_frames", &take_frames, nb::arg("receiver"), nb::arg("socket"), nb::arg("producer"),
-           nb::arg("patience_s"))
+           nb::arg("next"), nb::arg("patience_s"))
       .def("accept_records", &accept_records, nb::arg("records").noconvert(), nb::arg("producer"),
            nb::arg("first"))
       .def("submit", &submit, nb::arg("plan"), nb::arg("tree").none(), nb::arg("patience_s") = 0.0)

@@ -56,3 +56,13 @@ def test_any_alignment() -> None:
             header = _native.make_header(6, 0, [part])
             assert struct.unpack_from("<I", header, 32)[0] == _native.crc32c_portable(bytes(part))
     assert struct.unpack_from("<I", header, 32)[0] == crc32c(part)
+
+
+def test_joined() -> None:
+    rng = random.Random(2)
+    data = rng.randbytes(40_000)
+    for _ in range(300):
+        start, middle, end = sorted(rng.randrange(len(data) + 1) for _ in range(3))
+        first, second = _native.crc32c(data[start:middle]), _native.crc32c(data[middle:end])
+        joined = _native.crc32c_join(first, second, end - middle)
+        assert joined == _native.crc32c(data[start:end])

@@ -236,3 +236,32 @@ def test_packed_trees(values: list[int], frame: int) -> None:
         check_frames(frames, parsed, 0, box.next)
         found = b"".join(payload[32 * runs :] for _, runs, _, payload in parsed)
         assert found == b"".join(expected)
+
+
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 8, 4095, 4096, 4099, 20_000]), min_size=1, max_size=12),
+    count=st.integers(1, 4),
+    runs=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_checksums_taken_while_packing(sizes: list[int], count: int, runs: bool, seed: int) -> None:
+    """Whatever the leaves' sizes and their order in the tree: the frame's checksum is right."""
+    rng = np.random.default_rng(seed)
+    keys = [f"k{i}" for i in rng.permutation(len(sizes))]
+    trees = [
+        {key: rng.integers(0, 256, size, np.uint8) for key, size in zip(keys, sizes)}
+        for _ in range(count)
+    ]
+    for tree in trees:
+        tree["n"] = np.float64(seed)  # with bytes between leaves
+    layout = Layout(trees[0])
+    box = _native.Outbox(layout.record_size, layout.padded, 0, 100_000)
+    for tree in trees:
+        if runs:
+            assert box.pack_row(layout.plan, tree, MARKED | GOES_ON, -1, -1, 1)
+        else:
+            assert box.pack(layout.plan, tree)
+    cuts = list(range(60_000, 600_000, 60_000))
+    parsed = parse(take_all(box), layout.record_size, runs, cuts)  # which refuses a wrong one
+    found = b"".join(payload[32 * n_runs :] for _, n_runs, _, payload in parsed)
+    assert found == b"".join(layout.pack_one(tree).tobytes() for tree in trees)

@@ -21,6 +21,7 @@ from .. import _native
 from ..errors import LayoutError
 from ..layout import Layout
 from . import wire
+from .tables import Sender
 from .wire import Refused, Type
 
 if TYPE_CHECKING:
@@ -149,7 +150,8 @@ class Connection(asyncio.BufferedProtocol):
             self.pump()
             return 0
         patience = 0.0 if self.hub.any_blocked else _PATIENCE_S
-        taken = self.table.take_frames(self.receiver, self._socket, self.producer, patience)
+        sender = Sender(self.producer, self._received)
+        taken = self.table.take_frames(self.receiver, self._socket, sender, patience)
         if taken.items:
             self.items += taken.items
             self.rows += taken.items

@@ -22,7 +22,7 @@ from ..tape import Storage
 from ..tape.queue import BatchQueue
 from .wire import Refused
 
-__all__ = ["Outcome", "QueueTable", "Table", "Taken", "TapeTable"]
+__all__ = ["Outcome", "QueueTable", "Sender", "Table", "Taken", "TapeTable"]
 
 _PRODUCERS = 4096  # as many as a tape remembers
 
@@ -40,6 +40,13 @@ class Outcome(NamedTuple):
     items: int
     rows: int
     full: bool
+
+
+class Sender(NamedTuple):
+    """Whose items come: a producer, and the number of its next one."""
+
+    producer: int
+    next: int
 
 
 class Taken(NamedTuple):
@@ -92,7 +99,7 @@ class Table(ABC):
     def accept(self, receiver: Any, producer: int) -> Outcome:
         """Takes the checked frame at a receiver's front in, as far as there is room."""
 
-    def take_frames(self, receiver: Any, socket: int, producer: int, patience_s: float) -> Taken:
+    def take_frames(self, receiver: Any, socket: int, sender: Sender, patience_s: float) -> Taken:
         """Receives, and takes frames in for as long as that needs no further thought.
 
         Waits for room, but no longer than told.
@@ -167,8 +174,8 @@ class QueueTable(Table):
             _refuse_gap(receiver.number, seen)
         return Outcome(seen, added, added, full)
 
-    def take_frames(self, receiver: Any, socket: int, producer: int, patience_s: float) -> Taken:
-        return Taken(*self.queue.native.take_frames(receiver, socket, producer, patience_s))
+    def take_frames(self, receiver: Any, socket: int, sender: Sender, patience_s: float) -> Taken:
+        return Taken(*self.queue.native.take_frames(receiver, socket, *sender, patience_s))
 
     def word(self) -> int:
         return int(self.queue.native.space_word)
