@@ -301,11 +301,6 @@ void Queue::skip(uint64_t producer, uint64_t next) {
   if (p.seq.load(relaxed) < next) p.seq.store(next, release_order);
 }
 
-bool Queue::has_block() const {
-  const uint64_t taken = h_->taken.load(acquire);
-  return h_->head.load(acquire) >= (taken + 1) * spec_.batch_size;
-}
-
 bool Queue::take(bool partial, uint64_t holder, Taken* out) {
   const uint64_t head = h_->head.load(relaxed), size = spec_.batch_size;
   const uint64_t block = h_->taken.load(relaxed);

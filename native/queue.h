@@ -101,8 +101,6 @@ class Queue {
     uint64_t slot, rows;
     bool last_free;  // taking it leaves no slot to fill
   };
-  // Whether there is a full one. May be asked without the lock.
-  bool has_block() const;
   // The next block: full, or, with `partial`, whatever there is. False: none yet.
   bool take(bool partial, uint64_t holder, Taken* out);
   void release(uint64_t slot);

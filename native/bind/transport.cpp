@@ -217,7 +217,6 @@ int submit(QueueHandle& q, const Plan& plan, nb::handle tree, double patience_s)
 nb::object take(nb::handle self, bool copy, bool partial) {
   auto& q = *nb::inst_ptr<QueueHandle>(self);
   Queue::Taken t{};
-  if (!partial && !q.queue.has_block()) return nb::none();  // seen without the lock
   if (!q.locked(0, [&] { return q.queue.take(partial, process_id(), &t); })) return nb::none();
   auto* pinned = new PinnedBlock(nb::borrow(self), q.queue, t.slot);
   nb::object block = nb::cast(pinned, nb::rv_policy::take_ownership);
