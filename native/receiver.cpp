@@ -24,8 +24,9 @@ uint64_t checked_size(uint64_t bytes) {
 // Pieces of large frames: with the socket's own memory they stay in a core's cache.
 constexpr uint64_t kPiece = 128 << 10;
 constexpr uint64_t kLarge = 64 << 10;
-// Of a large frame, what is worth a round of the event loop.
-constexpr uint64_t kRound = 1024 << 10;
+// Of a large frame, what is worth a round of the event loop: from this machine, where the rest
+// comes at once, and from afar, where it shows that the peer is alive.
+constexpr uint64_t kNearRound = 1 << 20, kFarRound = 64 << 10;
 
 Receiver::Receiver(uint64_t bytes, uint64_t max_frame)
     : data_(block_take(checked_size(bytes))), size_(bytes), max_frame_(max_frame) {}
@@ -112,7 +113,7 @@ uint64_t Receiver::receive(int socket, bool summing) {
     total += static_cast<uint64_t>(n);
   } while (missing() > 0);
   socket_ = socket;
-  wake_at(std::clamp<uint64_t>(missing(), 1, kRound));
+  wake_at(std::clamp<uint64_t>(missing(), 1, near_ ? kNearRound : kFarRound));
 #else
   (void)socket;
   (void)summing;

@@ -54,6 +54,7 @@ class Receiver {
   uint64_t held() const { return to_ - from_; }
   uint64_t max_frame() const { return max_frame_; }
   void allow(uint64_t max_frame) { max_frame_ = max_frame; }
+  void set_near(bool near) { near_ = near; }  // whether the peer is on this machine
 
  private:
   uint8_t* data_;
@@ -68,7 +69,7 @@ class Receiver {
   int socket_ = -1;        // the one received from
   uint64_t wakes_at_ = 1;  // bytes that make it readable
   uint64_t fits_ = 0;      // 0: not checked for a table yet
-  bool parsed_ = false, checked_ = false, fits_runs_ = false;
+  bool parsed_ = false, checked_ = false, fits_runs_ = false, near_ = false;
   Refusal refusal_ = Refusal::none;
 };
 

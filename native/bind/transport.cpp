@@ -487,6 +487,7 @@ void bind_transport(nb::module_& m) {
           "max_frame", [](const Receiver& h) { return h.max_frame(); },
           [](Receiver& h, uint64_t n) { h.allow(n); })
       .def("resize", [](Receiver& h, uint64_t n) { h.resize(n); })
+      .def("set_near", &Receiver::set_near)
       .def_prop_ro("refusal",
                    [](const Receiver& h) { return std::string(refusal_name(h.refusal())); });
   bind_queue(m);

@@ -471,3 +471,12 @@ def test_ingest_goes_on_while_the_learner_holds_its_gil() -> None:
                 assert after - before >= 50, "nothing was taken in meanwhile"
                 assert rows_after - rows_before >= 50
                 assert server.stats().items_in >= after
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux knows it")
+def test_the_ingest_process_gives_way() -> None:
+    """What comes in wakes it, but does not interrupt the learner."""
+    with Server({"x": np.zeros(2)}, 2, TcpTransport(port=0)) as server:
+        assert server.pid != os.getpid()
+        assert os.sched_getscheduler(server.pid) == os.SCHED_BATCH
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER

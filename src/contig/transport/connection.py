@@ -74,6 +74,8 @@ class Connection(asyncio.BufferedProtocol):
         plain = transport.get_extra_info("sslcontext") is None
         sock = transport.get_extra_info("socket") if plain else None
         self._socket = -1 if sock is None else sock.fileno()
+        own = transport.get_extra_info("sockname")
+        self.receiver.set_near(isinstance(name, tuple) and name[0] == own[0])
         self.hub.joined(self)
         self._deadline = self.hub.loop.call_later(self.hub.handshake_s, self._too_late)
 
