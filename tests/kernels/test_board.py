@@ -187,12 +187,13 @@ def test_never_torn(zygote: Zygote, name: str, tmp_path: Path) -> None:
     """One publishes as fast as it can, three read."""
     stop = tmp_path / "stop"
     board = WeightsBoard.create(EXAMPLE, name)
+    begun = [tmp_path / f"begun-{reader}" for reader in range(3)]
     readers = [
-        zygote.start("read_weights", name=name, stop=str(stop), wait=wait)
-        for wait in (False, False, True)
+        zygote.start("read_weights", name=name, stop=str(stop), wait=reader == 2, begun=str(path))
+        for reader, path in enumerate(begun)
     ]
     publisher = zygote.start("publish", name=name, stop=str(stop))
-    until(lambda: newest(board) >= 3000)
+    until(lambda: newest(board) >= 3000 and all(path.exists() for path in begun))
     stop.touch()
     published = publisher.result(BLOCKED_S)
     assert published["versions"] >= 3000 and board.newest == published["newest"]
@@ -209,7 +210,8 @@ def test_killed_publishers(zygote: Zygote, name: str, tmp_path: Path) -> None:
     """Readers, old and new, find a whole version, and the next publisher goes on."""
     stop = tmp_path / "stop"
     board = WeightsBoard.create(weights_example(20_000), name)
-    reader = zygote.start("read_weights", name=name, stop=str(stop), wait=False)
+    begun = tmp_path / "begun"
+    reader = zygote.start("read_weights", name=name, stop=str(stop), wait=False, begun=str(begun))
     draw = random.Random(1)
     last = -1
     for _ in range(30):
@@ -225,6 +227,7 @@ def test_killed_publishers(zygote: Zygote, name: str, tmp_path: Path) -> None:
             assert weights_wrong(found.version, found.tree) == ""
         fresh.close()
         last = found.version
+    until(begun.exists)
     stop.touch()
     result = reader.result(BLOCKED_S)
     assert result["wrong"] == "" and result["reads"] > 0

@@ -200,8 +200,8 @@ def publish(name: str, stop: str) -> dict[str, Any]:
     return {"versions": version - first, "newest": version - 1}
 
 
-def read_weights(name: str, stop: str, wait: bool) -> dict[str, Any]:
-    """Reads until told to stop; versions must grow and be whole."""
+def read_weights(name: str, stop: str, wait: bool, begun: str) -> dict[str, Any]:
+    """Reads until told to stop; versions must grow and be whole. Makes `begun` after the first."""
     board = WeightsBoard.attach(name)
     last, reads = -1, 0
     while not os.path.exists(stop):
@@ -216,6 +216,8 @@ def read_weights(name: str, stop: str, wait: bool) -> dict[str, Any]:
             wrong = f"newest {newest} is older than {found.version}"
         if wrong:
             return {"wrong": wrong}
+        if not reads:
+            Path(begun).touch()
         last = found.version
         reads += 1
     board.close()
