@@ -30,8 +30,7 @@ Flight::Flight(uint64_t record_size, bool padded, uint64_t first, uint64_t frame
                uint64_t max_frames)
     : outbox(record_size, padded, first, frame_bytes), max_frames_(max_frames), acked_(first) {}
 
-// ---- callers
-// -------------------------------------------------------------------------------------
+// -- callers --------------------------------------------------------------------------------------
 
 Flight::Room Flight::room() {
   const std::lock_guard lock(outbox.mutex());
@@ -95,8 +94,7 @@ uint64_t Flight::most_bytes() {
   return bound();
 }
 
-// ---- the sending thread
-// --------------------------------------------------------------------------
+// -- the sending thread ---------------------------------------------------------------------------
 
 void Flight::limit(uint64_t max_bytes, bool near) {
   const std::lock_guard lock(outbox.mutex());

@@ -10,6 +10,7 @@
 #include <map>
 
 #include "board.h"
+#include "crc32c.h"
 #include "killpoints.h"
 #include "process.h"
 #include "queue_items.h"
@@ -238,12 +239,21 @@ class Stage {
     const std::vector<uint8_t> records = items::records(items::range(producer, first, n));
     const Queue::Accepted expected = model->accept(producer, first, n);
     items::Hold hold(queue_);
+    const uint32_t crc = crc32c(0, records.data(), records.size());
+    if (sums(producer, n, expected.added) && queue_.has_room(n) &&
+        queue_.accept_summed(producer, first, records.data(), n, crc ^ 1))
+      fail("records with another checksum went in");
     const Queue::Accepted got = queue_.accept(producer, first, records.data(), n);
     if (got.added < expected.added) fail("an append that found less room than there is");
     if (got.added > expected.added) fail("an append that found more room than there is");
     if (got.seen != expected.seen || got.gap != expected.gap || got.full != expected.full)
       fail("an append with another outcome than the model's");
     return got;
+  }
+
+  // Whether all records are new, so that they may be summed on their way in.
+  static bool sums(uint64_t producer, uint64_t n, uint64_t added) {
+    return producer != Queue::kNoProducer && added == n;
   }
 
   // Takes a batch, looks at it, and gives it back unless it is to be held.
@@ -342,9 +352,14 @@ class Stage {
     const uint64_t added = after.accept(producer, first, n).added;
     const uint64_t old_head = queue_.header().head;
     const std::map<uint64_t, uint64_t> table_before = table();
+    const uint32_t crc = crc32c(0, records.data(), records.size());
+    const bool summed = sums(producer, n, added) && random_.below(2) == 0;
     const auto work = [&] {
       items::Hold hold(queue_);
-      queue_.accept(producer, first, records.data(), n);
+      if (summed && queue_.has_room(n))
+        queue_.accept_summed(producer, first, records.data(), n, crc);
+      else
+        queue_.accept(producer, first, records.data(), n);
     };
     const auto check = [&] {
       Model now;

@@ -6,7 +6,7 @@ import json
 import selectors
 import socket
 import ssl
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 from .handshake import Accepted, raise_refusal
 from .wire import Type
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Pump"]
 
 _MORE, _FRAME, _GROW = 0, 1, 2  # native/receiver.h
-_STOPPED, _CAME, _REFUSED, _CLOSED = 0, 1, 2, 3  # native/flight.h
+_STOPPED, _REFUSED, _CLOSED = 0, 2, 3  # native/flight.h; 1: a frame
 
 
 class Pump:
@@ -136,7 +136,7 @@ class Pump:
         else:
             link.answered(kind, number, self._receiver.payload())
 
-    def _refuse(self) -> Any:
+    def _refuse(self) -> NoReturn:
         raise ConnectionError(f"the server's frame was refused: {self._receiver.refusal}")
 
 
