@@ -23,9 +23,7 @@ uint32_t* zeroed(uint64_t n) {  // calloc: untouched stretches cost no memory
 View::View(const Tape& tape)
     : tape_(tape),
       ring_(tape.header().capacity),
-      slot_of_(zeroed(tape.header().capacity), std::free) {
-  compact();
-}
+      slot_of_(zeroed(tape.header().capacity), std::free) {}
 
 // ---- keeping up ----------------------------------------------------------------------------
 
@@ -41,17 +39,20 @@ void View::refresh() {
   scratch_.clear();
   for (uint64_t n = from; n < s.index_head; ++n) {
     EntryView e;
-    tape_.read_entry(n, &e);
+    read(n, &e);
     if (e.first >= s.head) break;  // not committed when head was loaded
     scratch_.push_back(NewRun{e.ordinal, e.prev, e.version});
   }
   std::atomic_thread_fence(acquire);
   s.index_tail = tape_.header().index_tail.load(relaxed);
+  const bool grew = s.head != at_.head && seen_head_ > seen_tail_;
   at_ = s;
   if (fresh || s.index_tail > seen_head_ || (seen_head_ == 0 && seen_tail_ == 0))
     rebuild(scratch_, from);
-  else
+  else {
+    if (grew) touch(seen_head_ - 1);  // the newest run that was there may have
     take(scratch_, from);
+  }
   at_.index_head = seen_head_;
 }
 
@@ -66,8 +67,9 @@ void View::take(const std::vector<NewRun>& runs, uint64_t from) {
     const uint64_t n = from + i, ordinal = runs[i].ordinal, prev = runs[i].prev;
     while (seen_tail_ + ring_ <= n) drop_run(seen_tail_++);
     uint32_t slot;
-    if (prev != kNone && prev >= seen_tail_ && prev < n &&
-        trajs_[slot_of_[prev % ring_]].ordinal == ordinal) {
+    const bool linked = prev != kNone && prev >= seen_tail_ && prev < n &&
+                        trajs_[slot_of_[prev % ring_]].ordinal == ordinal;
+    if (linked) {
       slot = slot_of_[prev % ring_];
     } else if (trajs_.empty() || ordinal > trajs_.back().ordinal) {
       slot = add_trajectory(ordinal);
@@ -81,7 +83,9 @@ void View::take(const std::vector<NewRun>& runs, uint64_t from) {
     trajs_[slot].last = n;
     trajs_[slot].runs += 1;
     note_version(n, runs[i].version);
+    if (watches_versions_) versions_.add(runs[i].version, linked ? prev : kNone);
     seen_head_ = n + 1;
+    touch(n);
   }
   while (seen_tail_ < at_.index_tail && seen_tail_ < seen_head_) drop_run(seen_tail_++);
 }
@@ -89,18 +93,18 @@ void View::take(const std::vector<NewRun>& runs, uint64_t from) {
 void View::rebuild(const std::vector<NewRun>& found, uint64_t from) {
   const uint64_t end = from + found.size();
   std::vector<std::pair<uint64_t, uint64_t>> runs;  // (ordinal, number)
-  versions_.clear();
+  newest_.clear();
   for (uint64_t n = std::max(from, at_.index_tail); n < end; ++n) {
     runs.emplace_back(found[n - from].ordinal, n);
     note_version(n, found[n - from].version);
   }
   std::sort(runs.begin(), runs.end());
   trajs_.clear();
-  live_ = 0;
+  alive_.clear();
   for (const auto& run : runs) {
     if (trajs_.empty() || trajs_.back().ordinal != run.first) {
       trajs_.push_back(Trajectory{run.first, 0, 0});
-      ++live_;
+      alive_.push(1);
     }
     trajs_.back().last = run.second;
     trajs_.back().runs += 1;
@@ -108,85 +112,109 @@ void View::rebuild(const std::vector<NewRun>& found, uint64_t from) {
   }
   seen_head_ = std::max(end, at_.index_tail);
   seen_tail_ = std::min(at_.index_tail, seen_head_);
-  pass_head_ = kNone;
-  compact();
+  work_ += runs.size();
+  for (auto& l : ledgers_) l->forget();
+  watches_versions_ = false;
 }
 
 void View::note_version(uint64_t number, int64_t version) {
   // A run of no higher version before this one will never again be the newest.
-  while (!versions_.empty() && versions_.back().second <= version) versions_.pop_back();
-  versions_.emplace_back(number, version);
+  while (!newest_.empty() && newest_.back().second <= version) newest_.pop_back();
+  newest_.emplace_back(number, version);
 }
 
 int64_t View::max_version() const {
-  for (const auto& v : versions_)
+  for (const auto& v : newest_)
     if (v.first >= at_.index_tail) return v.second;
   return -1;
 }
 
+void View::watch_versions() {
+  if (watches_versions_) return;
+  watches_versions_ = true;
+  versions_.clear(seen_tail_);
+  for (uint64_t n = seen_tail_; n < seen_head_; ++n) {
+    EntryView e;  // torn if it was evicted meanwhile: then nobody will ask for it
+    read(n, &e);
+    versions_.add(e.version, e.prev == kNone || e.prev >= n ? kNone : e.prev);
+  }
+}
+
 uint32_t View::add_trajectory(uint64_t ordinal) {
-  if (trajs_.size() + 1 >= fenwick_.size()) compact();
+  if (trajs_.size() > 2 * alive_.total() + 64) compact();
   trajs_.push_back(Trajectory{ordinal, 0, 0});
-  const auto slot = static_cast<uint32_t>(trajs_.size() - 1);
-  count(slot, 1);
-  ++live_;
-  return slot;
+  alive_.push(1);
+  return static_cast<uint32_t>(trajs_.size() - 1);
 }
 
 void View::drop_run(uint64_t number) {
-  if (!versions_.empty() && versions_.front().first <= number) versions_.pop_front();
-  Trajectory& t = trajs_[slot_of_[number % ring_]];
-  if (--t.runs == 0) {
-    count(slot_of_[number % ring_], -1);
-    --live_;
-  }
+  if (!newest_.empty() && newest_.front().first <= number) newest_.pop_front();
+  if (watches_versions_) versions_.drop();
+  const uint32_t slot = slot_of_[number % ring_];
+  Trajectory& t = trajs_[slot];
+  touch(number);
+  if (--t.runs > 0) return;
+  alive_.add(slot, ~0ull);
+  for (auto& l : ledgers_) l->died(t.ordinal);
+}
+
+void View::touch(uint64_t number) {
+  for (auto& l : ledgers_) l->touch(number, slot_of_[number % ring_]);
 }
 
 void View::compact() {
-  std::vector<uint32_t> moved(trajs_.size());
-  size_t kept = 0;
+  std::vector<uint32_t> moved(trajs_.size()), kept;
   for (size_t i = 0; i < trajs_.size(); ++i) {
-    moved[i] = static_cast<uint32_t>(kept);
-    if (trajs_[i].runs > 0) trajs_[kept++] = trajs_[i];
+    moved[i] = static_cast<uint32_t>(kept.size());
+    if (trajs_[i].runs == 0) continue;
+    trajs_[kept.size()] = trajs_[i];
+    kept.push_back(static_cast<uint32_t>(i));
   }
-  if (kept != trajs_.size())
-    for (uint64_t n = seen_tail_; n < seen_head_; ++n)
-      slot_of_[n % ring_] = moved[slot_of_[n % ring_]];
-  trajs_.resize(kept);
-  size_t size = 64;
-  while (size < 2 * kept) size *= 2;
-  fenwick_.assign(size + 1, 0);
-  for (size_t i = 1; i <= size; ++i) {  // every kept trajectory is alive
-    fenwick_[i] += i <= kept ? 1 : 0;
-    const size_t parent = i + (i & (~i + 1));
-    if (parent <= size) fenwick_[parent] += fenwick_[i];
-  }
-}
-
-void View::count(uint32_t slot, int delta) {
-  for (size_t i = slot + 1; i < fenwick_.size(); i += i & (~i + 1))
-    fenwick_[i] = static_cast<uint32_t>(static_cast<int64_t>(fenwick_[i]) + delta);
+  for (uint64_t n = seen_tail_; n < seen_head_; ++n)
+    slot_of_[n % ring_] = moved[slot_of_[n % ring_]];
+  work_ += trajs_.size() + (seen_head_ - seen_tail_);
+  trajs_.resize(kept.size());
+  alive_.clear();
+  for (size_t i = 0; i < kept.size(); ++i) alive_.push(1);
+  for (auto& l : ledgers_) l->move(kept);
 }
 
 uint32_t View::select(uint64_t rank) const {
-  size_t at = 0;
-  for (size_t step = fenwick_.size() - 1; step > 0; step /= 2)
-    if (at + step < fenwick_.size() && fenwick_[at + step] <= rank) {
-      at += step;
-      rank -= fenwick_[at];
-    }
-  return static_cast<uint32_t>(at);
+  uint64_t rest;
+  return static_cast<uint32_t>(alive_.find(rank, &rest));
+}
+
+uint32_t View::slot_from(uint64_t ordinal) const {
+  const auto at = std::lower_bound(trajs_.begin(), trajs_.end(), ordinal,
+                                   [](const Trajectory& t, uint64_t o) { return t.ordinal < o; });
+  return static_cast<uint32_t>(at - trajs_.begin());
 }
 
 uint64_t View::ordinal_of_newest(uint64_t k) const {
-  if (live_ == 0) return 0;
-  return trajs_[select(k >= live_ ? 0 : live_ - k)].ordinal;
+  const uint64_t live = alive_.total();
+  if (live == 0) return 0;
+  return trajs_[select(k >= live ? 0 : live - k)].ordinal;
+}
+
+Ledger& View::ledger(const Window& w, const SliceSpec& spec, bool rows) {
+  constexpr size_t most = 4;  // questions at once: a sampler asks one for each batch size in use
+  size_t at = 0;
+  while (at < ledgers_.size() && !ledgers_[at]->answers(spec, rows)) ++at;
+  if (at == ledgers_.size()) {
+    if (at == most) ledgers_.pop_back();
+    ledgers_.push_back(std::make_unique<Ledger>(*this, spec, rows));
+    at = ledgers_.size() - 1;
+  }
+  std::rotate(ledgers_.begin(), ledgers_.begin() + static_cast<ptrdiff_t>(at),
+              ledgers_.begin() + static_cast<ptrdiff_t>(at) + 1);
+  ledgers_.front()->sync(w);
+  return *ledgers_.front();
 }
 
 // ---- reading trajectories ------------------------------------------------------------------
 
 bool View::usable(uint64_t number, const Window& w, EntryView* e) const {
-  return number != kNone && number >= at_.index_tail && tape_.read_entry(number, e) &&
+  return number != kNone && number >= at_.index_tail && read(number, e) &&
          e->first + e->steps > std::max(at_.tail, w.min_seq) && e->version >= w.min_version;
 }
 
@@ -197,18 +225,22 @@ bool View::extent_of(uint64_t last, const Window& w, Extent* out) const {
   out->ordinal = e.ordinal;
   out->end = e.before + std::min(e.steps, at_.head - e.first);
   out->ended = e.first + e.steps <= at_.head ? e.flags & kEnded : 0;
-  const bool skip = w.min_version == INT64_MIN;  // versions need not grow along a trajectory
-  for (EntryView p;;) {
-    if (skip && usable(e.jump, w, &p))
-      e = p;
-    else if (usable(e.prev, w, &p))
-      e = p;
-    else
-      break;
-  }
+  Window any_version = w;
+  any_version.min_version = INT64_MIN;
+  for (EntryView p; usable(e.jump, any_version, &p) || usable(e.prev, any_version, &p);) e = p;
   const uint64_t low = std::max(at_.tail, w.min_seq);
   out->start = e.before + (low > e.first ? low - e.first : 0);
   out->begins = (e.flags & kBegins) != 0 && out->start == 0;
+  if (!w.any_version()) {  // versions need not grow along a trajectory: it counts from the last
+                           // run of a lower one on
+    const uint64_t below = versions_.last_below(last, w.min_version);
+    EntryView p;
+    if (usable(below, any_version, &p) && p.ordinal == out->ordinal &&
+        p.before + p.steps > out->start) {
+      out->start = p.before + p.steps;
+      out->begins = false;
+    }
+  }
   return out->start < out->end;
 }
 
@@ -252,6 +284,7 @@ bool View::find_row(uint64_t seq, EntryView* e, uint64_t* number) const {
       mid = std::min(std::max(mid, low + 1), high - 1);
     }
     const uint64_t first = tape_.first_of(mid);
+    ++work_;
     if (first <= seq) {
       low = mid;
       low_first = first;
@@ -261,17 +294,17 @@ bool View::find_row(uint64_t seq, EntryView* e, uint64_t* number) const {
     }
   }
   *number = low;
-  return tape_.read_entry(low, e) && e->first <= seq && seq < e->first + e->steps;
+  return read(low, e) && e->first <= seq && seq < e->first + e->steps;
 }
 
 bool View::run_holding(uint64_t last, uint64_t step, EntryView* e) const {
-  if (!tape_.read_entry(last, e)) return false;
+  if (!read(last, e)) return false;
   while (step < e->before) {
     EntryView p;
-    if (e->jump != kNone && e->jump >= at_.index_tail && tape_.read_entry(e->jump, &p) &&
+    if (e->jump != kNone && e->jump >= at_.index_tail && read(e->jump, &p) &&
         step < p.before + p.steps)
       *e = p;
-    else if (e->prev != kNone && e->prev >= at_.index_tail && tape_.read_entry(e->prev, &p))
+    else if (e->prev != kNone && e->prev >= at_.index_tail && read(e->prev, &p))
       *e = p;
     else
       return false;
@@ -291,7 +324,7 @@ bool View::emit_steps(const Extent& x, uint64_t a, uint64_t b, uint64_t burn, Sl
     if (low == a) break;
     upto = low;
     EntryView p;
-    if (e.prev == kNone || e.prev < at_.index_tail || !tape_.read_entry(e.prev, &p) ||
+    if (e.prev == kNone || e.prev < at_.index_tail || !read(e.prev, &p) ||
         p.before + p.steps != e.before) {
       out->seqs.resize(base);
       return false;
@@ -302,6 +335,21 @@ bool View::emit_steps(const Extent& x, uint64_t a, uint64_t b, uint64_t burn, Sl
   out->burn.push_back(static_cast<int64_t>(burn));
   out->ends.push_back(b == x.end ? static_cast<int64_t>(x.ended) : 0);
   return true;
+}
+
+void View::rows_between(uint64_t last, uint64_t a, uint64_t b, std::vector<int64_t>* out) const {
+  EntryView e;
+  if (a >= b || !run_holding(last, b - 1, &e)) return;
+  for (uint64_t upto = b;;) {
+    for (uint64_t step = std::max(a, e.before); step < std::min(upto, e.before + e.steps); ++step)
+      if (const uint64_t seq = e.first + (step - e.before); seq >= at_.tail)
+        out->push_back(static_cast<int64_t>(seq));
+    if (e.before <= a) return;
+    upto = e.before;
+    EntryView p;
+    if (e.prev == kNone || e.prev < at_.index_tail || !read(e.prev, &p)) return;
+    e = p;
+  }
 }
 
 bool View::emit(const Extent& x, uint64_t choice, const SliceSpec& spec, Slices* out) const {

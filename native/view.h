@@ -10,24 +10,14 @@
 #include <memory>
 #include <vector>
 
+#include "fenwick.h"
+#include "ledger.h"
 #include "rng.h"
-#include "sumtree.h"
 #include "tape.h"
+#include "versions.h"
+#include "window.h"
 
 namespace contig {
-
-// What a sampler may draw from: all of the tape, or a part of it.
-struct Window {
-  uint64_t min_seq = 0, min_ordinal = 0;
-  int64_t min_version = INT64_MIN;
-  bool whole() const { return min_seq == 0 && min_ordinal == 0 && min_version == INT64_MIN; }
-};
-
-struct SliceSpec {
-  uint64_t length = 1;
-  bool strict = false, complete_only = false, over_steps = false;
-  uint64_t span_left = 0, span_right = 0, burn_in = 0;
-};
 
 // Steps [start, end) of a trajectory that are usable now; `last` is its last run.
 struct Extent {
@@ -43,12 +33,6 @@ struct Slices {
   std::vector<int64_t> seqs, lengths, burn, ends;
 };
 
-// A sum tree over rows: leaf = seq % capacity.
-struct WeightedRows {
-  Tree tree;
-  uint64_t head;
-};
-
 class View {
  public:
   explicit View(const Tape& tape);
@@ -59,15 +43,17 @@ class View {
   // Whether a checkpoint was loaded since the last refresh, or is being loaded: seqs drawn before
   // may be other rows now. To be asked after a gather.
   bool stale() const;
-  uint64_t trajectories() const { return live_; }
+  uint64_t trajectories() const { return alive_.total(); }
   // The newest policy version of the runs there are.
   int64_t max_version() const;
   // The ordinal of the k-th newest living trajectory (k >= 1), or of the oldest.
   uint64_t ordinal_of_newest(uint64_t k) const;
+  // Entries read, weights computed and rows listed since it was made: what keeping up has cost.
+  uint64_t work() const { return work_; }
 
-  // Whether the window has a row, judged by the row's own run; and all rows it has.
+  // Whether the window has a row, judged by the row's own run; and all rows it has, as spans.
   bool row_in(uint64_t seq, const Window& w) const;
-  void rows_in(const Window& w, std::vector<int64_t>* out) const;
+  void spans_in(const Window& w, std::vector<int64_t>* firsts, std::vector<int64_t>* counts);
 
   // Each returns false if nothing is eligible.
   bool draw_rows(Rng rng, const Window& w, int64_t* out, size_t n);
@@ -77,25 +63,24 @@ class View {
   // Slices that start at given rows; valid[i] = 0 where row i is no valid start.
   void slices_from(const int64_t* seqs, size_t n, const Window& w, const SliceSpec& spec,
                    uint8_t* valid, Slices* out);
-  // Slices whose starts are drawn by weight among valid ones. Returns how many could not be found
-  // by rejection.
-  size_t draw_by_weight(Rng rng, const Window& w, const SliceSpec& spec, const WeightedRows& rows,
-                        size_t n, std::vector<int64_t>* starts, Slices* out);
   // Up to `length` rows that follow each given row in its trajectory, the row included.
   void follow(const int64_t* seqs, size_t n, uint64_t length, Slices* out);
-  // mask[i] = 1 if row at().tail + i is a valid start under spec (length 1: an eligible row).
-  void valid_starts(const Window& w, const SliceSpec& spec, uint8_t* mask);
+  // All rows of a trajectory that are stored; none if it is gone.
+  void rows_of(uint64_t ordinal, std::vector<int64_t>* out) const;
+  // Eligible trajectories: how many, and their ordinals.
+  uint64_t count(const Window& w, const SliceSpec& spec) { return ledger(w, spec, false).items(); }
   void ordinals(std::vector<int64_t>* out, const Window& w, const SliceSpec& spec);
+  // What changed since `token` was given: valid starts (of one-row specs, eligible rows), or
+  // eligible trajectories.
+  void changed_rows(const Window& w, const SliceSpec& spec, uint64_t token, Changes* out);
+  void changed_ordinals(const Window& w, const SliceSpec& spec, uint64_t token, Changes* out);
 
  private:
+  friend class Ledger;
+
   struct Trajectory {
     uint64_t ordinal, last, runs;
   };
-  struct Candidate {
-    Extent extent;
-    uint64_t starts, upto;  // valid starts; running weight
-  };
-
   struct NewRun {
     uint64_t ordinal, prev;
     int64_t version;
@@ -104,12 +89,19 @@ class View {
   void take(const std::vector<NewRun>& runs, uint64_t from);
   void rebuild(const std::vector<NewRun>& runs, uint64_t from);
   void note_version(uint64_t number, int64_t version);
+  void watch_versions();
   uint32_t add_trajectory(uint64_t ordinal);
   void drop_run(uint64_t number);
+  void touch(uint64_t number);
   void compact();
   uint32_t select(uint64_t rank) const;
-  void count(uint32_t slot, int delta);
+  uint32_t slot_from(uint64_t ordinal) const;  // of the first trajectory that began then or later
+  Ledger& ledger(const Window& w, const SliceSpec& spec, bool rows);
 
+  bool read(uint64_t number, EntryView* e) const {
+    ++work_;
+    return tape_.read_entry(number, e);
+  }
   bool usable(uint64_t number, const Window& w, EntryView* e) const;
   bool extent_of(uint64_t last, const Window& w, Extent* out) const;
   bool eligible(const Extent& x, const SliceSpec& spec) const;
@@ -122,24 +114,21 @@ class View {
   bool run_holding(uint64_t last, uint64_t step, EntryView* e) const;
   bool emit(const Extent& x, uint64_t start_choice, const SliceSpec& spec, Slices* out) const;
   bool emit_steps(const Extent& x, uint64_t a, uint64_t b, uint64_t burn, Slices* out) const;
-  bool spans_in(const Window& w, std::vector<std::pair<uint64_t, uint64_t>>* out) const;
-  bool exact(const Window& w, const SliceSpec& spec);
+  // Seqs of those steps of [a, b) that are still stored, in any order.
+  void rows_between(uint64_t last, uint64_t a, uint64_t b, std::vector<int64_t>* out) const;
 
   const Tape& tape_;
   Snapshot at_{};
   uint64_t seen_head_ = 0, seen_tail_ = 0, restores_ = 0, ring_;
   std::unique_ptr<uint32_t[], void (*)(void*)> slot_of_;  // entry number % ring -> trajectory slot
   std::vector<Trajectory> trajs_;                         // ordered by ordinal
-  std::vector<uint32_t> fenwick_;
-  uint64_t live_ = 0;
+  Fenwick alive_;                                         // 1 for each that has runs
   std::vector<NewRun> scratch_;
-  std::deque<std::pair<uint64_t, int64_t>> versions_;  // (run, version), falling versions
-
-  // The exact pass, good for one state of the tape and one question.
-  std::vector<Candidate> pass_;
-  uint64_t pass_head_ = kNone, pass_tail_ = kNone;
-  Window pass_window_;
-  SliceSpec pass_spec_;
+  std::deque<std::pair<uint64_t, int64_t>> newest_;  // (run, version), falling versions
+  Versions versions_;
+  bool watches_versions_ = false;
+  std::vector<std::unique_ptr<Ledger>> ledgers_;  // the last used first
+  mutable uint64_t work_ = 0;
 };
 
 }  // namespace contig

@@ -6,61 +6,23 @@
 namespace contig {
 
 namespace {
-constexpr uint64_t kRejections = 64;  // at least, before an exact pass
-
-bool same(const Window& a, const Window& b) {
-  return a.min_seq == b.min_seq && a.min_ordinal == b.min_ordinal && a.min_version == b.min_version;
-}
-
-bool same(const SliceSpec& a, const SliceSpec& b) {
-  return a.length == b.length && a.strict == b.strict && a.complete_only == b.complete_only &&
-         a.over_steps == b.over_steps && a.span_left == b.span_left && a.span_right == b.span_right;
-}
+// What is drawn is there, unless a writer evicts it at the same time: then another one is drawn, so
+// many times, before the caller takes the lock.
+constexpr int kOvertaken = 64;
 }  // namespace
 
-bool View::exact(const Window& w, const SliceSpec& spec) {
-  if (pass_head_ != at_.head || pass_tail_ != at_.tail || !same(pass_window_, w) ||
-      !same(pass_spec_, spec)) {
-    pass_.clear();
-    uint64_t weight = 0;
-    for (const Trajectory& t : trajs_) {
-      Extent x;
-      if (t.runs == 0 || t.ordinal < w.min_ordinal) continue;
-      if (!extent_of(t.last, w, &x) || !eligible(x, spec)) continue;
-      const uint64_t starts = count_starts(x, spec);
-      weight += spec.over_steps ? starts : 1;
-      pass_.push_back(Candidate{x, starts, weight});
-    }
-    pass_head_ = at_.head;
-    pass_tail_ = at_.tail;
-    pass_window_ = w;
-    pass_spec_ = spec;
-  }
-  return !pass_.empty();
-}
-
 bool View::draw_rows(Rng rng, const Window& w, int64_t* out, size_t n) {
-  const uint64_t low = std::max(at_.tail, w.min_seq);
-  if (low >= at_.head) return false;
-  if (w.whole() || (w.min_ordinal == 0 && w.min_version == INT64_MIN)) {
+  if (w.min_ordinal == 0 && w.any_version()) {
+    const uint64_t low = std::max(at_.tail, w.min_seq);
+    if (low >= at_.head) return false;
     for (size_t i = 0; i < n; ++i) out[i] = static_cast<int64_t>(low + rng.below(at_.head - low));
     return true;
   }
-  const uint64_t patience = kRejections + (seen_head_ - at_.index_tail) / 2;
-  std::vector<std::pair<uint64_t, uint64_t>> spans;  // (first row, rows up to its end), exact
+  const Ledger& rows = ledger(w, SliceSpec{}, true);
+  if (rows.total() == 0) return false;
   for (size_t i = 0; i < n; ++i) {
-    bool done = false;
-    for (uint64_t tries = 0; tries < patience && !done && spans.empty(); ++tries) {
-      const uint64_t seq = low + rng.below(at_.head - low);
-      if ((done = row_in(seq, w))) out[i] = static_cast<int64_t>(seq);
-    }
-    if (done) continue;
-    if (spans.empty() && !spans_in(w, &spans)) return false;
-    const uint64_t pick = rng.below(spans.back().second);
-    const auto it = std::upper_bound(spans.begin(), spans.end(), pick,
-                                     [](uint64_t p, const auto& s) { return p < s.second; });
-    const uint64_t before = it == spans.begin() ? 0 : std::prev(it)->second;
-    out[i] = static_cast<int64_t>(it->first + (pick - before));
+    const Ledger::Pick pick = rows.pick(rng);
+    out[i] = static_cast<int64_t>(rows.first_row(pick.item) + pick.choice);
   }
   return true;
 }
@@ -72,108 +34,80 @@ bool View::row_in(uint64_t seq, const Window& w) const {
          e.version >= w.min_version && e.ordinal >= w.min_ordinal;
 }
 
-bool View::spans_in(const Window& w, std::vector<std::pair<uint64_t, uint64_t>>* out) const {
-  const uint64_t low = std::max(at_.tail, w.min_seq);
-  uint64_t total = 0;
-  for (uint64_t n = at_.index_tail; n < seen_head_; ++n) {
-    EntryView e;
-    if (!tape_.read_entry(n, &e) || e.version < w.min_version || e.ordinal < w.min_ordinal)
-      continue;
-    const uint64_t first = std::max(e.first, low), end = std::min(e.first + e.steps, at_.head);
-    if (first >= end) continue;
-    total += end - first;
-    out->emplace_back(first, total);
-  }
-  return total > 0;
-}
-
-void View::rows_in(const Window& w, std::vector<int64_t>* out) const {
-  std::vector<std::pair<uint64_t, uint64_t>> spans;
-  if (!spans_in(w, &spans)) return;
-  uint64_t before = 0;
-  for (const auto& span : spans) {
-    for (uint64_t i = 0; i < span.second - before; ++i)
-      out->push_back(static_cast<int64_t>(span.first + i));
-    before = span.second;
-  }
+void View::spans_in(const Window& w, std::vector<int64_t>* firsts, std::vector<int64_t>* counts) {
+  const Ledger& rows = ledger(w, SliceSpec{}, true);
+  rows.each([&](uint64_t number) {
+    const auto first = static_cast<int64_t>(rows.first_row(number));
+    const auto count = static_cast<int64_t>(rows.rows(number));
+    ++work_;
+    if (!firsts->empty() && firsts->back() + counts->back() == first) {
+      counts->back() += count;
+      return;
+    }
+    firsts->push_back(first);
+    counts->push_back(count);
+  });
 }
 
 bool View::draw_slices(Rng rng, const Window& w, const SliceSpec& spec, size_t n, Slices* out) {
-  if (live_ == 0) return false;
-  const auto oldest =
-      std::lower_bound(trajs_.begin(), trajs_.end(), w.min_ordinal,
-                       [](const Trajectory& t, uint64_t ordinal) { return t.ordinal < ordinal; });
-  uint64_t before = 0;  // living trajectories that began before the window
-  for (size_t i = static_cast<size_t>(oldest - trajs_.begin()); i > 0; i -= i & (~i + 1))
-    before += fenwick_[i];
-  if (before >= live_) return false;
-  uint64_t low = std::max(at_.tail, w.min_seq);
-  if (spec.over_steps && w.min_ordinal > 0) {
-    EntryView e;  // no row of the window is older than its first trajectory's first run
-    Extent x;
-    const uint64_t last = trajs_[select(before)].last;
-    Window any_version = w;
-    any_version.min_version = INT64_MIN;
-    if (extent_of(last, any_version, &x) && run_holding(last, x.start, &e))
-      low = std::max(low, e.first);
-  }
-  if (spec.over_steps && low >= at_.head) return false;
-  const bool virtual_starts = spec.span_left > 0 || spec.span_right > 0;
-  // An exact pass reads every trajectory: rejections may cost about as much before it is made.
-  const uint64_t patience = kRejections + live_ / 2;
-
+  // Where every living trajectory will do, the mirror itself says how many there are.
+  const bool any = spec.any_trajectory() && w.min_seq == 0 && w.any_version();
+  const Ledger* found = any ? nullptr : &ledger(w, spec, false);
+  const uint64_t before = any && w.min_ordinal > 0 ? alive_.before(slot_from(w.min_ordinal)) : 0;
+  const uint64_t total = any ? alive_.total() - before : found->total();
+  if (total == 0) return false;
   for (size_t i = 0; i < n; ++i) {
     bool done = false;
-    for (uint64_t tries = 0; tries < patience && !done; ++tries) {
+    for (int tries = 0; tries < kOvertaken && !done; ++tries) {
       Extent x;
       uint64_t choice;
-      if (!spec.over_steps) {
-        if (!extent_of(trajs_[select(before + rng.below(live_ - before))].last, w, &x)) continue;
-        if (!eligible(x, spec)) continue;
+      if (any) {
+        if (!extent_of(trajs_[select(before + rng.below(total))].last, w, &x)) continue;
         choice = rng.below(count_starts(x, spec));
       } else {
-        if (virtual_starts) break;  // rows do not stand for starts outside the trajectory
-        EntryView e;
-        uint64_t number;
-        const uint64_t seq = low + rng.below(at_.head - low);
-        if (!find_row(seq, &e, &number) || e.version < w.min_version) continue;
-        if (!extent_of(trajs_[slot_of_[number % ring_]].last, w, &x)) continue;
-        const uint64_t step = e.before + (seq - e.first);
-        if (!eligible(x, spec) || step < x.start || step - x.start >= count_starts(x, spec))
-          continue;
-        choice = step - x.start;
+        const Ledger::Pick pick = found->pick(rng);
+        choice = pick.choice;
+        if (!extent_of(trajs_[pick.item].last, w, &x) || !eligible(x, spec)) continue;
+        if (choice >= count_starts(x, spec)) continue;
       }
       done = emit(x, choice, spec, out);
     }
-    if (done) continue;
-    if (!exact(w, spec)) return false;
-    const uint64_t pick = rng.below(pass_.back().upto);
-    const auto it = std::upper_bound(pass_.begin(), pass_.end(), pick,
-                                     [](uint64_t p, const Candidate& c) { return p < c.upto; });
-    if (!emit(it->extent, rng.below(it->starts), spec, out)) return false;
+    if (!done) return false;
   }
   return true;
 }
 
 bool View::slice_of(Rng rng, const Window& w, const SliceSpec& spec, uint64_t ordinal,
                     Slices* out) {
-  const auto it = std::lower_bound(trajs_.begin(), trajs_.end(), ordinal,
-                                   [](const Trajectory& t, uint64_t o) { return t.ordinal < o; });
+  const uint32_t slot = slot_from(ordinal);
   Extent x;
-  if (it == trajs_.end() || it->ordinal != ordinal || it->runs == 0) return false;
-  if (!extent_of(it->last, w, &x) || !eligible(x, spec)) return false;
+  if (slot == trajs_.size() || trajs_[slot].ordinal != ordinal || trajs_[slot].runs == 0)
+    return false;
+  if (!w.any_version()) watch_versions();
+  if (!extent_of(trajs_[slot].last, w, &x) || !eligible(x, spec)) return false;
   return emit(x, rng.below(count_starts(x, spec)), spec, out);
+}
+
+void View::rows_of(uint64_t ordinal, std::vector<int64_t>* out) const {
+  const uint32_t slot = slot_from(ordinal);
+  Extent x;
+  Slices rows;
+  if (slot == trajs_.size() || trajs_[slot].ordinal != ordinal || trajs_[slot].runs == 0) return;
+  if (!extent_of(trajs_[slot].last, Window{}, &x) || !emit_steps(x, x.start, x.end, 0, &rows))
+    return;
+  out->swap(rows.seqs);
 }
 
 void View::slices_from(const int64_t* seqs, size_t n, const Window& w, const SliceSpec& spec,
                        uint8_t* valid, Slices* out) {
+  if (!w.any_version()) watch_versions();
   for (size_t i = 0; i < n; ++i) {
     EntryView e;
     uint64_t number;
     Extent x;
     const auto seq = static_cast<uint64_t>(seqs[i]);
     valid[i] = 0;
-    if (spec.length == 1 && !spec.complete_only && spec.burn_in == 0) {  // a row, not a slice
+    if (spec.one_row()) {
       if (!row_in(seq, w)) continue;
       valid[i] = 1;
       out->seqs.push_back(seqs[i]);
@@ -188,30 +122,6 @@ void View::slices_from(const int64_t* seqs, size_t n, const Window& w, const Sli
     if (step < x.start || step - x.start >= count_starts(x, spec)) continue;
     valid[i] = emit(x, step - x.start, spec, out) ? 1 : 0;
   }
-}
-
-size_t View::draw_by_weight(Rng rng, const Window& w, const SliceSpec& spec,
-                            const WeightedRows& rows, size_t n, std::vector<int64_t>* starts,
-                            Slices* out) {
-  std::vector<double> u;
-  std::vector<int64_t> seqs;
-  std::vector<uint8_t> valid;
-  size_t need = n;
-  for (uint64_t round = 0; round < kRejections && need > 0; ++round) {
-    u.resize(need);
-    seqs.resize(need);
-    valid.resize(need);
-    for (double& x : u) x = rng.unit();
-    tree_draw(rows.tree, u.data(), seqs.data(), need);
-    newest_rows(seqs.data(), need, rows.head, rows.tree.shape.n_leaves);
-    slices_from(seqs.data(), need, w, spec, valid.data(), out);
-    for (size_t i = 0; i < valid.size(); ++i)
-      if (valid[i] != 0) {
-        starts->push_back(seqs[i]);
-        --need;
-      }
-  }
-  return need;
 }
 
 void View::follow(const int64_t* seqs, size_t n, uint64_t length, Slices* out) {
@@ -234,22 +144,19 @@ void View::follow(const int64_t* seqs, size_t n, uint64_t length, Slices* out) {
   }
 }
 
-void View::valid_starts(const Window& w, const SliceSpec& spec, uint8_t* mask) {
-  std::fill(mask, mask + (at_.head - std::min(at_.tail, at_.head)), uint8_t{0});
-  SliceSpec plain = spec;
-  plain.over_steps = true;
-  if (!exact(w, plain)) return;
-  Slices rows;
-  for (const Candidate& c : pass_) {
-    rows.seqs.clear();
-    if (!emit_steps(c.extent, c.extent.start, c.extent.start + c.starts, 0, &rows)) continue;
-    for (const int64_t seq : rows.seqs) mask[static_cast<uint64_t>(seq) - at_.tail] = 1;
-  }
+void View::ordinals(std::vector<int64_t>* out, const Window& w, const SliceSpec& spec) {
+  ledger(w, spec, false).each([&](uint64_t slot) {
+    ++work_;
+    out->push_back(static_cast<int64_t>(trajs_[slot].ordinal));
+  });
 }
 
-void View::ordinals(std::vector<int64_t>* out, const Window& w, const SliceSpec& spec) {
-  if (!exact(w, spec)) return;
-  for (const Candidate& c : pass_) out->push_back(static_cast<int64_t>(c.extent.ordinal));
+void View::changed_rows(const Window& w, const SliceSpec& spec, uint64_t token, Changes* out) {
+  ledger(w, spec, spec.one_row()).changed_rows(token, out);
+}
+
+void View::changed_ordinals(const Window& w, const SliceSpec& spec, uint64_t token, Changes* out) {
+  ledger(w, spec, false).changed_ordinals(token, out);
 }
 
 }  // namespace contig

@@ -145,7 +145,6 @@ class SumTree {
   }
   static size_t size(size_t n) { return TreeShape(n).total; }
   Tree tree() const { return {shape_, nodes_.data()}; }
-  WeightedRows rows(uint64_t head) const { return {tree(), head}; }
   void update(Seqs leaves, Reals values);
   nb::tuple prioritize(Seqs seqs, Reals priorities, int64_t tail, int64_t head, double alpha,
                        double eps);

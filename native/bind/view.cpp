@@ -57,14 +57,8 @@ nb::tuple slices_from(ViewHandle& v, Seqs seqs, nb::object window, const SliceSp
                         to_array(std::vector<int64_t>(valid.begin(), valid.end())));
 }
 
-// (starts, slices, how many are still missing): starts drawn by weight among valid ones.
-nb::tuple draw_by_weight(ViewHandle& v, const SumTree& tree, uint64_t head, State rng,
-                         nb::object window, const SliceSpec& spec, size_t n) {
-  Slices out;
-  std::vector<int64_t> starts;
-  const size_t missing = v.view.draw_by_weight(rng_of(rng), window_of(window), spec,
-                                               tree.rows(head), n, &starts, &out);
-  return nb::make_tuple(to_array(starts), slices_tuple(out), missing);
+nb::tuple changes_tuple(const Changes& c) {
+  return nb::make_tuple(c.token, c.all, to_array(c.on), to_array(c.off));
 }
 
 }  // namespace
@@ -98,16 +92,15 @@ void bind_view(nb::module_& m) {
            nb::arg("spec"), nb::arg("n"))
       .def("slices_of", &slices_of, nb::arg("rng").noconvert(), nb::arg("window").none(),
            nb::arg("spec"), nb::arg("ordinals").noconvert(), nb::arg("n"))
-      .def("draw_by_weight", &draw_by_weight, nb::arg("tree"), nb::arg("head"),
-           nb::arg("rng").noconvert(), nb::arg("window").none(), nb::arg("spec"), nb::arg("n"))
       .def("slices_from", &slices_from, nb::arg("seqs").noconvert(), nb::arg("window").none(),
            nb::arg("spec"))
+      .def_prop_ro("work", [](const ViewHandle& v) { return v.view.work(); })
       .def(
-          "rows_in",
-          [](const ViewHandle& v, nb::object window) {
-            std::vector<int64_t> out;
-            v.view.rows_in(window_of(window), &out);
-            return to_array(out);
+          "spans_in",
+          [](ViewHandle& v, nb::object window) {
+            std::vector<int64_t> firsts, counts;
+            v.view.spans_in(window_of(window), &firsts, &counts);
+            return nb::make_tuple(to_array(firsts), to_array(counts));
           },
           nb::arg("window").none())
       .def(
@@ -126,13 +119,32 @@ void bind_view(nb::module_& m) {
              v.view.follow(seqs.data(), seqs.shape(0), length, &out);
              return slices_tuple(out);
            })
+      .def("rows_of",
+           [](const ViewHandle& v, uint64_t ordinal) {
+             std::vector<int64_t> out;
+             v.view.rows_of(ordinal, &out);
+             return to_array(out);
+           })
       .def(
-          "valid_starts",
+          "changed_rows",
+          [](ViewHandle& v, nb::object window, const SliceSpec& spec, uint64_t token) {
+            Changes out;
+            v.view.changed_rows(window_of(window), spec, token, &out);
+            return changes_tuple(out);
+          },
+          nb::arg("window").none(), nb::arg("spec"), nb::arg("token"))
+      .def(
+          "changed_ordinals",
+          [](ViewHandle& v, nb::object window, const SliceSpec& spec, uint64_t token) {
+            Changes out;
+            v.view.changed_ordinals(window_of(window), spec, token, &out);
+            return changes_tuple(out);
+          },
+          nb::arg("window").none(), nb::arg("spec"), nb::arg("token"))
+      .def(
+          "count",
           [](ViewHandle& v, nb::object window, const SliceSpec& spec) {
-            const Snapshot& s = v.view.at();
-            std::vector<uint8_t> mask(s.head > s.tail ? s.head - s.tail : 0);
-            v.view.valid_starts(window_of(window), spec, mask.data());
-            return to_array(std::vector<int64_t>(mask.begin(), mask.end()));
+            return v.view.count(window_of(window), spec);
           },
           nb::arg("window").none(), nb::arg("spec"))
       .def(

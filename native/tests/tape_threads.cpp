@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <set>
 #include <thread>
 
 #include "gather.h"
@@ -186,8 +187,7 @@ class Reader {
       if (length != 3) fail("strict slices of another length");
     check(from, gather(from.seqs), false, false);
     if (random_.below(16) == 0) {
-      std::vector<uint8_t> mask(s.head - s.tail);
-      view_.valid_starts(Window{}, spec, mask.data());
+      keep_starts(spec);
       std::vector<int64_t> ordinals;
       view_.ordinals(&ordinals, Window{}, spec);
       for (size_t i = 1; i < ordinals.size(); ++i)
@@ -197,6 +197,31 @@ class Reader {
         view_.slice_of(Rng(state_), Window{}, spec, static_cast<uint64_t>(ordinal), &each);
       check(each, gather(each.seqs), false, false);
     }
+  }
+
+  // Keeps the set of valid starts by what changed; with the lock, it must be the rows that are.
+  void keep_starts(const SliceSpec& spec) {
+    Changes c;
+    view_.changed_rows(Window{}, spec, token_, &c);
+    token_ = c.token;
+    if (c.all) starts_.clear();
+    for (const int64_t seq : c.off) starts_.erase(seq);
+    starts_.insert(c.on.begin(), c.on.end());
+    starts_.erase(starts_.begin(), starts_.lower_bound(static_cast<int64_t>(view_.at().tail)));
+    if (held_ || random_.below(4) != 0) return;
+    Hold hold(*tape_, kTimeout);
+    held_ = true;
+    view_.refresh();
+    keep_starts(spec);
+    held_ = false;
+    const Snapshot& s = view_.at();
+    std::vector<int64_t> seqs;
+    for (uint64_t seq = s.tail; seq < s.head; ++seq) seqs.push_back(static_cast<int64_t>(seq));
+    std::vector<uint8_t> valid(seqs.size());
+    Slices from;
+    view_.slices_from(seqs.data(), seqs.size(), Window{}, spec, valid.data(), &from);
+    for (size_t i = 0; i < seqs.size(); ++i)
+      if ((valid[i] != 0) != (starts_.count(seqs[i]) != 0)) fail("starts kept wrongly");
   }
 
   void entry(uint64_t number, uint64_t head) {
@@ -253,6 +278,9 @@ class Reader {
   std::unique_ptr<Tape> tape_;
   View view_;
   rows::Random random_;
+  std::set<int64_t> starts_;  // valid ones, kept by their changes
+  uint64_t token_ = 0;
+  bool held_ = false;
   uint64_t state_[4];
   std::vector<Row> out_;
 };
