@@ -60,13 +60,14 @@ class View {
   bool draw_slices(Rng rng, const Window& w, const SliceSpec& spec, size_t n, Slices* out);
   // One slice of a given trajectory, by rank of its ordinal; false if it is gone or ineligible.
   bool slice_of(Rng rng, const Window& w, const SliceSpec& spec, uint64_t ordinal, Slices* out);
+  bool has_trajectory(uint64_t ordinal, const Window& w, const SliceSpec& spec);
   // Slices that start at given rows; valid[i] = 0 where row i is no valid start.
   void slices_from(const int64_t* seqs, size_t n, const Window& w, const SliceSpec& spec,
                    uint8_t* valid, Slices* out);
   // Up to `length` rows that follow each given row in its trajectory, the row included.
   void follow(const int64_t* seqs, size_t n, uint64_t length, Slices* out);
-  // All rows of a trajectory that are stored; none if it is gone.
-  void rows_of(uint64_t ordinal, std::vector<int64_t>* out) const;
+  // All rows of a trajectory that are stored now; none if it is gone.
+  void rows_of(uint64_t ordinal, std::vector<int64_t>* out);
   // Eligible trajectories: how many, and their ordinals.
   uint64_t count(const Window& w, const SliceSpec& spec) { return ledger(w, spec, false).items(); }
   void ordinals(std::vector<int64_t>* out, const Window& w, const SliceSpec& spec);

@@ -88,14 +88,26 @@ bool View::slice_of(Rng rng, const Window& w, const SliceSpec& spec, uint64_t or
   return emit(x, rng.below(count_starts(x, spec)), spec, out);
 }
 
-void View::rows_of(uint64_t ordinal, std::vector<int64_t>* out) const {
+bool View::has_trajectory(uint64_t ordinal, const Window& w, const SliceSpec& spec) {
   const uint32_t slot = slot_from(ordinal);
   Extent x;
-  Slices rows;
-  if (slot == trajs_.size() || trajs_[slot].ordinal != ordinal || trajs_[slot].runs == 0) return;
-  if (!extent_of(trajs_[slot].last, Window{}, &x) || !emit_steps(x, x.start, x.end, 0, &rows))
+  if (!w.any_version()) watch_versions();
+  return slot < trajs_.size() && trajs_[slot].ordinal == ordinal && trajs_[slot].runs > 0 &&
+         extent_of(trajs_[slot].last, w, &x) && eligible(x, spec);
+}
+
+void View::rows_of(uint64_t ordinal, std::vector<int64_t>* out) {
+  for (int tries = 0; tries < kOvertaken; ++tries) {
+    refresh();
+    const uint32_t slot = slot_from(ordinal);
+    Extent x;
+    Slices rows;
+    if (slot == trajs_.size() || trajs_[slot].ordinal != ordinal || trajs_[slot].runs == 0) return;
+    if (!extent_of(trajs_[slot].last, Window{}, &x)) continue;  // or evicted just now
+    if (!emit_steps(x, x.start, x.end, 0, &rows)) continue;
+    out->swap(rows.seqs);
     return;
-  out->swap(rows.seqs);
+  }
 }
 
 void View::slices_from(const int64_t* seqs, size_t n, const Window& w, const SliceSpec& spec,

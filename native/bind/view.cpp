@@ -113,6 +113,18 @@ void bind_view(nb::module_& m) {
             return to_array(out);
           },
           nb::arg("seqs").noconvert(), nb::arg("window").none())
+      .def(
+          "has_trajectories",
+          [](ViewHandle& v, Seqs ordinals, nb::object window, const SliceSpec& spec) {
+            const Window w = window_of(window);
+            std::vector<int64_t> out(ordinals.shape(0));
+            for (size_t i = 0; i < out.size(); ++i) {
+              const auto ordinal = static_cast<uint64_t>(ordinals.data()[i]);
+              out[i] = v.view.has_trajectory(ordinal, w, spec) ? 1 : 0;
+            }
+            return to_array(out);
+          },
+          nb::arg("ordinals").noconvert(), nb::arg("window").none(), nb::arg("spec"))
       .def("follow",
            [](ViewHandle& v, Seqs seqs, uint64_t length) {
              Slices out;
@@ -120,7 +132,7 @@ void bind_view(nb::module_& m) {
              return slices_tuple(out);
            })
       .def("rows_of",
-           [](const ViewHandle& v, uint64_t ordinal) {
+           [](ViewHandle& v, uint64_t ordinal) {
              std::vector<int64_t> out;
              v.view.rows_of(ordinal, &out);
              return to_array(out);

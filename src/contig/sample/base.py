@@ -122,19 +122,17 @@ class Index:
     def capacity(self) -> int:
         return self.storage.capacity
 
-    def eligible(self, seqs: Array) -> Array:
-        """Which of some stored rows the window has, a mask."""
+    @property
+    def contiguous(self) -> bool:
+        """Whether the window has every row from `tail` on."""
         w = self.window
-        if w is None or (w.min_ordinal == 0 and w.min_version is None):
-            return seqs >= self.tail
-        return self.view.has_rows(np.ascontiguousarray(seqs), w).astype(bool)
+        return w is None or (w.min_ordinal == 0 and w.min_version is None)
 
-    def eligible_rows(self) -> Array | None:
-        """All rows that the window has, ascending; None if it has every one from `tail` on."""
-        w = self.window
-        if w is None or (w.min_ordinal == 0 and w.min_version is None):
-            return None
-        return self.view.rows_in(w)
+    def eligible(self, seqs: Array) -> Array:
+        """Which of some rows are there, and in the window: a mask."""
+        if self.contiguous:
+            return seqs >= self.tail
+        return self.view.has_rows(np.ascontiguousarray(seqs), self.window).astype(bool)
 
     def narrowed(self, window: Window) -> Index:
         """The same index seen through another window."""

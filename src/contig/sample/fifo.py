@@ -9,16 +9,25 @@ import numpy as np
 
 from .. import _native
 from .base import Array, Draw, Index, Request, Rng, Sampler
+from .pending import NewestRows, Pending
 from .slices import SliceMarks
 
 __all__ = ["FifoSampler", "LifoSampler"]
 
-# A trajectory as one slice, however long.
+# A trajectory as one slice, however long; and a row.
 _WHOLE = _native.SliceSpec(2**62, complete_only=True)
+_ROW = _native.SliceSpec(1)
 
 
 class _Ordered(Sampler):
-    """Shared by both orders: remembers what was delivered."""
+    """Shared by both orders.
+
+    Rows of the whole tape, or of a window that is a part of it from some row on, are numbers from
+    here to there, and each order counts them in its own way. Trajectories, and rows of other
+    windows, come and go: `Pending` keeps them.
+    """
+
+    _newest_first: bool
 
     def __init__(self, *, per: str = "rows", max_times_sampled: int = 1) -> None:
         if per not in ("rows", "trajectories"):
@@ -28,30 +37,42 @@ class _Ordered(Sampler):
         self.per = per
         self.max_times_sampled = max_times_sampled
         self._marks = SliceMarks("is_init", ("next", "truncated"))
+        self._pending = Pending(self._newest_first, max_times_sampled)
         self.reset()
 
     @abstractmethod
-    def reset(self) -> None:
-        """Nothing was delivered yet."""
-
-    @abstractmethod
-    def _pick(self, low: int, high: int, n: int, present: Array | None) -> list[int]:
-        """The next n of the items in [low, high), or of those present; notes their delivery."""
+    def _pick_rows(self, low: int, high: int, n: int) -> list[int]:
+        """The next n deliveries among rows [low, high)."""
 
     def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
-        if self.per == "rows":
-            rows = index.eligible_rows()
-            picked = self._pick(index.tail, index.head, request.groups, rows)
-            return Draw(np.array(picked, np.int64)) if picked else None
-        # Complete trajectories, by the order in which they began.
-        present = index.view.ordinals(index.window, _WHOLE)
-        if not len(present):
-            return None
-        picked = self._pick(int(present[0]), int(present[-1]) + 1, request.groups, present)
-        if not picked:
-            return None
-        ordinals = np.array(picked, np.int64)
-        slices, _ = index.view.slices_of(rng.words, index.window, _WHOLE, ordinals, len(ordinals))
+        if self.per == "trajectories":
+            return self._draw_trajectories(index, rng, request.groups)
+        if index.contiguous:
+            picked = self._pick_rows(index.tail, index.head, request.groups)
+        else:
+            picked = self._pick_from_window(index, request.groups)
+        return Draw(np.array(picked, np.int64)) if picked else None
+
+    def _pick_from_window(self, index: Index, n: int) -> list[int]:
+        pending = self._pending
+        pending.follow(index.view.changed_rows(index.window, _ROW, pending.token))
+        pending.forget_below(int(index.view.tail))
+        return pending.pick(n, index.eligible)
+
+    def _draw_trajectories(self, index: Index, rng: Rng, n: int) -> Draw | None:
+        """Complete ones, by the order in which they began."""
+        pending, view, window = self._pending, index.view, index.window
+        changes = view.changed_ordinals(window, _WHOLE, pending.token)
+        pending.follow(changes)
+        pending.forget(changes[3].tolist())
+        if changes[1]:
+            pending.forget_below(int(view.ordinal_of_newest(2**62)))
+
+        def eligible(ordinals: Array) -> Array:
+            return view.has_trajectories(ordinals, window, _WHOLE).astype(bool)
+
+        ordinals = np.array(pending.pick(n, eligible), np.int64)
+        slices, _ = view.slices_of(rng.words, window, _WHOLE, ordinals, len(ordinals))
         return self._marks.draw(slices, 0) if len(slices[1]) else None
 
     def missing(self, index: Index) -> str:
@@ -67,15 +88,15 @@ class FifoSampler(_Ordered):
         max_times_sampled: deliveries of each.
     """
 
+    _newest_first = False
+
     def reset(self) -> None:
         self._next = -1  # seq of the next row; -1: the oldest there is
         self._times = 0  # it has been delivered
-        self._counts: dict[int, int] = {}  # deliveries of living trajectories
         self.skipped = 0  # rows evicted before their turn
+        self._pending.reset()
 
-    def _pick(self, low: int, high: int, n: int, present: Array | None) -> list[int]:
-        if present is not None:
-            return self._pick_present(present.tolist(), n)
+    def _pick_rows(self, low: int, high: int, n: int) -> list[int]:
         if self._next < low:
             self.skipped += low - self._next if self._next >= 0 else 0
             self._next, self._times = low, 0
@@ -87,38 +108,25 @@ class FifoSampler(_Ordered):
         self._times = used % self.max_times_sampled
         return list(order.tolist())
 
-    def _pick_present(self, present: list[int], n: int) -> list[int]:
-        # An older trajectory may complete after a newer one: it is then still delivered, late.
-        self._counts = {o: self._counts[o] for o in present if o in self._counts}
-        picked: list[int] = []
-        for ordinal in present:
-            had = self._counts.get(ordinal, 0)
-            take = min(self.max_times_sampled - had, n - len(picked))
-            if take > 0:
-                picked += [ordinal] * take
-                self._counts[ordinal] = had + take
-            if len(picked) == n:
-                break
-        return picked
-
     def mark(self) -> Any:
-        return (self._next, self._times, dict(self._counts), self.skipped)
+        return (self._next, self._times, self.skipped, self._pending.mark())
 
     def rewind(self, mark: Any) -> None:
-        self._next, self._times, counts, self.skipped = mark
-        self._counts = dict(counts)
+        self._next, self._times, self.skipped, pending = mark
+        self._pending.rewind(pending)
 
     def state(self) -> dict[str, Any]:
         return {
             "next": self._next,
             "times": self._times,
-            "counts": [[o, c] for o, c in self._counts.items()],
+            "counts": self._pending.state()["counts"],
             "skipped": self.skipped,
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        counts = {int(o): int(c) for o, c in state["counts"]}
-        self.rewind((int(state["next"]), int(state["times"]), counts, int(state["skipped"])))
+        self._next, self._times = int(state["next"]), int(state["times"])
+        self.skipped = int(state["skipped"])
+        self._pending.load({"counts": state["counts"]})
 
 
 class LifoSampler(_Ordered):
@@ -128,65 +136,26 @@ class LifoSampler(_Ordered):
         per, max_times_sampled: as in FifoSampler.
     """
 
+    _newest_first = True
+
     def reset(self) -> None:
-        # Delivered ranges [start, stop), ascending and disjoint; usually one or two.
-        self._done: list[list[int]] = []
-        self._counts: dict[int, int] = {}  # items delivered, but not yet often enough
+        self._rows = NewestRows(self.max_times_sampled)
+        self._pending.reset()
 
-    def _pick(self, low: int, high: int, n: int, present: Array | None) -> list[int]:
-        self._done = [[max(a, low), b] for a, b in self._done if b > low]
-        self._counts = {item: c for item, c in self._counts.items() if item >= low}
-        candidates = None if present is None else set(present.tolist())
-        picked: list[int] = []
-        at = high - 1
-        while at >= low and len(picked) < n:
-            covering = next((r for r in self._done if r[0] <= at < r[1]), None)
-            if covering is not None:
-                at = covering[0] - 1
-                continue
-            if candidates is None or at in candidates:
-                had = self._counts.pop(at, 0)
-                take = min(self.max_times_sampled - had, n - len(picked))
-                picked += [at] * take
-                if had + take == self.max_times_sampled:
-                    self._finish(at)
-                else:
-                    self._counts[at] = had + take
-            at -= 1
-        return picked
-
-    def _finish(self, item: int) -> None:
-        for r in self._done:
-            if r[1] == item:
-                r[1] = item + 1
-                break
-            if r[0] == item + 1:
-                r[0] = item
-                break
-        else:
-            self._done.append([item, item + 1])
-        self._done.sort()
-        merged: list[list[int]] = []
-        for a, b in self._done:
-            if merged and merged[-1][1] >= a:
-                merged[-1][1] = max(merged[-1][1], b)
-            else:
-                merged.append([a, b])
-        self._done = merged
+    def _pick_rows(self, low: int, high: int, n: int) -> list[int]:
+        return self._rows.pick(low, high, n)
 
     def mark(self) -> Any:
-        return ([list(r) for r in self._done], dict(self._counts))
+        return (self._rows.mark(), self._pending.mark())
 
     def rewind(self, mark: Any) -> None:
-        self._done = [list(r) for r in mark[0]]
-        self._counts = dict(mark[1])
+        self._rows.rewind(mark[0])
+        self._pending.rewind(mark[1])
 
     def state(self) -> dict[str, Any]:
-        return {
-            "done": [list(r) for r in self._done],
-            "counts": [[item, c] for item, c in self._counts.items()],
-        }
+        return {**self._rows.state(), "pending": self._pending.state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        counts = {int(item): int(c) for item, c in state["counts"]}
-        self.rewind((state["done"], counts))
+        self._rows.load(state)
+        # Version 0.1 had one record for rows, rows of a window and trajectories.
+        self._pending.load(state.get("pending", state))

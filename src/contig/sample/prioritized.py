@@ -15,7 +15,7 @@ import numpy as np
 
 from .base import Array, Draw, Index, Request, Rng, Sampler
 from .slices import SliceSampler
-from .sumtree import ONE_ROW, RowTree, draw_starts
+from .sumtree import RowTree, draw_rows, draw_starts
 
 __all__ = ["PrioritizedSampler", "PrioritizedSliceSampler", "Priorities", "WEIGHT"]
 
@@ -118,10 +118,10 @@ class PrioritizedSampler(Sampler):
         if index.window is None:
             seqs, weights = tree.draw_weighted(rng, request.groups, self.beta)
             return Draw(seqs, columns={WEIGHT: weights})
-        found = draw_starts(tree, rng, request.groups, index, ONE_ROW)
-        if found is None:
+        seqs = draw_rows(tree, rng, request.groups, index)
+        if seqs is None:
             return None
-        return Draw(found[0], columns={WEIGHT: self.priorities.weights(found[0])})
+        return Draw(seqs, columns={WEIGHT: self.priorities.weights(seqs)})
 
     def missing(self, index: Index) -> str:
         return "every row's priority is 0"

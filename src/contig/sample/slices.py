@@ -23,6 +23,10 @@ SLICE_END: Path = ("collector", "slice_end")
 MASK: Path = ("collector", "mask")
 BURN_IN: Path = ("collector", "burn_in")
 
+# Up to so many runs, a message says more about them: it is made for every write that a buffer
+# waits for in vain.
+_FEW_RUNS = 10_000
+
 # Seqs of all rows; of each slice, its rows, its burn-in rows and how it ended (index flags).
 Slices = tuple[Array, Array, Array, Array]
 Span = bool | int | tuple[bool | int, bool | int]
@@ -206,6 +210,7 @@ class SliceSampler(Sampler):
         self._marks = SliceMarks(init_key, truncated_key, pad_output, burn_in > 0)
         self._specs: dict[int, Any] = {}
         self._told = False
+        self._told_none = -1  # trajectories the storage had ever had when it was not
 
     def request(self, batch_size: int) -> Request:
         groups, length = self.num_slices, self.slice_len
@@ -243,23 +248,30 @@ class SliceSampler(Sampler):
         schema = index.storage.schema
         if self._told or schema is None or schema.boundaries.any:
             return
-        # Without marks in the data there may still be trajectories whose bounds were told.
-        table = index.storage.episodes()
-        told = table["terminated"] | table["truncated"] | (table["traj_id"] != -1)
-        if not told.any() and len(np.unique(table["writer"])) == len(table):
+        # Without marks in the data there may still be trajectories whose bounds were told; each of
+        # those is a new one, so there is nothing to look for before there are more.
+        begun = int(index.storage.tape.trajectories)
+        if begun != self._told_none:
+            table = index.storage.episodes()
+            told = table["terminated"] | table["truncated"] | (table["traj_id"] != -1)
+            self._told = bool(told.any()) or len(np.unique(table["writer"])) < len(table)
+            self._told_none = begun
+        if not self._told:
             raise NothingEligibleError(
                 "slices need to know where trajectories end, and the data has none of "
                 f"{schema.boundaries.looked_for}; add one of them, name one with traj_key= or "
                 "end_key=, or write with extend_trajectory"
             )
-        self._told = True
 
     def missing(self, index: Index) -> str:
-        table = index.storage.episodes()
-        longest = int(table["steps"].max()) if len(table) else 0
-        text = f"{len(table)} trajectories, the longest with {longest} steps"
-        if self._options["complete_only"]:
-            text += f", {int(table['complete'].sum())} of them complete"
+        text = f"{index.view.trajectories} trajectories"
+        _, _, index_head, index_tail = index.storage.tape.snapshot()
+        if index_head - index_tail <= _FEW_RUNS:
+            table = index.storage.episodes()
+            longest = int(table["steps"].max()) if len(table) else 0
+            text += f", the longest with {longest} steps"
+            if self._options["complete_only"]:
+                text += f", {int(table['complete'].sum())} of them complete"
         if self._options["strict"]:
             text += (
                 "; strict_length=True needs slice_len steps: use strict_length=False or shorter "
@@ -300,9 +312,10 @@ class SliceSamplerWithoutReplacement(SliceSampler):
                 enough = len(slices[1]) == request.groups or not self.drop_last
                 if len(slices[1]) and enough:
                     return self._marks.draw(slices, request.length)
-            alive = index.view.ordinals(index.window, spec)
-            if not len(alive) or (self.drop_last and len(alive) < request.groups):
+            least = request.groups if self.drop_last else 1
+            if index.view.count(index.window, spec) < least:
                 return None
+            alive = index.view.ordinals(index.window, spec)
             self._epoch = alive[_native.permute(rng.key(), len(alive), 0, len(alive))]
             self._at = 0
         return None

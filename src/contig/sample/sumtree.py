@@ -9,9 +9,24 @@ import numpy as np
 from .. import _native
 from .base import Array, Index, Rng
 
-__all__ = ["RowTree", "draw_starts", "ONE_ROW"]
+__all__ = ["RowTree", "draw_rows", "draw_starts"]
 
-ONE_ROW = _native.SliceSpec(1, over_steps=True)
+_ONE_ROW = _native.SliceSpec(1, over_steps=True)
+_MOST_PARTS = 4  # kept at once: a sampler has one spec for each batch size in use
+_OVERTAKEN = 64  # draws of rows that writers evict at the same time, before the lock is taken
+
+
+def _sum_tree(capacity: int) -> tuple[Any, Array]:
+    """A tree of zeros, and the memory of its nodes: the leaves come first.
+
+    The memory has no pages until it is touched, and begins at a multiple of 64 bytes, so that a
+    node is one cache line and not two.
+    """
+    size = _native.SumTree.size(capacity)
+    memory = np.zeros(size + 8)
+    first = -(memory.ctypes.data // 8) % 8
+    nodes = memory[first : first + size]
+    return _native.SumTree(capacity, nodes), nodes
 
 
 class RowTree:
@@ -23,13 +38,8 @@ class RowTree:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        size = _native.SumTree.size(capacity)
-        # Zeros that have no memory until they are touched, at multiples of 64 bytes, so that a node
-        # is one cache line and not two.
-        memory = np.zeros(size + 8)
-        first = -(memory.ctypes.data // 8) % 8
-        self._nodes: Array = memory[first : first + size]
-        self._tree = _native.SumTree(capacity, self._nodes)
+        self._tree, self._nodes = _sum_tree(capacity)
+        self._parts: dict[Any, _Part] = {}  # by spec, the last used last
         self.head = self.tail = 0
 
     @property
@@ -61,9 +71,10 @@ class RowTree:
             self.head = head
 
     def update(self, slots: Array, weights: Array) -> None:
-        self._tree.update(
-            np.ascontiguousarray(slots, np.int64), np.ascontiguousarray(weights, float)
-        )
+        slots = np.ascontiguousarray(slots, np.int64)
+        self._tree.update(slots, np.ascontiguousarray(weights, float))
+        for part in self._parts.values():
+            part.reweigh(slots, self.weights)
 
     def draw(self, rng: Rng, n: int) -> Array:
         """Seqs of n rows in proportion to their weights."""
@@ -77,13 +88,27 @@ class RowTree:
         """(q / least q)^-beta of rows, float32."""
         return self._tree.weights(seqs, self.head, beta)
 
-    def draw_slices(self, index: Index, rng: Rng, spec: Any, n: int) -> Any:
-        """Slices by their starts' weight among valid starts: starts, slices, how many lack."""
-        return index.view.draw_by_weight(self._tree, self.head, rng.words, index.window, spec, n)
+    def among(self, index: Index, spec: Any = _ONE_ROW) -> Any:
+        """The tree of those rows that are valid starts of slices, caught up with the tape."""
+        if spec is _ONE_ROW and index.window is None:
+            return self._tree
+        part = self._parts.pop(spec, None)
+        if part is None:
+            part = _Part(self.capacity, spec)
+            if len(self._parts) == _MOST_PARTS:
+                del self._parts[next(iter(self._parts))]
+        self._parts[spec] = part
+        part.follow(index, self.weights)
+        return part.tree
 
     def prioritize(self, seqs: Array, priorities: Array, alpha: float, eps: float) -> Any:
         """Sets weights (p + eps)^alpha: first bad place or -1, evicted rows, the largest p."""
-        return self._tree.prioritize(seqs, priorities, self.tail, self.head, alpha, eps)
+        done = self._tree.prioritize(seqs, priorities, self.tail, self.head, alpha, eps)
+        if self._parts:
+            slots = seqs[(seqs >= self.tail) & (seqs < self.head)] % self.capacity
+            for part in self._parts.values():
+                part.reweigh(slots, self.weights)
+        return done
 
     def state(self) -> dict[str, Any]:
         return {"weights": self.weights.copy(), "bounds": [self.head, self.tail]}
@@ -94,6 +119,7 @@ class RowTree:
         if len(weights) == self.capacity:
             self.update(np.arange(self.capacity), weights)
         self.head, self.tail = (int(x) for x in state["bounds"])
+        self._parts.clear()
 
     def move_to(self, capacity: int) -> RowTree:
         """The same weights in a ring of another size; rows that do not fit are dropped."""
@@ -105,31 +131,71 @@ class RowTree:
         return out
 
 
+class _Part:
+    """The weights of a RowTree that lie on valid starts: a second tree, kept by what changes.
+
+    Rows that become valid starts come in with their weight, rows that cease to be lose it: the view
+    says which (native/ledger.h). So it is the same, to the last bit, whenever it was made.
+    """
+
+    def __init__(self, capacity: int, spec: Any) -> None:
+        self.capacity, self.spec = capacity, spec
+        self.tree, self._nodes = _sum_tree(capacity)
+        self._valid: Array = np.zeros(capacity, np.bool_)
+        self._token = self._tail = 0
+
+    def follow(self, index: Index, weights: Array) -> None:
+        view = index.view
+        self._token, everything, on, off = view.changed_rows(index.window, self.spec, self._token)
+        tail = int(view.tail)
+        if everything:
+            self._forget(0, self.capacity)
+        elif tail > self._tail:
+            # Places of evicted rows: newer rows that took them come in below.
+            self._forget(self._tail, min(tail, self._tail + self.capacity))
+        self._tail = tail
+        for rows, valid in ((off, False), (on, True)):
+            if len(rows):
+                slots = rows % self.capacity
+                self._valid[slots] = valid
+                self.reweigh(slots, weights)
+
+    def reweigh(self, slots: Array, weights: Array) -> None:
+        """Takes over the weights of some places."""
+        self.tree.update(slots, np.where(self._valid[slots], weights[slots], 0.0))
+
+    def _forget(self, first: int, last: int) -> None:
+        self.tree.fill(first, last, 0.0)
+        a, n = first % self.capacity, last - first
+        self._valid[a : a + n] = False
+        self._valid[: max(a + n - self.capacity, 0)] = False
+
+
+def draw_rows(tree: RowTree, rng: Rng, n: int, index: Index) -> Array | None:
+    """Seqs of n rows of the window in proportion to their weights; None if all weigh 0."""
+    rows = tree.among(index)
+    return rows.draw(rng.words, n, tree.head) if rows.total > 0 else None
+
+
 def draw_starts(
     tree: RowTree, rng: Rng, n: int, index: Index, spec: Any
 ) -> tuple[Array, tuple[Array, Array, Array, Array]] | None:
-    """Starts by priority among valid ones, and their slices, by rejection, then exactly."""
-    view, window = index.view, index.window
-    found, slices, need = tree.draw_slices(index, rng, spec, n)
-    parts, starts = [slices], [found]
-    if need:
-        mask = view.valid_starts(window, spec).astype(bool)
-        rows = np.flatnonzero(mask) + int(view.tail)
-        q = np.cumsum(tree.weights[rows % tree.capacity])
-        if not len(q) or q[-1] <= 0:
-            return None
-        u = _unit(rng, need) * q[-1]
-        seqs = rows[np.minimum(np.searchsorted(q, u, side="right"), len(rows) - 1)]
-        slices, valid = view.slices_from(np.ascontiguousarray(seqs), window, spec)
-        if not valid.all():
-            return None
+    """Starts in proportion to their weights among valid ones, and their slices; None if there are
+    none, or writers evict them as fast as they are drawn."""
+    rows = tree.among(index, spec)
+    if rows.total <= 0:
+        return None
+    parts: list[Any] = []
+    starts: list[Array] = []
+    for _ in range(_OVERTAKEN):
+        seqs = rows.draw(rng.words, n, tree.head)
+        slices, valid = index.view.slices_from(seqs, index.window, spec)
+        if len(slices[1]) == n and not parts:
+            return seqs, slices
         parts.append(slices)
-        starts.append(seqs)
-    if len(parts) == 1:
-        return found, slices
-    merged = tuple(np.concatenate(p) for p in zip(*parts))
-    return np.concatenate(starts), merged  # type: ignore[return-value]
-
-
-def _unit(rng: Rng, n: int) -> Array:
-    return _native.uniform_below(rng.words, 0, 2**53, n) / 2.0**53
+        starts.append(seqs[valid.astype(bool)])
+        n -= len(starts[-1])
+        if n == 0:
+            merged = tuple(np.concatenate(p) for p in zip(*parts))
+            return np.concatenate(starts), merged  # type: ignore[return-value]
+    return None

@@ -8,7 +8,8 @@ import numpy as np
 
 from .. import _native
 from .base import Array, Draw, Index, Request, Rng, Sampler
-from .sumtree import ONE_ROW, RowTree, draw_starts
+from .journal import Journal
+from .sumtree import RowTree, draw_rows
 
 __all__ = ["RandomSampler", "SamplerWithoutReplacement"]
 
@@ -26,6 +27,7 @@ class RandomSampler(Sampler):
         self.max_times_sampled = max_times_sampled
         self._left: RowTree | None = None  # draws left; a row's weight is 1 while it has any
         self._times: Array = np.empty(0, np.int64)
+        self._journal = Journal()
 
     def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
         if self.max_times_sampled is not None:
@@ -39,18 +41,21 @@ class RandomSampler(Sampler):
         assert self._left is not None
         before = self._left.head
         self._left.follow(index, 1.0)
-        fresh = np.arange(max(before, index.tail), index.head) % index.capacity
+        fresh = np.arange(max(before, self._left.tail), self._left.head) % index.capacity
         self._times[fresh] = 0
         picked: list[Array] = []
         need = request.groups
-        while need > 0 and self._left.total > 0:
-            found = draw_starts(self._left, rng, need, index, ONE_ROW)
-            if found is None:
+        while need > 0:
+            seqs = draw_rows(self._left, rng, need, index)
+            if seqs is None:
                 break
-            kept = self._count(found[0], index.capacity)
-            picked.append(kept)
-            need -= len(kept)
-        return Draw(np.concatenate(picked)) if picked else None
+            picked.append(self._count(seqs, index.capacity))
+            need -= len(picked[-1])
+        if not picked:
+            return None
+        drawn = np.concatenate(picked)
+        self._journal.note(drawn)
+        return Draw(drawn)
 
     def _fit(self, capacity: int) -> None:
         """Makes room for a ring of this size, keeping what is known of its rows."""
@@ -86,19 +91,21 @@ class RandomSampler(Sampler):
         return super().missing(index)
 
     def mark(self) -> Any:
-        if self._left is None:
-            return None
-        return (self._left.state(), self._times.copy())
+        return self._journal.mark()
 
     def rewind(self, mark: Any) -> None:
-        if mark is not None and self._left is not None:
-            self._left.load(mark[0])
-            self._times = mark[1].copy()
-        elif mark is None:
-            self.reset()
+        for drawn in self._journal.since(mark):
+            left = self._left
+            assert left is not None
+            # Rows that were evicted since need nothing back: others have their places.
+            rows = drawn[(drawn >= left.tail) & (drawn >= left.head - left.capacity)]
+            slots = rows % left.capacity
+            np.subtract.at(self._times, slots, 1)
+            left.update(slots, np.ones(len(slots)))
 
     def reset(self) -> None:
         self._left = None
+        self._journal = Journal()
 
     def state(self) -> dict[str, Any]:
         if self._left is None:
@@ -106,7 +113,7 @@ class RandomSampler(Sampler):
         return {"left": self._left.state(), "times": self._times.copy()}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._left = None
+        self.reset()
         if "times" in state:
             self._times = np.array(state["times"], np.int64)
             self._left = RowTree(len(self._times))
@@ -126,37 +133,69 @@ class SamplerWithoutReplacement(Sampler):
 
     def reset(self) -> None:
         self._key = self._first = self._rows = self._at = 0
+        self._spans: Array | None = None  # [2, n]: first seqs, and rows up to each one's end
 
     def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
         for _ in range(2):
-            parts: list[Array] = []
-            need = request.groups
-            while need > 0 and self._at < self._rows:
-                n = min(need, self._rows - self._at)
-                seqs = _native.permute(self._key, self._rows, self._at, n) + self._first
-                self._at += n
-                # Without those evicted since the epoch began, or outside a window.
-                parts.append(seqs[(seqs >= index.tail) & index.eligible(seqs)])
-                need -= len(parts[-1])
-            if need == 0 or (need < request.groups and not self.drop_last):
-                return Draw(np.concatenate(parts))
-            low, high = index.tail, index.head
-            if low >= high:
+            seqs = self._take(index, request.groups)
+            if len(seqs) == request.groups or (len(seqs) and not self.drop_last):
+                return Draw(seqs)
+            if not self._begin(index, rng):
                 return None
-            self._key, self._first, self._rows, self._at = rng.key(), low, high - low, 0
         return None
+
+    def _begin(self, index: Index, rng: Rng) -> bool:
+        """A new epoch, of the rows that are there now."""
+        low, rows, spans = index.tail, index.head - index.tail, None
+        if not index.contiguous:
+            firsts, counts = index.view.spans_in(index.window)
+            spans = np.stack([firsts, np.cumsum(counts)])
+            low, rows = 0, int(spans[1, -1]) if len(firsts) else 0
+        if rows <= 0:
+            return False
+        self._key, self._first, self._rows, self._at = rng.key(), low, rows, 0
+        self._spans = spans
+        return True
+
+    def _take(self, index: Index, n: int) -> Array:
+        """The epoch's next n rows, without those evicted since it began or outside a window."""
+        found: list[Array] = [np.empty(0, np.int64)]
+        need, ahead = n, n
+        while need > 0 and self._at < self._rows:
+            places = _native.permute(
+                self._key, self._rows, self._at, min(ahead, self._rows - self._at)
+            )
+            seqs = self._seqs(places)
+            kept = np.flatnonzero((seqs >= index.tail) & index.eligible(seqs))[:need]
+            self._at += int(kept[-1]) + 1 if len(kept) == need else len(seqs)
+            found.append(seqs[kept])
+            need -= len(kept)
+            ahead *= 2  # most are gone: look further at a time
+        return np.concatenate(found)
+
+    def _seqs(self, places: Array) -> Array:
+        if self._spans is None:
+            return np.asarray(places + self._first)
+        firsts, upto = self._spans
+        span = np.searchsorted(upto, places, side="right")
+        before = np.where(span > 0, upto[span - 1], 0)
+        return np.asarray(firsts[span] + places - before)
 
     def missing(self, index: Index) -> str:
         return f"an epoch of {index.head - index.tail} rows cannot fill one batch (drop_last)"
 
     def mark(self) -> Any:
-        return (self._key, self._first, self._rows, self._at)
+        return (self._key, self._first, self._rows, self._at, self._spans)
 
     def rewind(self, mark: Any) -> None:
-        self._key, self._first, self._rows, self._at = mark
+        self._key, self._first, self._rows, self._at, self._spans = mark
 
     def state(self) -> dict[str, Any]:
-        return {"epoch": list(self.mark())}
+        out: dict[str, Any] = {"epoch": [self._key, self._first, self._rows, self._at]}
+        if self._spans is not None:
+            out["spans"] = self._spans
+        return out
 
     def load(self, state: dict[str, Any]) -> None:
-        self.rewind(tuple(state["epoch"]))
+        spans = state.get("spans")
+        self.rewind((*state["epoch"], None if spans is None else np.array(spans, np.int64)))

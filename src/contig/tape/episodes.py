@@ -64,15 +64,6 @@ class IndexTable(NamedTuple):
         out["time"] = w[last, TIME] / 1e9
         return out
 
-    def seqs_of(self, episode: int) -> np.ndarray[Any, Any]:
-        """Usable rows of one trajectory, in its order."""
-        runs = self.words[self.words[:, ORDINAL] == episode]
-        parts = [
-            np.arange(max(int(r[FIRST]), self.tail), int(r[FIRST]) + int(r[STEPS_FLAGS] >> 8))
-            for r in runs
-        ]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
-
 
 def read_index(tape: Any) -> IndexTable:
     """The live part of the index now, without those runs that no longer have rows."""

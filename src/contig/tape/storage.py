@@ -52,6 +52,7 @@ class Storage:
         self._keys: tuple[Any, Any] = (None, None)
         self._lock = threading.Lock()
         self._local = threading.local()
+        self._mirror: Any = None  # of the index, for reading single episodes
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         self._closer = weakref.finalize(self, Segment.close, segment)
         if example is not None:
@@ -244,13 +245,21 @@ class Storage:
         """
         self._open()
         for _ in range(100):
-            seqs = read_index(self.tape).seqs_of(int(episode))
-            if not len(seqs):
+            seqs = self._rows_of(int(episode))
+            if not len(seqs) and not self._mirror.stale:
                 raise KeyError(f"no episode {episode} on this tape; it may have been evicted")
             batch, lost = self.gather(seqs)
-            if not np.any(lost):
+            if not np.any(lost) and not self._mirror.stale:  # no checkpoint came in between
                 return batch  # type: ignore[no-any-return]
         raise KeyError(f"episode {episode} is being evicted faster than it can be read")
+
+    def _rows_of(self, episode: int) -> np.ndarray[Any, Any]:
+        """Seqs of an episode's rows, at the cost of what was written since the last call."""
+        self.poll()
+        with self._lock:
+            if self._mirror is None:
+                self._mirror = _native.View(self.tape)
+            return self._mirror.rows_of(episode) if episode >= 0 else np.empty(0, np.int64)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -285,6 +294,7 @@ class Storage:
     def close(self) -> None:
         """Lets go of the memory's name; batches taken before stay valid."""
         self.tape.close()
+        self._mirror = None
         for writer in list(self._writers):
             writer.detach()
         self._closer()
