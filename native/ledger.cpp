@@ -113,7 +113,8 @@ void Ledger::rebuild(const Window& w) {
   built_ = true;
   window_ = w;
   low_ = std::max(view_.at_.tail, w.min_seq);
-  low_run_ = view_.seen_tail_;
+  EntryView e;
+  if (!view_.find_row(low_, &e, &low_run_)) low_run_ = view_.seen_tail_;
   base_ = rows_ ? view_.seen_tail_ : 0;
   items_.clear();
   is_touched_.clear();
