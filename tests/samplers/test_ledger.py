@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -68,6 +68,7 @@ class Ledgers(RuleBasedStateMachine):
         self.rows_known: dict[Any, Known] = {}
         self.ordinals_known: dict[Any, Known] = {}
         self.uid = 0
+        self.last: tuple[int, int, int] | None = None
         self.folder = tempfile.TemporaryDirectory()
         self.saved: list[Any] = []
 
@@ -87,12 +88,21 @@ class Ledgers(RuleBasedStateMachine):
     )
     def write(self, who: int, letters: str, ids: list[int], version: int) -> None:
         rows = []
+        self.last = (who, ids[(len(letters) - 1) % len(ids)], version)
         for t, letter in enumerate(letters):
             id = 10 * who + ids[t % len(ids)]
             rows.append(Row(self.uid, who, letter == "t", letter == "u", id=id, version=version))
             self.uid += 1
         seqs = self.tape.append(self.models[who], [rows], IF_OPEN)
         assert self.writers[who].extend(build(FORM, rows)).tolist() == seqs
+
+    @precondition(lambda self: self.last is not None)
+    @rule(letters=st.sampled_from([".", "..", ".t"]))
+    def go_on(self, letters: str) -> None:
+        """More of what came last: the newest run grows."""
+        assert self.last is not None
+        who, id, version = self.last
+        self.write(who, letters, [id], version)
 
     @rule()
     def empty(self) -> None:
@@ -219,5 +229,6 @@ TestLedgers.settings = settings(
     deadline=None,
     max_examples=150,
     stateful_step_count=40,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
