@@ -82,9 +82,9 @@ void Ledger::sync(const Window& w) {
   if (!built_ || low < low_) return rebuild(w);
   pass_low(low);
   if (w.min_version != window_.min_version)
-    view_.versions_.between(
-        std::min(w.min_version, window_.min_version), std::max(w.min_version, window_.min_version),
-        [&](uint64_t n) { touch(n, view_.slot_of_[n % view_.ring_]); });
+    view_.versions_.between(std::min(w.min_version, window_.min_version),
+                            std::max(w.min_version, window_.min_version),
+                            [&](uint64_t n) { touch(n, view_.slot_of_[n % view_.ring_]); });
   if (w.min_ordinal != window_.min_ordinal) {
     const auto end = view_.slot_from(std::max(w.min_ordinal, window_.min_ordinal));
     for (auto slot = view_.slot_from(std::min(w.min_ordinal, window_.min_ordinal)); slot < end;
@@ -242,9 +242,7 @@ void Ledger::changed_rows(uint64_t token, Changes* out) {
 void Ledger::changed_ordinals(uint64_t token, Changes* out) {
   hand_over(token, out, &track_ordinals_);
   if (!out->all) return;
-  each([&](uint64_t slot) {
-    out->on.push_back(static_cast<int64_t>(view_.trajs_[slot].ordinal));
-  });
+  each([&](uint64_t slot) { out->on.push_back(static_cast<int64_t>(view_.trajs_[slot].ordinal)); });
 }
 
 }  // namespace contig

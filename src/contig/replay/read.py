@@ -14,7 +14,11 @@ from ..tape.schema import INDEX
 
 __all__ = ["read_batch"]
 
-_TRIES = 100  # before the lock is taken once
+# Tries that lose rows to writers before the lock is taken. A writer that passes by costs a reader
+# a row or two, which the next try finds nearly always: so many in a row mean that writers go round
+# the ring while it gathers (few and large rows), and each further try is a gather for nothing.
+_OVERTAKEN = 4
+_TRIES = 100  # in all: rows may also be damaged, or replaced by a checkpoint
 _BY_KEY: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 _BY_COLUMNS: dict[
     int, tuple[dict[Any, Any], tuple[Any, ...]]
@@ -29,6 +33,7 @@ def read_batch(index: Index, sampler: Sampler, rng: Rng, request: Request) -> Ba
     """
     storage = index.storage
     parts: list[Batch] = []
+    overtaken = 0
     for _ in range(_TRIES):
         index.refresh()
         draw = sampler.draw(index, rng, request)
@@ -40,16 +45,25 @@ def read_batch(index: Index, sampler: Sampler, rng: Rng, request: Request) -> Ba
         if lost is None:
             parts.append(batch)
             return stack_batches(parts)
-        kept, bad = _without_lost(draw, batch, lost)
-        if kept is not None:
-            parts.append(kept)
-        request = request._replace(groups=bad)
+        request = _keep(parts, draw, batch, lost, request)
+        overtaken += int(draw.seqs[lost].min() < storage.tape.snapshot()[1])
+        if overtaken == _OVERTAKEN:
+            break
     if storage.schema is None:
         raise EmptyBufferError("the buffer is empty: nothing has been written yet")
     with storage.held():
-        index.refresh()
-        if len(storage) == 0:
-            raise EmptyBufferError("the buffer is empty: every row was evicted or none was written")
+        return _read_held(index, sampler, rng, request, parts)
+
+
+def _read_held(
+    index: Index, sampler: Sampler, rng: Rng, request: Request, parts: list[Batch]
+) -> Batch:
+    """The rest of a batch, while nobody writes."""
+    storage = index.storage
+    index.refresh()
+    if len(storage) == 0:
+        raise EmptyBufferError("the buffer is empty: every row was evicted or none was written")
+    for _ in range(_TRIES):
         draw = sampler.draw(index, rng, request)
         if draw is None:
             raise NothingEligibleError(
@@ -57,13 +71,25 @@ def read_batch(index: Index, sampler: Sampler, rng: Rng, request: Request) -> Ba
                 f"them: {sampler.missing(index)}"
             )
         batch, lost = _gather(storage, draw)
-        if lost is not None:  # nobody evicts now
-            raise NothingEligibleError(
-                f"{len(storage)} rows are stored, but {int(lost.sum())} of {len(lost)} that were "
-                "drawn are damaged and set aside: `contig inspect` says which and why"
-            )
-        parts.append(batch)
-    return stack_batches(parts)
+        if lost is None:
+            parts.append(batch)
+            return stack_batches(parts)
+        request = _keep(parts, draw, batch, lost, request)
+    assert lost is not None  # and nobody evicts now
+    raise NothingEligibleError(
+        f"{len(storage)} rows are stored, but {int(lost.sum())} of {len(lost)} that were "
+        "drawn are damaged and set aside: `contig inspect` says which and why"
+    )
+
+
+def _keep(
+    parts: list[Batch], draw: Draw, batch: Batch, lost: np.ndarray[Any, Any], request: Request
+) -> Request:
+    """Keeps the groups that are whole; what is to be drawn in place of the others."""
+    kept, bad = _without_lost(draw, batch, lost)
+    if kept is not None:
+        parts.append(kept)
+    return request._replace(groups=bad)
 
 
 def _gather(storage: Storage, draw: Draw) -> tuple[Batch, np.ndarray[Any, Any] | None]:

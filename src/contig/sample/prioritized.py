@@ -118,10 +118,10 @@ class PrioritizedSampler(Sampler):
         if index.window is None:
             seqs, weights = tree.draw_weighted(rng, request.groups, self.beta)
             return Draw(seqs, columns={WEIGHT: weights})
-        seqs = draw_rows(tree, rng, request.groups, index)
-        if seqs is None:
+        rows = draw_rows(tree, rng, request.groups, index)
+        if rows is None:
             return None
-        return Draw(seqs, columns={WEIGHT: self.priorities.weights(seqs)})
+        return Draw(rows, columns={WEIGHT: self.priorities.weights(rows)})
 
     def missing(self, index: Index) -> str:
         return "every row's priority is 0"

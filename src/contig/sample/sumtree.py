@@ -16,7 +16,7 @@ _MOST_PARTS = 4  # kept at once: a sampler has one spec for each batch size in u
 _OVERTAKEN = 64  # draws of rows that writers evict at the same time, before the lock is taken
 
 
-def _sum_tree(capacity: int) -> tuple[Any, Array]:
+def _sum_tree(capacity: int) -> tuple[_native.SumTree, Array]:
     """A tree of zeros, and the memory of its nodes: the leaves come first.
 
     The memory has no pages until it is touched, and begins at a multiple of 64 bytes, so that a
