@@ -84,7 +84,7 @@ void Ledger::sync(const Window& w) {
   if (w.min_version != window_.min_version)
     view_.versions_.between(std::min(w.min_version, window_.min_version),
                             std::max(w.min_version, window_.min_version),
-                            [&](uint64_t n) { touch(n, view_.slot_of_[n % view_.ring_]); });
+                            [&](uint64_t n) { touch(n, view_.slot_of(n)); });
   if (w.min_ordinal != window_.min_ordinal) {
     const auto end = view_.slot_from(std::max(w.min_ordinal, window_.min_ordinal));
     for (auto slot = view_.slot_from(std::min(w.min_ordinal, window_.min_ordinal)); slot < end;
@@ -102,7 +102,7 @@ void Ledger::pass_low(uint64_t low) {
   // The runs that end between the old bound and the new one, and the one that holds the new one.
   uint64_t n = std::max(low_run_, view_.seen_tail_);
   for (; n < view_.seen_head_; ++n) {
-    touch(n, view_.slot_of_[n % view_.ring_]);
+    touch(n, view_.slot_of(n));
     EntryView e;
     if (view_.read(n, &e) && e.first + e.steps > low) break;
   }
@@ -162,9 +162,9 @@ Ledger::Item Ledger::look(size_t item) const {
     out.count = end > out.from ? end - out.from : 0;
     return out;
   }
-  const View::Trajectory& t = view_.trajs_[item];
   Extent x;
-  if (t.runs == 0 || !view_.extent_of(t.last, window_, &x) || !view_.eligible(x, spec_)) return out;
+  if (!view_.extent_of(static_cast<uint32_t>(item), window_, &x) || !view_.eligible(x, spec_))
+    return out;
   out.from = x.start;
   out.count = view_.count_starts(x, spec_);
   return out;

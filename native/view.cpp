@@ -12,8 +12,9 @@ constexpr auto relaxed = std::memory_order_relaxed;
 constexpr auto acquire = std::memory_order_acquire;
 constexpr uint64_t kEnded = kTerminated | kTruncated;
 
-uint32_t* zeroed(uint64_t n) {  // calloc: untouched stretches cost no memory
-  auto* p = static_cast<uint32_t*>(std::calloc(n, sizeof(uint32_t)));
+template <typename T>
+T* zeroed(uint64_t n) {  // calloc: untouched stretches cost no memory
+  auto* p = static_cast<T*>(std::calloc(n, sizeof(T)));
   if (p == nullptr) throw std::bad_alloc();
   return p;
 }
@@ -23,7 +24,7 @@ uint32_t* zeroed(uint64_t n) {  // calloc: untouched stretches cost no memory
 View::View(const Tape& tape)
     : tape_(tape),
       ring_(tape.header().capacity),
-      slot_of_(zeroed(tape.header().capacity), std::free) {}
+      places_(zeroed<Place>(tape.header().capacity), std::free) {}
 
 // ---- keeping up ----------------------------------------------------------------------------
 
@@ -34,6 +35,8 @@ void View::refresh() {
   restores_ = restores;
   if (fresh) seen_head_ = 0;
   if (stale()) s.head = s.index_head = 0;  // a checkpoint is being loaded: nothing to see yet
+  const bool grew = s.head != at_.head;
+  at_ = s;
 
   const uint64_t from = std::max(seen_head_, s.index_tail);
   scratch_.clear();
@@ -41,18 +44,18 @@ void View::refresh() {
     EntryView e;
     read(n, &e);
     if (e.first >= s.head) break;  // not committed when head was loaded
-    scratch_.push_back(NewRun{e.ordinal, e.prev, e.version});
+    scratch_.push_back(seen(e));
   }
   std::atomic_thread_fence(acquire);
-  s.index_tail = tape_.header().index_tail.load(relaxed);
-  const bool grew = s.head != at_.head && seen_head_ > seen_tail_;
-  at_ = s;
-  if (fresh || s.index_tail > seen_head_ || (seen_head_ == 0 && seen_tail_ == 0))
+  at_.index_tail = tape_.header().index_tail.load(relaxed);
+  if (fresh || at_.index_tail > seen_head_ || (seen_head_ == 0 && seen_tail_ == 0)) {
     rebuild(scratch_, from);
-  else {
-    if (grew) touch(seen_head_ - 1);  // the newest run that was there may have
+  } else {
+    if (grew && seen_head_ > seen_tail_) grow_newest();
     take(scratch_, from);
   }
+  cut_oldest();
+  at_.index_tail = std::max(at_.index_tail, seen_tail_);
   at_.index_head = seen_head_;
 }
 
@@ -62,28 +65,56 @@ bool View::stale() const {
   return restores != restores_ || restores % 2 != 0;
 }
 
+View::NewRun View::seen(const EntryView& e) const {
+  const bool committed = e.first + e.steps <= at_.head;
+  return NewRun{e, e.before + std::min(e.steps, at_.head - e.first),
+                committed ? e.flags & kEnded : 0};
+}
+
+// Of all runs that were there, only the newest can have more rows now.
+void View::grow_newest() {
+  const uint64_t n = seen_head_ - 1;
+  const uint32_t slot = slot_of(n);
+  EntryView e;
+  if (!read(n, &e))
+    trajs_[slot].first = kNone;  // evicted, and nobody knows how long it was
+  else
+    place(n, slot, seen(e));
+  touch(n);
+}
+
+void View::place(uint64_t number, uint32_t slot, const NewRun& run) {
+  Trajectory& t = trajs_[slot];
+  t.last = number;
+  t.end = run.end;
+  t.flags = (t.flags & kBegins) | run.ended;
+  if (run.entry.before == 0) t.flags |= run.entry.flags & kBegins;
+  places_[number % ring_] = Place{slot, static_cast<uint32_t>(run.entry.steps)};
+}
+
 void View::take(const std::vector<NewRun>& runs, uint64_t from) {
   for (size_t i = 0; i < runs.size(); ++i) {
-    const uint64_t n = from + i, ordinal = runs[i].ordinal, prev = runs[i].prev;
+    const EntryView& e = runs[i].entry;
+    const uint64_t n = from + i;
     while (seen_tail_ + ring_ <= n) drop_run(seen_tail_++);
     uint32_t slot;
-    const bool linked = prev != kNone && prev >= seen_tail_ && prev < n &&
-                        trajs_[slot_of_[prev % ring_]].ordinal == ordinal;
+    const bool linked = e.prev != kNone && e.prev >= seen_tail_ && e.prev < n &&
+                        trajs_[slot_of(e.prev)].ordinal == e.ordinal;
     if (linked) {
-      slot = slot_of_[prev % ring_];
-    } else if (trajs_.empty() || ordinal > trajs_.back().ordinal) {
-      slot = add_trajectory(ordinal);
+      slot = slot_of(e.prev);
+    } else if (trajs_.empty() || e.ordinal > trajs_.back().ordinal) {
+      slot = add_trajectory(e.ordinal);
+      trajs_[slot].first = e.before;
     } else {
       // Its earlier runs came and went between two loads of this refresh: start over.
       seen_head_ = seen_tail_ = 0;
       refresh();
       return;
     }
-    slot_of_[n % ring_] = slot;
-    trajs_[slot].last = n;
+    place(n, slot, runs[i]);
     trajs_[slot].runs += 1;
-    note_version(n, runs[i].version);
-    if (watches_versions_) versions_.add(runs[i].version, linked ? prev : kNone);
+    note_version(n, e.version);
+    if (watches_versions_) versions_.add(e.version, linked ? e.prev : kNone);
     seen_head_ = n + 1;
     touch(n);
   }
@@ -95,26 +126,38 @@ void View::rebuild(const std::vector<NewRun>& found, uint64_t from) {
   std::vector<std::pair<uint64_t, uint64_t>> runs;  // (ordinal, number)
   newest_.clear();
   for (uint64_t n = std::max(from, at_.index_tail); n < end; ++n) {
-    runs.emplace_back(found[n - from].ordinal, n);
-    note_version(n, found[n - from].version);
+    runs.emplace_back(found[n - from].entry.ordinal, n);
+    note_version(n, found[n - from].entry.version);
   }
   std::sort(runs.begin(), runs.end());
   trajs_.clear();
   alive_.clear();
   for (const auto& run : runs) {
+    const NewRun& seen = found[run.second - from];
     if (trajs_.empty() || trajs_.back().ordinal != run.first) {
-      trajs_.push_back(Trajectory{run.first, 0, 0});
+      trajs_.push_back(Trajectory{run.first});
+      trajs_.back().first = seen.entry.before;
       alive_.push(1);
     }
-    trajs_.back().last = run.second;
+    place(run.second, static_cast<uint32_t>(trajs_.size() - 1), seen);
     trajs_.back().runs += 1;
-    slot_of_[run.second % ring_] = static_cast<uint32_t>(trajs_.size() - 1);
   }
   seen_head_ = std::max(end, at_.index_tail);
   seen_tail_ = std::min(at_.index_tail, seen_head_);
   work_ += runs.size();
   for (auto& l : ledgers_) l->forget();
   watches_versions_ = false;
+}
+
+// Rows below the tail are gone: those of runs that still are in the index, too.
+void View::cut_oldest() {
+  cut_steps_ = 0;
+  for (EntryView e; seen_tail_ < seen_head_ && read(seen_tail_, &e); drop_run(seen_tail_++)) {
+    if (e.first + e.steps <= at_.tail) continue;
+    cut_slot_ = slot_of(seen_tail_);
+    cut_steps_ = at_.tail > e.first ? at_.tail - e.first : 0;
+    return;
+  }
 }
 
 void View::note_version(uint64_t number, int64_t version) {
@@ -142,7 +185,7 @@ void View::watch_versions() {
 
 uint32_t View::add_trajectory(uint64_t ordinal) {
   if (trajs_.size() > 2 * alive_.total() + 64) compact();
-  trajs_.push_back(Trajectory{ordinal, 0, 0});
+  trajs_.push_back(Trajectory{ordinal});
   alive_.push(1);
   return static_cast<uint32_t>(trajs_.size() - 1);
 }
@@ -150,16 +193,18 @@ uint32_t View::add_trajectory(uint64_t ordinal) {
 void View::drop_run(uint64_t number) {
   if (!newest_.empty() && newest_.front().first <= number) newest_.pop_front();
   if (watches_versions_) versions_.drop();
-  const uint32_t slot = slot_of_[number % ring_];
+  const Place& place = places_[number % ring_];
+  const uint32_t slot = place.slot;
   Trajectory& t = trajs_[slot];
   touch(number);
+  if (t.first != kNone) t.first += place.steps;
   if (--t.runs > 0) return;
   alive_.add(slot, ~0ull);
   for (auto& l : ledgers_) l->died(t.ordinal);
 }
 
 void View::touch(uint64_t number) {
-  for (auto& l : ledgers_) l->touch(number, slot_of_[number % ring_]);
+  for (auto& l : ledgers_) l->touch(number, slot_of(number));
 }
 
 void View::compact() {
@@ -170,8 +215,7 @@ void View::compact() {
     trajs_[kept.size()] = trajs_[i];
     kept.push_back(static_cast<uint32_t>(i));
   }
-  for (uint64_t n = seen_tail_; n < seen_head_; ++n)
-    slot_of_[n % ring_] = moved[slot_of_[n % ring_]];
+  for (uint64_t n = seen_tail_; n < seen_head_; ++n) places_[n % ring_].slot = moved[slot_of(n)];
   work_ += trajs_.size() + (seen_head_ - seen_tail_);
   trajs_.resize(kept.size());
   alive_.clear();
@@ -218,29 +262,37 @@ bool View::usable(uint64_t number, const Window& w, EntryView* e) const {
          e->first + e->steps > std::max(at_.tail, w.min_seq) && e->version >= w.min_version;
 }
 
-bool View::extent_of(uint64_t last, const Window& w, Extent* out) const {
-  EntryView e;
-  if (!usable(last, w, &e) || e.first >= at_.head || e.ordinal < w.min_ordinal) return false;
-  out->last = last;
-  out->ordinal = e.ordinal;
-  out->end = e.before + std::min(e.steps, at_.head - e.first);
-  out->ended = e.first + e.steps <= at_.head ? e.flags & kEnded : 0;
-  Window any_version = w;
-  any_version.min_version = INT64_MIN;
-  for (EntryView p; usable(e.jump, any_version, &p) || usable(e.prev, any_version, &p);) e = p;
-  const uint64_t low = std::max(at_.tail, w.min_seq);
-  out->start = e.before + (low > e.first ? low - e.first : 0);
-  out->begins = (e.flags & kBegins) != 0 && out->start == 0;
-  if (!w.any_version()) {  // versions need not grow along a trajectory: it counts from the last
-                           // run of a lower one on
-    const uint64_t below = versions_.last_below(last, w.min_version);
-    EntryView p;
-    if (usable(below, any_version, &p) && p.ordinal == out->ordinal &&
-        p.before + p.steps > out->start) {
-      out->start = p.before + p.steps;
-      out->begins = false;
-    }
+bool View::earliest(uint64_t last, uint64_t low, EntryView* e) const {
+  Window from;
+  from.min_seq = low;
+  if (!usable(last, from, e)) return false;
+  for (EntryView p; usable(e->jump, from, &p) || usable(e->prev, from, &p);) *e = p;
+  return true;
+}
+
+bool View::extent_of(uint32_t slot, const Window& w, Extent* out) const {
+  const Trajectory& t = trajs_[slot];
+  if (t.runs == 0 || t.ordinal < w.min_ordinal) return false;
+  out->last = t.last;
+  out->ordinal = t.ordinal;
+  out->end = t.end;
+  out->ended = t.flags & kEnded;
+  out->start = t.first + (slot == cut_slot_ ? cut_steps_ : 0);
+  if (w.min_seq > at_.tail || t.first == kNone) {
+    const uint64_t low = std::max(at_.tail, w.min_seq);
+    EntryView e;
+    if (!earliest(t.last, low, &e)) return false;
+    out->start = e.before + (low > e.first ? low - e.first : 0);
   }
+  if (!w.any_version()) {
+    // Versions need not grow along a trajectory: it counts from the last run of a lower one on.
+    const uint64_t below = versions_.last_below(t.last, w.min_version);
+    if (below == t.last) return false;
+    EntryView p;
+    if (below != kNone && read(below, &p) && p.ordinal == t.ordinal)
+      out->start = std::max(out->start, p.before + p.steps);
+  }
+  out->begins = (t.flags & kBegins) != 0 && out->start == 0;
   return out->start < out->end;
 }
 

@@ -79,16 +79,27 @@ class View {
  private:
   friend class Ledger;
 
+  // What is stored of a trajectory, so that no entry has to be read to know it.
   struct Trajectory {
-    uint64_t ordinal, last, runs;
+    uint64_t ordinal, last = 0, runs = 0;  // its last run, and how many there are
+    uint64_t first = kNone;                // step at which its first run starts; kNone: look it up
+    uint64_t end = 0;                      // steps up to the head
+    uint64_t flags = 0;                    // kBegins of its very first run; how it ended, if it did
   };
   struct NewRun {
-    uint64_t ordinal, prev;
-    int64_t version;
+    EntryView entry;
+    uint64_t end, ended;  // steps of the trajectory up to the head; flags, or 0
+  };
+  struct Place {
+    uint32_t slot, steps;  // a run's trajectory, and its rows
   };
 
+  NewRun seen(const EntryView& e) const;
   void take(const std::vector<NewRun>& runs, uint64_t from);
   void rebuild(const std::vector<NewRun>& runs, uint64_t from);
+  void grow_newest();
+  void cut_oldest();
+  void place(uint64_t number, uint32_t slot, const NewRun& run);
   void note_version(uint64_t number, int64_t version);
   void watch_versions();
   uint32_t add_trajectory(uint64_t ordinal);
@@ -96,6 +107,7 @@ class View {
   void touch(uint64_t number);
   void compact();
   uint32_t select(uint64_t rank) const;
+  uint32_t slot_of(uint64_t number) const { return places_[number % ring_].slot; }
   uint32_t slot_from(uint64_t ordinal) const;  // of the first trajectory that began then or later
   Ledger& ledger(const Window& w, const SliceSpec& spec, bool rows);
 
@@ -104,7 +116,9 @@ class View {
     return tape_.read_entry(number, e);
   }
   bool usable(uint64_t number, const Window& w, EntryView* e) const;
-  bool extent_of(uint64_t last, const Window& w, Extent* out) const;
+  // The first of a trajectory's runs that has rows from `low` on.
+  bool earliest(uint64_t last, uint64_t low, EntryView* e) const;
+  bool extent_of(uint32_t slot, const Window& w, Extent* out) const;
   bool eligible(const Extent& x, const SliceSpec& spec) const;
   struct Cut {
     uint64_t length, left, right;  // of a whole slice; rows that may lie outside on either side
@@ -121,9 +135,11 @@ class View {
   const Tape& tape_;
   Snapshot at_{};
   uint64_t seen_head_ = 0, seen_tail_ = 0, restores_ = 0, ring_;
-  std::unique_ptr<uint32_t[], void (*)(void*)> slot_of_;  // entry number % ring -> trajectory slot
-  std::vector<Trajectory> trajs_;                         // ordered by ordinal
-  Fenwick alive_;                                         // 1 for each that has runs
+  std::unique_ptr<Place[], void (*)(void*)> places_;  // by entry number % ring
+  uint32_t cut_slot_ = 0;                             // whose first run has lost rows, and how many
+  uint64_t cut_steps_ = 0;
+  std::vector<Trajectory> trajs_;  // ordered by ordinal
+  Fenwick alive_;                  // 1 for each that has runs
   std::vector<NewRun> scratch_;
   std::deque<std::pair<uint64_t, int64_t>> newest_;  // (run, version), falling versions
   Versions versions_;

@@ -62,12 +62,12 @@ bool View::draw_slices(Rng rng, const Window& w, const SliceSpec& spec, size_t n
       Extent x;
       uint64_t choice;
       if (any) {
-        if (!extent_of(trajs_[select(before + rng.below(total))].last, w, &x)) continue;
+        if (!extent_of(select(before + rng.below(total)), w, &x)) continue;
         choice = rng.below(count_starts(x, spec));
       } else {
         const Ledger::Pick pick = found->pick(rng);
         choice = pick.choice;
-        if (!extent_of(trajs_[pick.item].last, w, &x) || !eligible(x, spec)) continue;
+        if (!extent_of(static_cast<uint32_t>(pick.item), w, &x) || !eligible(x, spec)) continue;
         if (choice >= count_starts(x, spec)) continue;
       }
       done = emit(x, choice, spec, out);
@@ -81,10 +81,9 @@ bool View::slice_of(Rng rng, const Window& w, const SliceSpec& spec, uint64_t or
                     Slices* out) {
   const uint32_t slot = slot_from(ordinal);
   Extent x;
-  if (slot == trajs_.size() || trajs_[slot].ordinal != ordinal || trajs_[slot].runs == 0)
-    return false;
+  if (slot == trajs_.size() || trajs_[slot].ordinal != ordinal) return false;
   if (!w.any_version()) watch_versions();
-  if (!extent_of(trajs_[slot].last, w, &x) || !eligible(x, spec)) return false;
+  if (!extent_of(slot, w, &x) || !eligible(x, spec)) return false;
   return emit(x, rng.below(count_starts(x, spec)), spec, out);
 }
 
@@ -92,8 +91,8 @@ bool View::has_trajectory(uint64_t ordinal, const Window& w, const SliceSpec& sp
   const uint32_t slot = slot_from(ordinal);
   Extent x;
   if (!w.any_version()) watch_versions();
-  return slot < trajs_.size() && trajs_[slot].ordinal == ordinal && trajs_[slot].runs > 0 &&
-         extent_of(trajs_[slot].last, w, &x) && eligible(x, spec);
+  return slot < trajs_.size() && trajs_[slot].ordinal == ordinal && extent_of(slot, w, &x) &&
+         eligible(x, spec);
 }
 
 void View::rows_of(uint64_t ordinal, std::vector<int64_t>* out) {
@@ -103,7 +102,7 @@ void View::rows_of(uint64_t ordinal, std::vector<int64_t>* out) {
     Extent x;
     Slices rows;
     if (slot == trajs_.size() || trajs_[slot].ordinal != ordinal || trajs_[slot].runs == 0) return;
-    if (!extent_of(trajs_[slot].last, Window{}, &x)) continue;  // or evicted just now
+    if (!extent_of(slot, Window{}, &x)) continue;  // or evicted just now
     if (!emit_steps(x, x.start, x.end, 0, &rows)) continue;
     out->swap(rows.seqs);
     return;
@@ -129,7 +128,7 @@ void View::slices_from(const int64_t* seqs, size_t n, const Window& w, const Sli
       continue;
     }
     if (!find_row(seq, &e, &number)) continue;
-    if (!extent_of(trajs_[slot_of_[number % ring_]].last, w, &x) || !eligible(x, spec)) continue;
+    if (!extent_of(slot_of(number), w, &x) || !eligible(x, spec)) continue;
     const uint64_t step = e.before + (seq - e.first);
     if (step < x.start || step - x.start >= count_starts(x, spec)) continue;
     valid[i] = emit(x, step - x.start, spec, out) ? 1 : 0;
@@ -142,8 +141,7 @@ void View::follow(const int64_t* seqs, size_t n, uint64_t length, Slices* out) {
     uint64_t number;
     Extent x;
     const auto seq = static_cast<uint64_t>(seqs[i]);
-    if (find_row(seq, &e, &number) &&
-        extent_of(trajs_[slot_of_[number % ring_]].last, Window{}, &x)) {
+    if (find_row(seq, &e, &number) && extent_of(slot_of(number), Window{}, &x)) {
       const uint64_t step = e.before + (seq - e.first);
       if (step >= x.start && step < x.end &&
           emit_steps(x, step, std::min(step + length, x.end), 0, out))

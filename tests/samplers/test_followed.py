@@ -1,4 +1,4 @@
-"""Readers that have followed a tape for long: the same distribution and the same batches as new ones.
+"""Readers that have followed a tape for long: the distribution and the batches of new ones.
 
 What may be drawn is kept by changes. Here it has been through many: a ring that turned, versions
 that rose and fell, episodes that went on, bounds that moved; with a draw between any two writes.

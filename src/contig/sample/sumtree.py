@@ -13,6 +13,7 @@ __all__ = ["RowTree", "draw_rows", "draw_starts"]
 
 _ONE_ROW = _native.SliceSpec(1, over_steps=True)
 _MOST_PARTS = 4  # kept at once: a sampler has one spec for each batch size in use
+_BAD_DRAWS = 4  # among all rows, of which most are no valid start, before only those are looked at
 _OVERTAKEN = 64  # draws of rows that writers evict at the same time, before the lock is taken
 
 
@@ -87,6 +88,11 @@ class RowTree:
     def importance(self, seqs: Array, beta: float) -> Array:
         """(q / least q)^-beta of rows, float32."""
         return self._tree.weights(seqs, self.head, beta)
+
+    @property
+    def all_rows(self) -> Any:
+        """The tree itself."""
+        return self._tree
 
     def among(self, index: Index, spec: Any = _ONE_ROW) -> Any:
         """The tree of those rows that are valid starts of slices, caught up with the tape."""
@@ -181,19 +187,30 @@ def draw_starts(
     tree: RowTree, rng: Rng, n: int, index: Index, spec: Any
 ) -> tuple[Array, tuple[Array, Array, Array, Array]] | None:
     """Starts in proportion to their weights among valid ones, and their slices; None if there are
-    none, or writers evict them as fast as they are drawn."""
-    rows = tree.among(index, spec)
-    if rows.total <= 0:
+    none, or writers evict them as fast as they are drawn.
+
+    Most rows of long trajectories are valid starts: a few draws among all rows find enough, and the
+    tree of valid starts has nothing to follow meanwhile. Which way a start is found depends on the
+    rows and the seed only, not on what this reader did before.
+    """
+    if tree.total <= 0:
         return None
+    rows: Any = tree.all_rows
     parts: list[Any] = []
     starts: list[Array] = []
+    bad = 0
     for _ in range(_OVERTAKEN):
+        if bad == _BAD_DRAWS:
+            rows = tree.among(index, spec)
+            if rows.total <= 0:
+                return None
         seqs = rows.draw(rng.words, n, tree.head)
         slices, valid = index.view.slices_from(seqs, index.window, spec)
         if len(slices[1]) == n and not parts:
             return seqs, slices
         parts.append(slices)
         starts.append(seqs[valid.astype(bool)])
+        bad += 2 * len(starts[-1]) < n
         n -= len(starts[-1])
         if n == 0:
             merged = tuple(np.concatenate(p) for p in zip(*parts))
