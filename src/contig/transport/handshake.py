@@ -46,6 +46,7 @@ class Accepted(NamedTuple):
         max_frame: the largest frame the server takes.
         max_inflight: bytes of items that may be unacked.
         near: whether the server is on this machine.
+        heartbeat_s: how long neither side is silent; 0: a server that knows no heartbeat.
     """
 
     sock: socket.socket
@@ -57,6 +58,7 @@ class Accepted(NamedTuple):
     max_frame: int
     max_inflight: int
     near: bool
+    heartbeat_s: float
 
 
 def connect(address: Address, opening: dict[str, Any], timeout_s: float) -> Accepted:
@@ -91,6 +93,7 @@ def connect(address: Address, opening: dict[str, Any], timeout_s: float) -> Acce
             **opening,
             "table": address.table,
             "proof": wire.proof(token, "client", greeting.nonce, hello.nonce),
+            "heartbeat": True,
         }
         first = wire.json_frame(Type.OPEN, asked)
         if len(first) > wire.HANDSHAKE_BYTES:
@@ -117,10 +120,12 @@ def _accepted(
     """What ACCEPT says, checked."""
     kind, schema = answer.get("kind"), answer.get("schema")
     seen, ndim = answer.get("seen"), answer.get("ndim", 1)
-    most = answer.get("max_inflight")
+    most, beat = answer.get("max_inflight"), answer.get("heartbeat_s", 0)
     fits = kind in ("queue", "tape") and type(seen) is int and seen >= 0
     fits = fits and type(ndim) is int and 1 <= ndim <= 32
     fits = fits and type(most) is int and most >= 1
+    fits = fits and type(beat) in (int, float)
+    fits = fits and (beat == 0 or wire.LEAST_HEARTBEAT_S <= beat <= wire.MOST_HEARTBEAT_S)
     fits = fits and (isinstance(schema, dict) or (schema is None and kind == "tape"))
     if fits and schema is not None:
         try:
@@ -140,6 +145,7 @@ def _accepted(
         max_frame=max_frame,
         max_inflight=int(most or 1),
         near=near,
+        heartbeat_s=float(beat),
     )
 
 
@@ -185,7 +191,7 @@ def raise_refusal(answer: dict[str, Any]) -> None:
     reason, message = answer.get("reason", "?"), answer.get("message", "")
     if reason == "layout":
         raise LayoutError(message)
-    if reason in ("busy", "deadline", "internal"):
+    if reason in wire.PASSING:
         raise ConnectionClosedError(f"the server refused the connection ({reason}): {message}")
     raise ValueError(f"the server refused the connection ({reason}): {message}")
 
