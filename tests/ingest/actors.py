@@ -136,6 +136,24 @@ def serve(
             say(got=got)
 
 
+def learner(say: Say, hear: Hear, how: str) -> None:
+    """Is gone, when told to, in one of several ways that are no `close()`."""
+    from contig import Server, TcpTransport
+    from tests.ingest import items
+
+    server = Server(items.example(), 4, TcpTransport())
+    with contextlib.suppress(ZeroDivisionError):
+        with server if how == "raise" else contextlib.nullcontext(server.start()):
+            say(port=server.port, pid=server.pid, self=os.getpid())
+            hear()
+            if how == "kill":
+                time.sleep(60)
+            if how == "raise":
+                raise ZeroDivisionError
+            if how == "not final":
+                server.close(final=False)
+
+
 def serve_tape(say: Say, hear: Hear, name: str) -> None:
     """A server that feeds a shared storage."""
     from contig import ReplayBuffer, Server, SharedStorage, TcpTransport
@@ -176,6 +194,26 @@ def blocked_client(say: Say, hear: Hear, port: int, call: str) -> None:
         client.wait()
     except KeyboardInterrupt:
         say(interrupted=True)
+
+
+def hold_interpreter(say: Say, hear: Hear, port: int, seconds: float, how: str) -> None:
+    """A client's process whose interpreter does nothing else for a while."""
+    import ctypes
+
+    from contig import TcpClient
+    from tests.ingest import items
+
+    with TcpClient("127.0.0.1", port, items.example()) as client:
+        client.send(items.item(0, 0))
+        client.wait(30)
+        say(holds=True)
+        if how == "sleep":
+            ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # with the interpreter's lock
+        else:
+            time.sleep(seconds)
+        client.send(items.item(0, 1))
+        client.wait(30)
+        say(held=client.resends == 0)
 
 
 def send_items(say: Say, hear: Hear, port: int, who: int, count: int, every: int = 1) -> None:
