@@ -233,8 +233,9 @@ class TcpClient:
         with self._opening_asking:
             if self._asking is None:
                 opening = {"producer": secrets.randbelow(2**63 - 1) + 1, "layout": None}
-                self._asking = Link(link.address, opening, link.options)
-                self._asking.begin(1, False)
+                asking = Link(link.address, opening, link.options)
+                asking.begin(1, False)
+                self._asking = asking  # whole, or not at all: a signal may come at any time
             return self._asking
 
     # -- life ---------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class Steps(Protocol):
     """A writer that may hold a step back."""
 
     def send_held(self) -> None: ...
+    def forget(self) -> None: ...
 
 
 _sessions: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -81,6 +82,8 @@ def _forked() -> None:
     parent, _pid = _pid, os.getpid()
     for session in list(_sessions):
         session.fork(parent)
+    for writer in list(_writers):
+        writer.forget()
     _sessions.clear()
     _writers.clear()
 

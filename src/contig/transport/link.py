@@ -53,16 +53,16 @@ class Link:
 
     def begin(self, record_size: int, padded: bool) -> None:
         """Makes room for records of this size, and starts the I/O thread."""
+        weakref.finalize(self, self.session.leave, EXIT_S).atexit = False  # `lifetime` does that
         self.session.begin(record_size, padded)
         self.flight = self.session.flight
         self.outbox = self.flight.outbox
         self.frame_bytes = self.session.frame_bytes
-        weakref.finalize(self, self.session.leave, EXIT_S).atexit = False  # `lifetime` does that
 
     # -- items --------------------------------------------------------------------------------
 
-    def add(self, put: Callable[[], object], wait: bool = True) -> None:
-        """Has an item added, with the lock, as soon as there is room for it; or at once.
+    def add(self, put: Callable[[], object]) -> None:
+        """Has an item added, with the lock, as soon as there is room for it.
 
         Raises:
             ConnectionClosedError: the server is gone, and did not come back in time.
@@ -71,7 +71,7 @@ class Link:
         with self.lock:
             self.check()
             full = self.flight.room()
-            if (self.session.ready and not full) or not wait:
+            if self.session.ready and not full:
                 put()
                 self.session.kick()
                 return
@@ -85,6 +85,21 @@ class Link:
             return True
 
         self._wait_for(attempt, self.options.send_timeout_s, "room to send")
+
+    def add_now(self, put: Callable[[], object]) -> None:
+        """The same, room or no room: for who is dropped, or at the process's end, and cannot wait.
+
+        Raises:
+            TimeoutError: somebody has the lock, perhaps this thread.
+        """
+        if not self.lock.acquire(timeout=_SLICE_S):
+            raise TimeoutError("the client is in use")
+        try:
+            self.check()
+            put()
+            self.session.kick()
+        finally:
+            self.lock.release()
 
     def _has_room(self) -> bool:
         full = self.flight.room()

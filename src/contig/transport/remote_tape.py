@@ -57,7 +57,8 @@ class RemoteTape:
     ) -> None:
         """Rows of one trajectory, packed; for a StreamWriter."""
         outbox = self._link.outbox
-        self._link.add(lambda: outbox.add_run(record, flags, traj_id, version, 0, True), wait)
+        add = self._link.add if wait else self._link.add_now
+        add(lambda: outbox.add_run(record, flags, traj_id, version, 0, True))
 
 
 class _Rows:

@@ -204,6 +204,10 @@ class Session:
         """
         if self.closing:
             return
+        if not self.thread.is_alive():  # it failed, or never began
+            self.abandon()
+            self.tell("its client was dropped")
+            return
         self.closing, self.ready = True, False
         self._leave_at = time.monotonic() + seconds
         self.flight.leave(seconds)

@@ -39,8 +39,8 @@ class StreamWriter:
     """Sends a trajectory step by step. For one thread.
 
     The newest step stays here until the next one comes or the episode ends, because the end is a
-    mark of the last step. It goes out with `close`, and at the process's end; a writer that is
-    dropped before that loses it, and says so.
+    mark of the last step. It goes out with `close`, and when the writer is dropped or the process
+    ends; after its client was closed it cannot, and that is said on the log.
     """
 
     def __init__(self, tape: StepTarget) -> None:
@@ -106,9 +106,11 @@ class StreamWriter:
             log.warning("the newest step of a StreamWriter was not sent: %s", error)
         self._held = None
 
-    def __del__(self) -> None:
-        if getattr(self, "_held", None) is not None:
-            log.warning("a StreamWriter was dropped with its newest step: call close() before")
+    __del__ = send_held
+
+    def forget(self) -> None:
+        """In a forked child: what is held is the parent's to send."""
+        self._held, self._traj_id, self._began = None, None, False
 
     def __enter__(self) -> StreamWriter:
         return self
