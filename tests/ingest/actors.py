@@ -117,7 +117,12 @@ Hear = Callable[[], Any]
 
 
 def serve(
-    say: Say, hear: Hear, batch: int = 4, num_buffers: int = 2, name: str | None = None
+    say: Say,
+    hear: Hear,
+    batch: int = 4,
+    num_buffers: int = 2,
+    name: str | None = None,
+    publish: bool = False,
 ) -> None:
     """A queue server that nobody samples from, until told to; then it says what it got."""
     from contig import Server, TcpTransport
@@ -126,6 +131,8 @@ def serve(
     with Server(
         items.example(), batch, TcpTransport(max_restarts=0), num_buffers, name=name
     ) as server:
+        if publish:
+            server.publish(1, {"w": 1.0})
         say(port=server.port, pid=server.pid, name=server.name)
         while (asked := hear()) is not None:
             got: list[tuple[int, int]] = []
@@ -154,15 +161,19 @@ def learner(say: Say, hear: Hear, how: str) -> None:
                 server.close(final=False)
 
 
-def serve_tape(say: Say, hear: Hear, name: str) -> None:
-    """A server that feeds a shared storage."""
+def serve_tape(say: Say, hear: Hear, name: str, fork: bool = False) -> None:
+    """A server that feeds a shared storage; perhaps with a child that has copies of everything."""
     from contig import ReplayBuffer, Server, SharedStorage, TcpTransport
     from tests.ingest import items
 
     storage = SharedStorage(10_000, name=name, example=items.row_example())
     buffer = ReplayBuffer(storage, batch_size=4)
     with Server(buffer=buffer, transport=TcpTransport()) as server:
-        say(port=server.port, pid=server.pid, name=server.name)
+        child = os.fork() if fork else -1
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        say(port=server.port, pid=server.pid, name=server.name, child=child)
         hear()
 
 

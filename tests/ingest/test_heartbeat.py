@@ -99,7 +99,12 @@ def test_calls_end_though_the_server_says_nothing(how: str) -> None:
 
         with stopped(server.pid) if how == "stopped" else hushed(proxy):
             all_raise(
-                {"send": send_for_ever, "wait": wait, "sample": far.sample, "weights": read_for_ever}
+                {
+                    "send": send_for_ever,
+                    "wait": wait,
+                    "sample": far.sample,
+                    "weights": read_for_ever,
+                }
             )
             assert sender.pending > 0 and waiter.pending == 1
         # And when it speaks again, everything goes on.

@@ -58,6 +58,7 @@ class FoundServer:
 
     Attributes:
         tables: how to attach to them, by name.
+        said_closed: one byte, not 0 once it was closed.
 
     Raises:
         ConnectionRefusedError: no such server runs.
@@ -74,7 +75,7 @@ class FoundServer:
             if int(segment.control[:8].view(np.uint64)[0]) != _MAGIC:
                 raise ValueError(f"{name!r} is no contig server (magic)")
             self.tables = dict(json.loads(segment.control[64:].tobytes())["tables"])
-            self._memory = segment.control
+            self.said_closed = memoryview(segment.control)[_CLOSED : _CLOSED + 1]
             self._process = int(segment.control[24:32].view(np.uint64)[0])
             # Without a lock of its own, to see whether others have one.
             self._fd = os.open(f"/proc/self/fd/{segment.fd}", os.O_RDWR | os.O_CLOEXEC)
@@ -86,14 +87,9 @@ class FoundServer:
             raise ConnectionRefusedError(f"the contig server named {name!r} died")
 
     @property
-    def closed(self) -> bool:
-        """Whether it was closed since it was found. Costs nothing."""
-        return bool(self._memory[_CLOSED])
-
-    @property
     def gone(self) -> bool:
         """Whether it was closed, or its process died. Some system calls."""
-        if self.closed or _native.process_gone(self._process):
+        if self.said_closed[0] or _native.process_gone(self._process):
             return True
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

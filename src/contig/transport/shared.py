@@ -71,6 +71,7 @@ class SharedClient:
         if table not in tables:
             raise ValueError(f"no table {table!r}; the server has: {', '.join(sorted(tables))}")
         self._server = server
+        self._said = self._found.said_closed
         self._look_at, self._unlooked = time.monotonic() + _LOOK_S, 0
         self._on_full, self._timeout_s = on_full, send_timeout_s
         # For room, before it is worth a look whether the server is still there.
@@ -192,21 +193,23 @@ class SharedClient:
     def _look(self) -> None:
         """Raises if the server is gone. Before each append, so most of the time it only counts."""
         self._unlooked += 1
-        due = self._unlooked >= _LOOK_EVERY or time.monotonic() >= self._look_at
-        if due or self._gone or self._found.closed:
+        if self._unlooked >= _LOOK_EVERY or self._said[0] or time.monotonic() >= self._look_at:
             self._check_server()
 
     def _check_server(self) -> None:
         self._unlooked, self._look_at = 0, time.monotonic() + _LOOK_S
         if self._gone or self._found.gone:
-            self._gone = True
+            self._gone, self._look_at = True, 0.0  # for good
+            self._let_go()  # of names that the next server may want
             raise ConnectionClosedError("the server was closed, or its process died")
 
     def _open_queue(self) -> BatchQueue:
         if self._closed:
             raise ClosedError("this client is closed")
         assert self._queue is not None
-        self._gone = self._gone or self._queue.native.closed
+        if self._queue.native.closed:
+            self._gone = True
+            self._check_server()
         self._look()
         return self._queue
 
@@ -220,6 +223,8 @@ class SharedClient:
     def weights(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
         """The newest published weights if they are newer than a version; None if none came."""
         deadline = time.monotonic() + timeout_s
+        if self._gone:
+            self._check_server()
         while self._board is None:
             try:
                 self._board = WeightsBoard.attach(f"{self._server}.weights")
@@ -228,17 +233,24 @@ class SharedClient:
                 if time.monotonic() >= deadline:
                     return None
                 time.sleep(0.005)
-        newest = self._board.read(newer_than, max(deadline - time.monotonic(), 0.0))
-        if newest is None:
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            newest = self._board.read(newer_than, min(left, _SLICE_S))
+            if newest is not None:
+                return newest
             self._look()  # there may be nobody left to publish
-        return newest
+            if left <= _SLICE_S:
+                return None
 
     def close(self, timeout: float | None = None) -> None:
         self._closed = True
+        self._let_go()
+        self._found.close()
+
+    def _let_go(self) -> None:
         for part in (self._queue, self._storage, self._board):
             if part is not None:
                 part.close()
-        self._found.close()
 
     def __enter__(self) -> SharedClient:
         return self
