@@ -323,7 +323,7 @@ def fork_with_client(say: Say, hear: Hear, port: int, count: int) -> None:
 
 
 def fork_with_server(say: Say, hear: Hear, in_process: bool, end: str) -> None:
-    """A forked child of a learner leaves ``with Server``, or lives on; the server is the parent's."""
+    """A forked child of a learner leaves ``with Server``, or lives on; it is the parent's."""
     from contig import Server, TcpTransport
     from tests.ingest import items
 

@@ -1,4 +1,4 @@
-"""Servers that go and come back: what they say to clients when they go, and what clients do then."""
+"""Servers that go and come back: what they say when they go, and what clients do then."""
 
 from __future__ import annotations
 

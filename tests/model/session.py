@@ -1,11 +1,11 @@
 """A model of a client's session and its server: cuts, silence, stops, restarts, goodbyes, no room.
 
-Time goes by in ticks; in each, client, server, consumer and mischief act in random order. Both sides
-do what docs/design/wire.md says: frames of numbered items, cumulative acks, beats, BYE. Kept on the
-side: what was really stored, and for how long nothing was done to anybody.
+Time goes by in ticks; in each, client, server, consumer and mischief act in random order. Both
+sides do what docs/design/wire.md says: frames of numbered items, cumulative acks, beats, BYE. Kept
+on the side: what was really stored, and for how long nothing was done to anybody.
 
     exactly once     the store is 0, 1, 2, ... without gap or repetition; nothing acked is missing
-    never for ever   a call ends though the server is away, silent, stopped or breaks every connection
+    never for ever   a call ends though the server is away, silent, stopped or never takes anything
     no false alarm   while nothing is done to anybody, nobody is taken for lost, room or no room
     a way back       only a closed server ends a client for good
 
@@ -264,9 +264,9 @@ class Client:
 
 
 class World:
-    def __init__(self, seed: int, rules: Rules = Rules()) -> None:
+    def __init__(self, seed: int, rules: Rules | None = None) -> None:
         self.rng = random.Random(seed)
-        self.rules = rules
+        self.rules = Rules() if rules is None else rules
         self.now = 0
         self.silent = False
         self.silent_at = -BEAT_T

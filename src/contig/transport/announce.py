@@ -75,7 +75,7 @@ class FoundServer:
             if int(segment.control[:8].view(np.uint64)[0]) != _MAGIC:
                 raise ValueError(f"{name!r} is no contig server (magic)")
             self.tables = dict(json.loads(segment.control[64:].tobytes())["tables"])
-            self.said_closed = memoryview(segment.control)[_CLOSED : _CLOSED + 1]
+            self.said_closed = segment.control.data[_CLOSED : _CLOSED + 1]
             self._process = int(segment.control[24:32].view(np.uint64)[0])
             # Without a lock of its own, to see whether others have one.
             self._fd = os.open(f"/proc/self/fd/{segment.fd}", os.O_RDWR | os.O_CLOEXEC)

@@ -17,6 +17,7 @@ import secrets
 import struct
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,12 +121,11 @@ class TcpClient:
             return
         session, flight = self._session, self._flight
         with self._lock:
-            plain = session.ready and type(tree) is not Built
-            sent = plain and not flight.send(self._plan, tree)
-            if sent and flight.idle:
-                session.kick()
-        if not sent:
-            self._link.add(lambda: self._put(tree))
+            if session.ready and type(tree) is not Built and not flight.send(self._plan, tree):
+                if flight.idle:
+                    session.kick()
+                return
+        self._link.add(partial(self._put, tree))
 
     def _put(self, tree: Any) -> None:
         """What is packed already, or no plain tree; or when too much was in flight."""
@@ -148,7 +148,7 @@ class TcpClient:
         outbox = self._link.outbox
         for at in range(0, batch[0], per_frame):
             part = records[at * size : (at + per_frame) * size]
-            self._link.add(lambda part=part: outbox.add_records(part))  # type: ignore[misc]
+            self._link.add(partial(outbox.add_records, part))
 
     def extend(self, data: Any, *, continues: bool | None = None) -> None:
         """Sends rows to a tape as `ReplayBuffer.extend` takes them."""

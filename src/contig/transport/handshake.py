@@ -13,7 +13,7 @@ from ..layout import Layout
 from . import wire
 from .wire import Type
 
-__all__ = ["Accepted", "Address", "connect"]
+__all__ = ["Accepted", "Address", "NoGreeting", "connect"]
 
 _ATTEMPT_S = 5.0
 # Between processes of one machine: what is on its way fits into caches. Left to itself the system
@@ -21,6 +21,10 @@ _ATTEMPT_S = 5.0
 _NEAR_BUFFER = 512 << 10
 _LARGEST_ACCEPT = 16 << 20
 _LARGEST_ANSWER = 1 << 36  # weights and batches; the server's own bound is for what it takes
+
+
+class NoGreeting(ConnectionClosedError):
+    """The peer closed the connection before it said what it is."""
 
 
 class Address(NamedTuple):
@@ -211,7 +215,7 @@ def _exactly(sock: socket.socket, n: int, deadline: float) -> bytes:
         if not part:
             if data and not wire.MAGIC.startswith(data[:8]):
                 break  # let the magic's check word it
-            raise ConnectionClosedError(
+            raise NoGreeting(
                 "the server closed the connection during the handshake; if it uses TLS, give tls="
             )
         data += part

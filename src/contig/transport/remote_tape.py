@@ -7,6 +7,7 @@ code goes to the link's outbox.
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,21 +45,20 @@ class RemoteTape:
         return self._ids
 
     def add(self, tree: Any) -> None:
-        self._link.add(lambda: self._writer.add(tree))
+        self._link.add(partial(self._writer.add, tree))
 
     def extend(self, data: Any, continues: bool | None = None) -> None:
-        self._link.add(lambda: self._writer.extend(data, continues))
+        self._link.add(partial(self._writer.extend, data, continues))
 
     def extend_trajectory(self, data: Any, **end: Any) -> None:
-        self._link.add(lambda: self._writer.extend_trajectory(data, **end))
+        self._link.add(partial(self._writer.extend_trajectory, data, **end))
 
     def send_part(
         self, record: Array, flags: int, traj_id: int, version: int, wait: bool = True
     ) -> None:
         """Rows of one trajectory, packed; for a StreamWriter."""
-        outbox = self._link.outbox
         add = self._link.add if wait else self._link.add_now
-        add(lambda: outbox.add_run(record, flags, traj_id, version, 0, True))
+        add(partial(self._link.outbox.add_run, record, flags, traj_id, version, 0, True))
 
 
 class _Rows:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from .. import _native
 from ..errors import ClosedError, ConnectionClosedError
 from . import lifetime, wire
-from .handshake import Accepted, Address, connect
+from .handshake import Accepted, Address, NoGreeting, connect
 from .pump import Pump
 from .wire import Type
 
@@ -37,6 +37,7 @@ _COALESCE_BYTES = 512 << 10
 _BACKOFF_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _PATIENCE_S = 2.0  # for an answer to a handshake, at least
 _PROVEN_S = 1.0  # a connection that holds for so long is one, even if nothing was acked
+_STRANGE_S = 2.0  # for a peer that hangs up before it says what it is
 _WORD_S = 1.0  # without a server, before that is said
 
 
@@ -128,9 +129,12 @@ class Session:
         self.thread.start()
 
     def _first_connection(self) -> Accepted:
-        """Waits for a server that is not there yet as calls do for one that is lost."""
+        """Waits for a server that is not there yet as calls do for one that is lost.
+
+        A peer that is there and hangs up, again and again, is more likely none of ours.
+        """
         where = f"{self.address.host}:{self.address.port}"
-        began = time.monotonic()
+        began = strange_since = time.monotonic()
         said = False
         for attempt in range(1 << 30):
             try:
@@ -141,9 +145,13 @@ class Session:
             except OSError as error:
                 if isinstance(error.__cause__, ssl.SSLError):
                     raise  # no TLS there: that will not change
-                waited = time.monotonic() - began
+                now = time.monotonic()
+                waited = now - began
+                if not isinstance(error, NoGreeting):
+                    strange_since = now
                 pause = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
-                if waited + pause > self.options.reconnect_s:
+                late = waited + pause > self.options.reconnect_s
+                if late or now - strange_since > _STRANGE_S:
                     if isinstance(error, ConnectionClosedError):
                         raise
                     raise ConnectionClosedError(f"no contig server at {where}: {error}") from error
