@@ -24,6 +24,17 @@ constexpr size_t kParts = 16;
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
+
+// The frame that says nothing but that somebody is there.
+const std::string& beat_frame() {
+  static const std::string bytes = [] {
+    std::string out(kFrameHeader, '\0');
+    const Frame frame{static_cast<uint8_t>(FrameType::beat), 0, 0, 0, 0, 0, 0};
+    write_header(frame, reinterpret_cast<uint8_t*>(out.data()));
+    return out;
+  }();
+  return bytes;
+}
 }  // namespace
 
 Flight::Flight(uint64_t record_size, bool padded, uint64_t first, uint64_t frame_bytes,
@@ -101,6 +112,15 @@ void Flight::limit(uint64_t max_bytes, bool near) {
   max_bytes_ = max_bytes;
   near_ = near;
 }
+
+void Flight::heartbeat(double seconds) { pulse_.begin(seconds, now()); }
+
+void Flight::leave(double seconds) {
+  close();
+  leave_at_.store(now() + seconds, std::memory_order_release);
+}
+
+bool Flight::drained() { return outbox.next() <= acked(); }
 
 uint64_t Flight::resume(uint64_t seen, std::vector<std::string> requests) {
   took(seen);
@@ -211,6 +231,7 @@ bool Flight::can_run() { return true; }
 
 Flight::Event Flight::run(int socket, int wake, Receiver& in, int* error) {
   constexpr auto ack = static_cast<uint8_t>(FrameType::ack);
+  constexpr auto beat = static_cast<uint8_t>(FrameType::beat);
   for (;;) {
     Receiver::State state;
     while ((state = in.next()) != Receiver::State::more) {
@@ -219,12 +240,21 @@ Flight::Event Flight::run(int socket, int wake, Receiver& in, int* error) {
         in.resize(in.needed());
         break;
       }
-      if (in.frame().type != ack) return Event::frame;
-      took(in.frame().number);
+      const uint8_t type = in.frame().type;
+      if (type != ack && type != beat) return Event::frame;
+      if (type == ack) took(in.frame().number);
       in.pop();
     }
     if (stopped_.load(std::memory_order_acquire)) return Event::stopped;
+    const double leave_at = leave_at_.load(std::memory_order_acquire);
+    const bool leaving = leave_at < std::numeric_limits<double>::infinity();
+    if (leaving && drained()) return Event::drained;
+    if (leaving && now() >= leave_at) return Event::stopped;
     if (sending_.empty()) sending_ = next_parts();
+    if (sending_.empty() && pulse_.due(now())) {
+      const std::string& frame = beat_frame();
+      sending_.push_back({reinterpret_cast<const uint8_t*>(frame.data()), frame.size(), nullptr});
+    }
     while (part_ < sending_.size()) {
       iovec iov[kParts];
       size_t n = 0;
@@ -241,6 +271,7 @@ Flight::Event Flight::run(int socket, int wake, Receiver& in, int* error) {
         *error = errno;
         return Event::failed;
       }
+      pulse_.spoke(now());
       offset_ += static_cast<size_t>(sent);
       while (part_ < sending_.size() && offset_ >= sending_[part_].bytes)
         offset_ -= sending_[part_++].bytes;
@@ -255,8 +286,11 @@ Flight::Event Flight::run(int socket, int wake, Receiver& in, int* error) {
     }
     const short wanted = static_cast<short>(POLLIN | (more ? POLLOUT : 0));
     pollfd fds[2] = {{socket, wanted, 0}, {wake, POLLIN, 0}};
+    if (more || wait < 0) wait = std::numeric_limits<double>::infinity();
+    const double at = now();
+    wait = std::min({wait, pulse_.patience(at, !more), std::max(leave_at - at, 0.0)});
     const int milliseconds =
-        more || wait < 0 ? -1 : static_cast<int>(std::ceil(std::min(wait, 3600.0) * 1e3));
+        wait > 3600 ? (std::isinf(wait) ? -1 : 3600000) : static_cast<int>(std::ceil(wait * 1e3));
     const int ready = poll(fds, 2, milliseconds);
     idle_.store(false);
     if (ready < 0 && errno != EINTR) {
@@ -275,11 +309,13 @@ Flight::Event Flight::run(int socket, int wake, Receiver& in, int* error) {
       if (n == 0) return Event::closed;
       if (n > 0) {
         in.received(static_cast<uint64_t>(n));
+        pulse_.heard(now());
       } else if (!again(errno)) {
         *error = errno;
         return Event::failed;
       }
     }
+    if (pulse_.silent(now())) return Event::silent;
   }
 }
 

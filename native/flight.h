@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "outbox.h"
+#include "pulse.h"
 #include "receiver.h"
 
 namespace contig {
@@ -54,11 +55,16 @@ class Flight {
 
   // How many bytes the server wants in flight at most, and whether it is on this machine.
   void limit(uint64_t max_bytes, bool near);
+  // A new connection on which neither side is silent for so long, or it is lost; 0: no such thing.
+  void heartbeat(double seconds);
   // A new connection, whose server has items below `seen`: everything else is sent again, after
   // these requests. How many frames had been sent before.
   uint64_t resume(uint64_t seen, std::vector<std::string> requests);
   void close() { closing_.store(true, std::memory_order_relaxed); }  // nothing waits for more
   void stop() { stopped_.store(true, std::memory_order_release); }
+  // Nobody adds anything any more: ends when everything is acked, or after so many seconds.
+  void leave(double seconds);
+  bool drained();  // everything is acked
   // The server has items below a number. Whether that is new.
   bool took(uint64_t acked);
 
@@ -72,9 +78,10 @@ class Flight {
   // How long to wait for something to send: negative for ever, and then `idle`.
   double patience();
 
-  enum class Event { stopped, frame, refused, closed, failed };
+  enum class Event { stopped, frame, refused, closed, failed, silent, drained };
   // Sends and hears acks until something comes that is none: `frame` is at the receiver's front;
-  // `refused` by it; the peer `closed`; the socket `failed` with `error`.
+  // `refused` by it; the peer `closed`; the socket `failed` with `error`; the peer is `silent` for
+  // longer than it should be; everything is acked and it was told to leave.
   Event run(int socket, int wake, Receiver& in, int* error);
   static bool can_run();
 
@@ -103,6 +110,8 @@ class Flight {
   // Of the connection that `run` serves:
   std::vector<Part> sending_;
   size_t part_ = 0, offset_ = 0;
+  Pulse pulse_;
+  std::atomic<double> leave_at_{std::numeric_limits<double>::infinity()};
 };
 
 }  // namespace contig

@@ -14,9 +14,10 @@ enum class FrameType : uint8_t {
   accept,
   refuse,
   items,
-  ack
+  ack,
+  beat = 14
 };  // of those that native code makes or reads
-constexpr uint8_t kFrameTypes = 13;
+constexpr uint8_t kFrameTypes = 14;
 
 struct Frame {
   uint8_t type, flags;

@@ -210,8 +210,14 @@ void bind_flight(nb::module_& m) {
             return f.resume(seen, std::move(frames));
           },
           nb::arg("seen"), nb::arg("requests"))
+      .def("heartbeat", &Flight::heartbeat, nb::arg("seconds"))
       .def("close", &Flight::close)
       .def("stop", &Flight::stop)
+      .def("leave", &Flight::leave, nb::arg("seconds"))
+      .def_prop_ro("drained", &Flight::drained)
+      .def(
+          "forked", [](nb::handle self) { self.inc_ref(); },
+          "In a forked child: its threads are gone with what they held, so it is never destroyed.")
       .def("took", &Flight::took)
       .def("next_parts",
            [](Flight& f) {
@@ -221,7 +227,8 @@ void bind_flight(nb::module_& m) {
            })
       .def("patience", &Flight::patience)
       .def("run", &run, nb::arg("socket"), nb::arg("wake"), nb::arg("receiver"),
-           "0: stopped, 1: a frame that is no ack is ready, 2: refused, 3: the peer closed.")
+           "0: stopped, 1: a frame that is neither ack nor beat is ready, 2: refused, 3: the peer "
+           "closed, 5: the peer is silent, 6: told to leave, and all is acked.")
       .def_static("can_run", &Flight::can_run);
 }
 

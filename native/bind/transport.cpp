@@ -440,6 +440,8 @@ void bind_transport(nb::module_& m) {
       },
       nb::arg("data"), nb::arg("before") = 0);
   m.def("crc32c_join", &crc32c_join, nb::arg("first"), nb::arg("second"), nb::arg("bytes"));
+  m.def("process_id", &process_id);
+  m.def("process_gone", &process_gone, nb::arg("id"));
   m.def("make_frame", &make_frame, nb::arg("type"), nb::arg("number"), nb::arg("payload"));
   m.def("make_header", &make_header, nb::arg("type"), nb::arg("number"), nb::arg("parts"));
   nb::class_<Receiver>(m, "Receiver")

@@ -117,7 +117,12 @@ Hear = Callable[[], Any]
 
 
 def serve(
-    say: Say, hear: Hear, batch: int = 4, num_buffers: int = 2, name: str | None = None
+    say: Say,
+    hear: Hear,
+    batch: int = 4,
+    num_buffers: int = 2,
+    name: str | None = None,
+    publish: bool = False,
 ) -> None:
     """A queue server that nobody samples from, until told to; then it says what it got."""
     from contig import Server, TcpTransport
@@ -126,6 +131,8 @@ def serve(
     with Server(
         items.example(), batch, TcpTransport(max_restarts=0), num_buffers, name=name
     ) as server:
+        if publish:
+            server.publish(1, {"w": 1.0})
         say(port=server.port, pid=server.pid, name=server.name)
         while (asked := hear()) is not None:
             got: list[tuple[int, int]] = []
@@ -136,15 +143,37 @@ def serve(
             say(got=got)
 
 
-def serve_tape(say: Say, hear: Hear, name: str) -> None:
-    """A server that feeds a shared storage."""
+def learner(say: Say, hear: Hear, how: str) -> None:
+    """Is gone, when told to, in one of several ways that are no `close()`."""
+    from contig import Server, TcpTransport
+    from tests.ingest import items
+
+    server = Server(items.example(), 4, TcpTransport())
+    with contextlib.suppress(ZeroDivisionError):
+        with server if how == "raise" else contextlib.nullcontext(server.start()):
+            say(port=server.port, pid=server.pid, self=os.getpid())
+            hear()
+            if how == "kill":
+                time.sleep(60)
+            if how == "raise":
+                raise ZeroDivisionError
+            if how == "not final":
+                server.close(final=False)
+
+
+def serve_tape(say: Say, hear: Hear, name: str, fork: bool = False) -> None:
+    """A server that feeds a shared storage; perhaps with a child that has copies of everything."""
     from contig import ReplayBuffer, Server, SharedStorage, TcpTransport
     from tests.ingest import items
 
     storage = SharedStorage(10_000, name=name, example=items.row_example())
     buffer = ReplayBuffer(storage, batch_size=4)
     with Server(buffer=buffer, transport=TcpTransport()) as server:
-        say(port=server.port, pid=server.pid, name=server.name)
+        child = os.fork() if fork else -1
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        say(port=server.port, pid=server.pid, name=server.name, child=child)
         hear()
 
 
@@ -176,6 +205,205 @@ def blocked_client(say: Say, hear: Hear, port: int, call: str) -> None:
         client.wait()
     except KeyboardInterrupt:
         say(interrupted=True)
+
+
+def interrupted(say: Say, hear: Hear, port: int, interrupts: int) -> None:
+    """Threads share a client; one of them, the main thread, is interrupted again and again."""
+    import random
+    import threading
+
+    from contig import TcpClient
+    from tests.ingest import items
+
+    rng = random.Random(5)
+    stop = threading.Event()
+    failed: list[str] = []
+    sent = [0, 0, 0]
+    client = TcpClient("127.0.0.1", port, items.example(), max_inflight_msgs=1)
+
+    def send(who: int) -> None:
+        try:
+            while not stop.is_set():
+                client.send(items.item(who, sent[who]))
+                sent[who] += 1
+                if sent[who] % 7 == 0:
+                    client.wait(60)
+        except BaseException as error:
+            failed.append(f"thread {who}: {error!r}")
+
+    def interrupt() -> None:
+        for _ in range(interrupts):
+            time.sleep(rng.random() * 0.003)
+            os.kill(os.getpid(), signal.SIGINT)
+        stop.set()
+
+    armed = [False]
+
+    def handle(*_: Any) -> None:
+        if armed[0]:
+            armed[0] = False  # not again before the first one is dealt with
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, handle)
+    threads = [threading.Thread(target=send, args=(who,)) for who in (1, 2)]
+    threads.append(threading.Thread(target=interrupt))
+    for thread in threads:
+        thread.start()
+    caught = 0
+    while not stop.is_set() and not failed:
+        try:
+            armed[0] = True
+            client.send(items.item(0, sent[0]))
+            client.wait(60)
+            client.weights()
+        except KeyboardInterrupt:
+            caught += 1
+        except BaseException as error:
+            failed.append(f"main: {error!r}")
+        sent[0] += 1  # it may have been sent or not
+    armed[0] = False
+    for thread in threads:
+        thread.join()
+    if not failed:
+        client.close(60)
+    say(failed=failed, caught=caught, sent=sent)
+
+
+def fork_with_client(say: Say, hear: Hear, port: int, count: int) -> None:
+    """Forks again and again while another thread sends; children try every call of the client."""
+    import threading
+
+    from contig import RemoteReplayBuffer
+    from tests.ingest import items
+
+    far = RemoteReplayBuffer("127.0.0.1", port, prefetch=0)
+    far.extend_trajectory(items.rows(0, 0, items.length(0, 0)), terminated=True)
+    far.flush(30)
+    far.sample()
+    sent, stop = [1], threading.Event()
+
+    def send() -> None:
+        while not stop.is_set():
+            steps = items.length(0, sent[0])
+            far.extend_trajectory(items.rows(0, sent[0], steps), terminated=True)
+            sent[0] += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    client = far._client
+    calls = {
+        "add": lambda: far.add(items.row(9, 9, 9)),
+        "flush": far.flush,
+        "sample": far.sample,
+        "stats": far.stats,
+        "weights": lambda: client.weights(timeout_s=60),
+    }
+    for turn in range(count):
+        child = os.fork()
+        if child == 0:
+            raised = {}
+            for name, call in calls.items():
+                try:
+                    call()
+                    raised[name] = "nothing"
+                except Exception as error:
+                    raised[name] = f"{type(error).__name__}: {error}"
+            far.close()  # does nothing
+            with RemoteReplayBuffer("127.0.0.1", port) as own:
+                own.extend_trajectory(items.rows(turn + 1, 0, 3), truncated=True)
+            say(raised=raised, pid=os.getpid())
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+    stop.set()
+    thread.join()
+    far.close()
+    say(sent=sent[0])
+
+
+def fork_with_server(say: Say, hear: Hear, in_process: bool, end: str) -> None:
+    """A forked child of a learner leaves ``with Server``, or lives on; it is the parent's."""
+    from contig import Server, TcpTransport
+    from tests.ingest import items
+
+    child = 0
+    with Server(items.example(), 4, TcpTransport(in_process=in_process)) as server:
+        say(port=server.port)
+        assert hear()["connected"]
+        child = os.fork()
+        if child == 0 and end != "leaves":
+            if end == "exits":
+                sys.exit(0)  # with everything that happens at an interpreter's end
+            time.sleep(60)
+            os._exit(0)
+        if child:
+            if end != "stays":
+                assert os.waitpid(child, 0)[1] == 0
+            say(child=child)
+            asked = hear()
+            got: list[tuple[int, int]] = []
+            while asked["items"] and len(got) < asked["items"]:
+                sample = server.sample(timeout=30)
+                assert sample is not None
+                got += items.read(sample.batch)
+            say(got=got)
+    if child == 0:
+        os._exit(0)
+    say(closed=True)
+    hear()
+
+
+def exit_unsent(say: Say, hear: Hear, port: int, how: str, count: int, code: int) -> None:
+    """Ends with items on their way, and without `close`."""
+    import multiprocessing
+
+    from contig import TcpClient
+    from tests.ingest import items
+
+    def work() -> None:
+        if how == "steps":
+            client = TcpClient("127.0.0.1", port, items.row_example())
+            writer = client.writer()
+            for step in range(count):
+                writer.append(items.row(1, 0, step))
+            keep.append((client, writer))
+            return
+        client = TcpClient("127.0.0.1", port, items.example(), max_inflight_msgs=100_000)
+        for n in range(count):
+            client.send(items.item(1, n))
+        keep.append(client)
+
+    keep: list[Any] = []
+    if how == "child":
+        process = multiprocessing.get_context("fork").Process(target=work)
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+    else:
+        work()
+    say(done=True)
+    sys.exit(code)
+
+
+def hold_interpreter(say: Say, hear: Hear, port: int, seconds: float, how: str) -> None:
+    """A client's process whose interpreter does nothing else for a while."""
+    import ctypes
+
+    from contig import TcpClient
+    from tests.ingest import items
+
+    with TcpClient("127.0.0.1", port, items.example()) as client:
+        client.send(items.item(0, 0))
+        client.wait(30)
+        say(holds=True)
+        if how == "sleep":
+            ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # with the interpreter's lock
+        else:
+            time.sleep(seconds)
+        client.send(items.item(0, 1))
+        client.wait(30)
+        say(held=client.resends == 0)
 
 
 def send_items(say: Say, hear: Hear, port: int, who: int, count: int, every: int = 1) -> None:

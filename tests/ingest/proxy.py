@@ -49,6 +49,17 @@ class Proxy:
         """Cuts that many of the next connections before anything is forwarded."""
         self._refuse = connections
 
+    def hush(self) -> None:
+        """Forwards nothing any more, and cuts nothing: as a cable that was pulled."""
+        asyncio.run_coroutine_threadsafe(self._set(False), self._loop).result(10)
+
+    def speak(self) -> None:
+        """Forwards again, what was held back too."""
+        asyncio.run_coroutine_threadsafe(self._set(True), self._loop).result(10)
+
+    async def _set(self, speaks: bool) -> None:
+        self._speaks.set() if speaks else self._speaks.clear()
+
     def cut_all(self, reset: bool = True) -> None:
         """Cuts all connections now."""
 
@@ -85,6 +96,8 @@ class Proxy:
         asyncio.set_event_loop(self._loop)
 
         async def listen() -> None:
+            self._speaks = asyncio.Event()
+            self._speaks.set()
             self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
             self.port = self._server.sockets[0].getsockname()[1]
             self._ready.set()
@@ -104,6 +117,7 @@ class Proxy:
         up_writer = None
         self._writers.add(writer)
         try:
+            await self._speaks.wait()
             up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.target)
             self._writers.add(up_writer)
             self.counts["connections"] += 1
@@ -131,6 +145,7 @@ class Proxy:
         fault = rng.choice(_FAULTS)
         done = 0
         while data := await source.read(_CHUNK):
+            await self._speaks.wait()
             if recorded is not None and len(recorded) < _RECORD:
                 recorded += data
             if self.faults and done + len(data) > at:

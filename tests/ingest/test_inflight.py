@@ -95,7 +95,7 @@ def test_what_is_sent_again_is_bounded_too(server: Server) -> None:
             before = server.stats().connections_total
             proxy.cut_all()
             until(lambda n=before: server.stats().connections_total > n, "a reconnect")
-            until(lambda: client._link._lost_at is None, "the end of its handshake")
+            until(lambda: client._link.session.lost_at is None, "the end of its handshake")
             assert client._link.flight.flying_bytes <= MOST
         whole = sent - sent % CAPACITY
         items.check_all(drain(server, whole), {0: whole})

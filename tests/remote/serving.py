@@ -57,7 +57,7 @@ def asking(far: Any) -> int:
     """How many requests of a client or a remote buffer are under way."""
     client = getattr(far, "_client", far)
     links = (client._link, getattr(client, "_asking", None))
-    return sum(len(link._requests) for link in links if link is not None)
+    return sum(len(link.session.requests) for link in links if link is not None)
 
 
 def sockets() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import ssl
 import struct
@@ -15,8 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contig import LazyTensorStorage, ReplayBuffer
+from contig import ConnectionClosedError, LazyTensorStorage, ReplayBuffer
 from contig.transport import RemoteReplayBuffer, Server, TcpClient, TcpTransport
+from tests.ingest.waiting import Threads, raises, until
 from tests.remote.serving import free_port
 from tests.wire.independent_client import ACCEPT, Client, make_frame
 from tests.wire.naive import Fields, frame, seal
@@ -275,7 +278,7 @@ def test_an_echo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("contig.transport.handshake._ATTEMPT_S", 0.5)
     with Listener(echo) as other:
         with pytest.raises((ValueError, TimeoutError, ConnectionError)):
-            TcpClient("127.0.0.1", other.port, ITEM)
+            TcpClient("127.0.0.1", other.port, ITEM, reconnect_s=1.0)
 
 
 def test_a_server_that_closes() -> None:
@@ -289,7 +292,7 @@ def test_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
     done = threading.Event()
     with Listener(lambda sock: done.wait(WAIT_S) and None) as other:
         with pytest.raises((TimeoutError, ConnectionError), match="in time|timed out"):
-            TcpClient("127.0.0.1", other.port, ITEM)
+            TcpClient("127.0.0.1", other.port, ITEM, reconnect_s=1.0)
         done.set()
 
 
@@ -388,6 +391,38 @@ def test_tls_moves_much(secret: Server, certificates: Certificates) -> None:
         client.wait(WAIT_S)
         reader.join(WAIT_S)
         assert [s.batch["x"][1, 2] for s in got] == [0.0] * 500 + [1.0] * 500
+
+
+def test_tls_and_the_heartbeat(certificates: Certificates) -> None:
+    """Who waits for room is not lost, for many heartbeats; a server that says nothing is."""
+    beat, count = 0.4, 300
+    transport = TcpTransport(tls=certificates.own, heartbeat_s=beat)
+    with Server(ITEM, 4, transport, num_buffers=2) as server:
+        options = {"tls": certificates.authority, "reconnect_s": 0.5}
+        client = TcpClient("127.0.0.1", server.port, ITEM, **options)
+        idle = TcpClient("127.0.0.1", server.port, ITEM, **options)
+        threads = Threads(lambda: [client.send({"x": np.full(3, n)}) for n in range(count)])
+        until(lambda: server.info().queue_depth_sum > 0, "back-pressure")
+        time.sleep(6 * beat)
+        assert server.stats().connections_total == 2 and not server.stats().rejected
+        got: list[float] = []
+        while len(got) < count:
+            sample = server.sample(timeout=20)
+            assert sample is not None
+            got += sample.batch["x"][:, 0].tolist()
+        assert got == list(range(count))
+        threads.join(20)
+        client.wait(20)
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            client.send({"x": np.zeros(3)})
+            Threads(lambda: raises(ConnectionClosedError, client.wait)).join(20)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        client.wait(20)
+        for each in (client, idle):
+            each.close()
 
 
 def test_tls_of_a_buffer(certificates: Certificates) -> None:

@@ -83,11 +83,14 @@ def run(args: argparse.Namespace) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with server:
+    try:
+        server.start()
         tables = ", ".join(args.table or ["default"])
         print(f"listening on {args.host}:{server.port} tables: {tables}", flush=True)
         while not stop.wait(0.2):
             server.check()
+    finally:
+        server.close(final=False)  # it may be started again: clients come back
     stats = server.stats()
     for buffer in server.buffers.values():
         buffer.storage.close()  # commits what is left

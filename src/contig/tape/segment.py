@@ -260,13 +260,6 @@ def opened(segment: Segment, form: Callable[[Segment], T]) -> T:
         raise
 
 
-def in_use(name: str) -> bool:
-    """Whether some process has a named segment open. This one must not."""
-    path = _path(name)
-    with _exclusive(path) as unused:
-        return not unused and path.exists()
-
-
 def reap() -> list[str]:
     """Unlinks segments whose processes are all gone; returns their names."""
     if sys.platform != "linux":

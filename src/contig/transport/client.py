@@ -5,7 +5,10 @@
     writer() .append .end_episode step by step
 
 Every call copies what it is given before it returns. Thread-safe; what one thread sends keeps its
-order.
+order. A client belongs to its process: in a forked child every call raises.
+
+A client that is dropped, or whose process ends, without `close` sends what it has for 5 seconds at
+most; what was not acked by then is counted on the log.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import secrets
 import struct
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,7 +47,8 @@ class TcpClient:
         host, port: the server.
         data_sample: an item (or, of a tape, a row), or its `Layout`; None takes the server's.
         max_inflight_msgs: frames that may be unacked before `send` waits.
-        reconnect_s: how long a call waits for a lost server before it raises; 0: never reconnect.
+        reconnect_s: how long a call waits for a lost or silent server before it raises; 0: never
+            reconnect. Making the client is such a call: it waits for a server that is not there.
         table: its name.
         token: what the server wants to be proven.
         tls: True, the path of a certificate authority (PEM), or an `ssl.SSLContext`.
@@ -62,7 +67,7 @@ class TcpClient:
         port: int,
         data_sample: Any = None,
         max_inflight_msgs: int = 32,
-        reconnect_s: float = 1.0,
+        reconnect_s: float = 30.0,
         *,
         table: str = "default",
         token: str | None = None,
@@ -99,6 +104,7 @@ class TcpClient:
             raise
         self._plan = self.layout.plan
         self._lock, self._flight = self._link.lock, self._link.flight
+        self._session = self._link.session
 
     # -- sending ------------------------------------------------------------------------------
 
@@ -113,21 +119,21 @@ class TcpClient:
         if self._tape is not None:
             self._tape.add(tree)
             return
-        link, flight = self._link, self._flight
+        session, flight = self._session, self._flight
         with self._lock:
-            if type(tree) is Built or not link.ready or flight.send(self._plan, tree):
-                self._send_otherwise(tree)
-            if flight.idle:
-                link.kick()
+            if session.ready and type(tree) is not Built and not flight.send(self._plan, tree):
+                if flight.idle:
+                    session.kick()
+                return
+        self._link.add(partial(self._put, tree))
 
-    def _send_otherwise(self, tree: Any) -> None:
-        """What is packed already, or no plain tree; or when too much is in flight."""
-        link = self._link
-        link.reserve()
+    def _put(self, tree: Any) -> None:
+        """What is packed already, or no plain tree; or when too much was in flight."""
+        outbox = self._link.outbox
         if type(tree) is Built and tree.layout == self.layout:
-            link.outbox.add_records(tree.record)
-        elif not link.outbox.pack(self._plan, tree):
-            link.outbox.add_records(self.layout.pack_one(plain_tree(tree)[0]))
+            outbox.add_records(tree.record)
+        elif not outbox.pack(self._plan, tree):
+            outbox.add_records(self.layout.pack_one(plain_tree(tree)[0]))
 
     def send_many(self, tree: Any) -> None:
         """Sends n items, ``[n, ...]`` each leaf; of a tape, n rows as `extend` takes them."""
@@ -139,11 +145,10 @@ class TcpClient:
         records = self.layout.join([as_bytes(c) for c in columns], batch[0])
         size = self.layout.record_size
         per_frame = max(min(256 << 10, self._link.frame_bytes) // size, 1)
+        outbox = self._link.outbox
         for at in range(0, batch[0], per_frame):
-            with self._lock:
-                self._link.reserve()
-                self._link.outbox.add_records(records[at * size : (at + per_frame) * size])
-                self._link.kick()
+            part = records[at * size : (at + per_frame) * size]
+            self._link.add(partial(outbox.add_records, part))
 
     def extend(self, data: Any, *, continues: bool | None = None) -> None:
         """Sends rows to a tape as `ReplayBuffer.extend` takes them."""
@@ -200,6 +205,7 @@ class TcpClient:
     def weights(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
         """The newest published weights if they are newer than a version; None if none came."""
         deadline = time.monotonic() + timeout_s
+        self._link.check()
         while True:
             # In slices: several threads may wait, and one of them asks at a time.
             left = max(deadline - time.monotonic(), 0.0)
@@ -207,8 +213,9 @@ class TcpClient:
                 wait = struct.pack("<d", min(left, _SLICE_S))
                 number = self.asking.ask(Type.GET, wait, newer_than)
                 answer: Any = self.asking.collect(number, _ANSWER_S)
-            _, version, payload = answer
-            if payload:
+            _, number, payload = answer
+            version = number - 2**64 if number >= 2**63 else number
+            if payload and version > newer_than:  # not what an interrupted call had asked for
                 break
             if left <= _SLICE_S:
                 return None
@@ -216,19 +223,19 @@ class TcpClient:
         head, record = parse_described(payload)
         layout = Layout.from_json(head["layout"])
         owned = np.frombuffer(record, np.uint8).copy()
-        signed = version - 2**64 if version >= 2**63 else version
-        return Weights(signed, unpack_weights(layout, owned))
+        return Weights(version, unpack_weights(layout, owned))
 
     @property
     def asking(self) -> Link:
         """A connection for requests, so that items that wait for room do not hold them up."""
+        link = self._link
+        link.check()
         with self._opening_asking:
             if self._asking is None:
-                link = self._link
-                link.check()
                 opening = {"producer": secrets.randbelow(2**63 - 1) + 1, "layout": None}
-                self._asking = Link(link.address, opening, link.options)
-                self._asking.begin(1, False)
+                asking = Link(link.address, opening, link.options)
+                asking.begin(1, False)
+                self._asking = asking  # whole, or not at all: a signal may come at any time
             return self._asking
 
     # -- life ---------------------------------------------------------------------------------
@@ -239,6 +246,8 @@ class TcpClient:
         Raises:
             TimeoutError, ConnectionClosedError: some items were not acked.
         """
+        if self._session.forked:
+            return  # the connection is the parent's
         try:
             self._link.close(timeout)
         finally:

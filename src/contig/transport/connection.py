@@ -18,9 +18,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from .. import _native
-from ..errors import LayoutError
+from ..errors import LayoutError, TapeBusy
 from ..layout import Layout
 from . import wire
+from .heartbeat import Heartbeat
 from .tables import Sender
 from .wire import Refused, Type
 
@@ -61,8 +62,9 @@ class Connection(asyncio.BufferedProtocol):
         self._unsettled: deque[tuple[int, int]] = deque()  # tickets, and what they stand for
         self._deadline: asyncio.TimerHandle | None = None
         self._leaving = self._choked = False
-        self.heard = time.monotonic()
-        self._socket = -1  # to read from directly; not with TLS
+        self.heard = self.spoke = time.monotonic()
+        self._heartbeat: Heartbeat | None = None
+        self.socket = -1  # to read from directly; not with TLS
         self.forgotten = False  # its memory does not count any more
 
     # -- what asyncio calls -------------------------------------------------------------------
@@ -73,7 +75,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "local")
         plain = transport.get_extra_info("sslcontext") is None
         sock = transport.get_extra_info("socket") if plain else None
-        self._socket = -1 if sock is None else sock.fileno()
+        self.socket = -1 if sock is None else sock.fileno()
         own = transport.get_extra_info("sockname")
         self.receiver.set_near(isinstance(name, tuple) and name[0] == own[0])
         self.hub.joined(self)
@@ -85,7 +87,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.receiver.received(nbytes)
         began = time.perf_counter_ns()
-        if self.table is None or self._socket < 0:
+        if self.table is None or self.socket < 0:
             self.pump()
         else:
             nbytes += self._stream()
@@ -100,6 +102,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         self._choked = False  # nobody is left to read: what was received still goes in
         self.hub.left(self)
 
@@ -114,10 +118,18 @@ class Connection(asyncio.BufferedProtocol):
         self.pump()
 
     @property
+    def _held_up(self) -> bool:
+        return self._choked or self.blocked_at is not None or self.hub.starves(self)
+
+    @property
     def _reads_on(self) -> bool:
         """Whether nothing keeps it from reading."""
-        held_up = self._choked or self.blocked_at is not None or self.hub.starves(self)
-        return not held_up and not self.transport.is_closing()
+        return not self._held_up and not self.transport.is_closing()
+
+    @property
+    def listens(self) -> bool:
+        """Whether a peer that lives would be heard, or, if it was told to go, be gone."""
+        return self._leaving or not self._held_up
 
     def _read_on(self) -> None:
         """Reads again, if no other reason to wait is left."""
@@ -153,7 +165,7 @@ class Connection(asyncio.BufferedProtocol):
             return 0
         patience = 0.0 if self.hub.any_blocked else _PATIENCE_S
         sender = Sender(self.producer, self._received)
-        taken = self.table.take_frames(self.receiver, self._socket, sender, patience)
+        taken = self.table.take_frames(self.receiver, self.socket, sender, patience)
         if taken.items:
             self.items += taken.items
             self.rows += taken.items
@@ -234,7 +246,7 @@ class Connection(asyncio.BufferedProtocol):
         self.ack = str(asked["ack"])
         seen = self.hub.opened(self, int(following or 0))
         self._acked = self._received = self._committed = seen
-        answer = {
+        answer: dict[str, Any] = {
             "kind": table.kind,
             "schema": table.schema,
             "ndim": table.ndim,
@@ -242,7 +254,10 @@ class Connection(asyncio.BufferedProtocol):
             "proof": wire.proof(token, "server", client, server),
             "max_inflight": self.hub.limits.max_bytes // 4,
         }
-        self.transport.write(wire.json_frame(Type.ACCEPT, answer))
+        if asked.get("heartbeat") is True:
+            answer["heartbeat_s"] = self.hub.heartbeat_s
+            self._heartbeat = Heartbeat(self, self.hub.heartbeat_s)
+        self.write(wire.json_frame(Type.ACCEPT, answer))
         self.receiver.max_frame = self.hub.limits.max_frame
         if self._deadline is not None:
             self._deadline.cancel()
@@ -259,7 +274,10 @@ class Connection(asyncio.BufferedProtocol):
         self._received = max(self._received, receiver.number + items)
         if self.hub.must_wait(self):
             return self._block()
-        outcome = table.accept(receiver, self.producer)
+        try:
+            outcome = table.accept(receiver, self.producer)
+        except TapeBusy:  # whoever holds the lock is stopped: as if there were no room
+            return self._block()
         self.items += outcome.items
         self.rows += outcome.rows
         self._added += outcome.items
@@ -316,6 +334,8 @@ class Connection(asyncio.BufferedProtocol):
     def _other(self, kind: int) -> None:
         payload, number = self.receiver.payload(), self.receiver.number
         self.receiver.pop()
+        if kind == Type.BEAT:
+            return  # it is there: that was noted when it came
         if kind == Type.BYE:
             assert self.table is not None
             self.table.settle()
@@ -350,6 +370,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def write(self, *parts: Any) -> None:
         if not self.transport.is_closing():
+            self.spoke = time.monotonic()
             for part in parts:
                 self.transport.write(part)
 
@@ -365,12 +386,19 @@ class Connection(asyncio.BufferedProtocol):
             self.write(*first, wire.json_frame(Type.REFUSE, content))
             self.transport.close()
 
-    def leave(self) -> None:
-        """Says goodbye, and closes."""
+    def leave(self, final: bool = True) -> None:
+        """Closes; says goodbye before, unless the server means to come back."""
         if not self._leaving:
             self._leaving = True
-            self.write(wire.frame(Type.BYE))
+            if final:
+                self.write(wire.frame(Type.BYE))
             self.transport.close()
+
+    def give_up(self, why: str) -> None:
+        """The peer is not there any more."""
+        self.hub.stats.rejected["silent"] += 1
+        log.info("gave up on %s: %s", self.peer, why)
+        self.transport.abort()
 
     def abandon(self) -> None:
         """Its client has come back on another connection."""

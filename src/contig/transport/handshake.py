@@ -13,7 +13,7 @@ from ..layout import Layout
 from . import wire
 from .wire import Type
 
-__all__ = ["Accepted", "Address", "connect"]
+__all__ = ["Accepted", "Address", "NoGreeting", "connect"]
 
 _ATTEMPT_S = 5.0
 # Between processes of one machine: what is on its way fits into caches. Left to itself the system
@@ -21,6 +21,10 @@ _ATTEMPT_S = 5.0
 _NEAR_BUFFER = 512 << 10
 _LARGEST_ACCEPT = 16 << 20
 _LARGEST_ANSWER = 1 << 36  # weights and batches; the server's own bound is for what it takes
+
+
+class NoGreeting(ConnectionClosedError):
+    """The peer closed the connection before it said what it is."""
 
 
 class Address(NamedTuple):
@@ -46,6 +50,7 @@ class Accepted(NamedTuple):
         max_frame: the largest frame the server takes.
         max_inflight: bytes of items that may be unacked.
         near: whether the server is on this machine.
+        heartbeat_s: how long neither side is silent; 0: a server that knows no heartbeat.
     """
 
     sock: socket.socket
@@ -57,6 +62,7 @@ class Accepted(NamedTuple):
     max_frame: int
     max_inflight: int
     near: bool
+    heartbeat_s: float
 
 
 def connect(address: Address, opening: dict[str, Any], timeout_s: float) -> Accepted:
@@ -91,6 +97,7 @@ def connect(address: Address, opening: dict[str, Any], timeout_s: float) -> Acce
             **opening,
             "table": address.table,
             "proof": wire.proof(token, "client", greeting.nonce, hello.nonce),
+            "heartbeat": True,
         }
         first = wire.json_frame(Type.OPEN, asked)
         if len(first) > wire.HANDSHAKE_BYTES:
@@ -117,10 +124,12 @@ def _accepted(
     """What ACCEPT says, checked."""
     kind, schema = answer.get("kind"), answer.get("schema")
     seen, ndim = answer.get("seen"), answer.get("ndim", 1)
-    most = answer.get("max_inflight")
+    most, beat = answer.get("max_inflight"), answer.get("heartbeat_s", 0)
     fits = kind in ("queue", "tape") and type(seen) is int and seen >= 0
     fits = fits and type(ndim) is int and 1 <= ndim <= 32
     fits = fits and type(most) is int and most >= 1
+    fits = fits and type(beat) in (int, float)
+    fits = fits and (beat == 0 or wire.LEAST_HEARTBEAT_S <= beat <= wire.MOST_HEARTBEAT_S)
     fits = fits and (isinstance(schema, dict) or (schema is None and kind == "tape"))
     if fits and schema is not None:
         try:
@@ -140,6 +149,7 @@ def _accepted(
         max_frame=max_frame,
         max_inflight=int(most or 1),
         near=near,
+        heartbeat_s=float(beat),
     )
 
 
@@ -185,7 +195,7 @@ def raise_refusal(answer: dict[str, Any]) -> None:
     reason, message = answer.get("reason", "?"), answer.get("message", "")
     if reason == "layout":
         raise LayoutError(message)
-    if reason in ("busy", "deadline", "internal"):
+    if reason in wire.PASSING:
         raise ConnectionClosedError(f"the server refused the connection ({reason}): {message}")
     raise ValueError(f"the server refused the connection ({reason}): {message}")
 
@@ -205,7 +215,7 @@ def _exactly(sock: socket.socket, n: int, deadline: float) -> bytes:
         if not part:
             if data and not wire.MAGIC.startswith(data[:8]):
                 break  # let the magic's check word it
-            raise ConnectionClosedError(
+            raise NoGreeting(
                 "the server closed the connection during the handshake; if it uses TLS, give tls="
             )
         data += part

@@ -96,6 +96,7 @@ class Hub:
         self.stats = HubStats()
         self.started = time.time()
         self.handshake_s = wire.HANDSHAKE_S
+        self.heartbeat_s = wire.HEARTBEAT_S
         self.board: WeightsBoard | None = None
         self.connections: dict[int, Connection] = {}
         self._service = service
@@ -424,8 +425,11 @@ class Hub:
 
     # -- the end ------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """Says goodbye to everybody, after a last attempt to take in what waits."""
+    async def close(self, final: bool = True) -> None:
+        """Closes all connections, after a last attempt to take in what waits.
+
+        Says goodbye only if it is `final`: who hears that does not come back.
+        """
         self._closing = True
         self._pump_blocked()
         orphans = [o for several in self._orphans.values() for o in several]
@@ -434,7 +438,7 @@ class Hub:
             log.warning("closed with %d items that were acked as received and found no room", lost)
             self.stats.lost_items += lost
         for connection in list(self.connections.values()):
-            connection.leave()
+            connection.leave(final)
         deadline = self.loop.time() + 1.0
         while self.connections and self.loop.time() < deadline:
             await asyncio.sleep(0.01)

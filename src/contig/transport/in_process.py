@@ -44,8 +44,8 @@ class InProcess:
         self._last: dict[str, Any] = {}
         self._stopped = False
         self._ready = threading.Event()
-        copy = socket.socket(fileno=socket.dup(listening.fileno()))
-        self._thread = threading.Thread(target=self._run, args=(copy,), name="contig-hub")
+        self._copy = socket.socket(fileno=socket.dup(listening.fileno()))
+        self._thread = threading.Thread(target=self._run, args=(self._copy,), name="contig-hub")
         self._thread.daemon = True
         self._thread.start()
         self._ready.wait()
@@ -76,6 +76,12 @@ class InProcess:
 
         self._service.submit(table, kind, work)
 
+    def fork(self) -> None:
+        """In a forked child, which has no part in this: closes its copies of the sockets."""
+        self._copy.close()
+        for connection in list(self._ingest.hub.connections.values()):
+            connection.transport.get_extra_info("socket")._sock.close()
+
     def check(self) -> None:
         if self._failure is not None:
             raise ServerError("the server's thread failed") from self._failure
@@ -99,8 +105,9 @@ class InProcess:
             self._last = asyncio.run_coroutine_threadsafe(read(), self._loop).result(5.0)
         return self._last
 
-    def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._ingest.close(), self._loop).result(5.0)
+    def stop(self, final: bool) -> None:
+        """Ends it; clients are told only if it is `final`."""
+        asyncio.run_coroutine_threadsafe(self._ingest.close(final), self._loop).result(5.0)
         self.stats()
         self._stopped = True
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -4,7 +4,7 @@ It is started by a Server with a control socket as its one argument, and ends wh
 first line on it is the configuration; then JSON lines go both ways:
 
     learner -> ingest   {"op": "stats", "id": 1} {"op": "board", "name": ...} {"op": "published"}
-                        {"op": "stop"}
+                        {"op": "stop", "final": true}
     ingest -> learner   {"op": "ready"} {"op": "stats", "id": 1, ...} {"op": "failed", "error": ...}
 
 Requests to sample go to the learner's process and back over a second socket, as they came.
@@ -62,6 +62,7 @@ class Ingest:
         limits = Limits(**config["limits"])
         self.hub = Hub(loop, tables, config["token"], limits, service)
         self.hub.handshake_s = config["handshake_s"]
+        self.hub.heartbeat_s = config["heartbeat_s"]
         self._listeners: list[Any] = []
 
     async def listen(self, listening: socket.socket) -> None:
@@ -85,20 +86,28 @@ class Ingest:
             host, port = self.config["metrics"]
             self._listeners.append(await page.listen(host, port, context if guarded else None))
 
-    async def close(self) -> None:
+    async def close(self, final: bool) -> None:
         for listener in self._listeners:
             listener.close()
-        await self.hub.close()
+        await self.hub.close(final)
+
+
+# For a table's lock, which the loop waits for: whoever holds it for longer may be stopped, and is
+# waited for as for room.
+_LOCK_S = 0.05
 
 
 def _table(config: dict[str, Any]) -> Table:
     if config["kind"] == "queue":
-        return QueueTable(BatchQueue.attach(config["name"]))
+        queue = BatchQueue.attach(config["name"])
+        queue.native.lock_timeout_s = _LOCK_S
+        return QueueTable(queue)
     storage: Storage
     if config["name"] is not None:
         storage = SharedStorage.attach(config["name"], config["ndim"])
     else:
         storage = storage_of_fd(config["fd"], config["ndim"])
+    storage.tape.lock_timeout_s = _LOCK_S
     storage.bind_keys(*(tuple(k) if isinstance(k, list) else k for k in config["keys"]))
     limiter = config["limiter"]
     return TapeTable(storage, None if limiter is None else RateLimiter(**limiter))
@@ -139,6 +148,7 @@ async def _serve(control: socket.socket) -> None:
         hub.board = WeightsBoard.attach(config["board"])
     await ingest.listen(socket.socket(fileno=config["listening"]))
     say(op="ready")
+    final = False  # a learner that is gone without a word will be started again
     while line := await reader.readline():
         asked = json.loads(line)
         if asked["op"] == "stats":
@@ -149,10 +159,11 @@ async def _serve(control: socket.socket) -> None:
         elif asked["op"] == "published":
             hub.published()
         elif asked["op"] == "stop":
+            final = asked["final"]
             break
     answering.cancel()
     watching.cancel()
-    await ingest.close()
+    await ingest.close(final)
     say(op="stopped", stats=hub_stats(hub))
     await writer.drain()
 

@@ -177,10 +177,11 @@ class IngestProcess:
                 self._arrived.wait(min(left, 0.1))
             return dict(self._answers.pop(asked))
 
-    def stop(self) -> None:
+    def stop(self, final: bool) -> None:
+        """Ends it; clients are told only if it is `final`."""
         self._stopping = True
         with self._starting:
-            self._send({"op": "stop"})
+            self._send({"op": "stop", "final": final})
             try:
                 self._process.wait(_STOP_S)
             except subprocess.TimeoutExpired:

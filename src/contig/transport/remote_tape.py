@@ -7,6 +7,7 @@ code goes to the link's outbox.
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,8 @@ _RULES = (0, wire.GOES_ON, wire.TOLD)  # tape/writer.py: new, if open, told
 
 
 class RemoteTape:
-    """What a Writer needs of a storage, over a link. Thread-safe: the link's lock is held around
-    each call."""
-
-    capacity = 1 << 62
+    """Rows for a tape far away, over a link. Thread-safe: the link's lock is held around each
+    append."""
 
     def __init__(self, link: Link, schema: dict[str, Any] | None, producer: int) -> None:
         if schema is None:
@@ -36,10 +35,9 @@ class RemoteTape:
                 "storage an example"
             )
         self.schema = Schema.from_bytes(json.dumps(schema).encode())
-        self.link = link
-        self.ndim = link.ndim
+        self._link = link
         self._ids = producer
-        self._writer = Writer(self)  # type: ignore[arg-type]
+        self._writer = Writer(_Rows(link, self.schema))  # type: ignore[arg-type]
 
     def next_id(self) -> int:
         """A trajectory id that nobody else has."""
@@ -47,34 +45,33 @@ class RemoteTape:
         return self._ids
 
     def add(self, tree: Any) -> None:
-        with self.link.lock:
-            self.link.reserve()
-            self._writer.add(tree)
-            self.link.kick()
+        self._link.add(partial(self._writer.add, tree))
 
     def extend(self, data: Any, continues: bool | None = None) -> None:
-        with self.link.lock:
-            self.link.reserve()
-            self._writer.extend(data, continues)
-            self.link.kick()
+        self._link.add(partial(self._writer.extend, data, continues))
 
     def extend_trajectory(self, data: Any, **end: Any) -> None:
-        with self.link.lock:
-            self.link.reserve()
-            self._writer.extend_trajectory(data, **end)
-            self.link.kick()
+        self._link.add(partial(self._writer.extend_trajectory, data, **end))
 
-    def send_part(self, record: Array, flags: int, traj_id: int, version: int) -> None:
+    def send_part(
+        self, record: Array, flags: int, traj_id: int, version: int, wait: bool = True
+    ) -> None:
         """Rows of one trajectory, packed; for a StreamWriter."""
-        with self.link.lock:
-            self.link.reserve()
-            self.link.outbox.add_run(record, flags, traj_id, version, 0, True)
-            self.link.kick()
+        add = self._link.add if wait else self._link.add_now
+        add(partial(self._link.outbox.add_run, record, flags, traj_id, version, 0, True))
 
-    # -- what a Writer asks of a storage ------------------------------------------------------
+
+class _Rows:
+    """What a Writer asks of a storage. Apart from the tape, so that no cycle keeps a link alive."""
+
+    capacity = 1 << 62
+
+    def __init__(self, link: Link, schema: Schema) -> None:
+        self.link, self.schema = link, schema
+        self.ndim = link.ndim
 
     def check_open(self) -> None:
-        if self.link._closing:
+        if self.link.session.closing:
             raise ClosedError("this client is closed")
 
     def native_writer(self, schema: Schema) -> _Runs:
@@ -87,15 +84,15 @@ class _Runs:
     id = 0
     last_rows = 0
 
-    def __init__(self, tape: RemoteTape) -> None:
-        self._tape = tape
-        self._layout = tape.schema.layout
+    def __init__(self, rows: _Rows) -> None:
+        self._link = rows.link
+        self._layout = rows.schema.layout
 
     def orphan(self, orphans: list[Any]) -> None:
         """Nothing was open before."""
 
     def add(self, plan: Any, tree: Any) -> int:
-        outbox = self._tape.link.outbox
+        outbox = self._link.outbox
         flags = wire.MARKED | wire.GOES_ON
         return 0 if outbox.pack_row(plan, tree, flags, -1, -1, 1) else -1
 
@@ -123,10 +120,10 @@ class _Runs:
 
     def _add(self, columns: list[Any], rows: int, *told: Any) -> None:
         size = self._layout.record_size
-        most = self._tape.link.max_frame - wire.HEADER_BYTES - 32
+        most = self._link.max_frame - wire.HEADER_BYTES - 32
         if rows * size > most:
             raise LayoutError(
                 f"{rows} rows of {size} bytes are more than the server's largest frame "
                 f"({most} bytes): send fewer at a time, or raise TcpTransport(max_frame=)"
             )
-        self._tape.link.outbox.add_columns(columns, self._layout.table, rows, *told)
+        self._link.outbox.add_columns(columns, self._layout.table, rows, *told)

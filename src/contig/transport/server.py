@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import ipaddress
-import json
 import os
 import socket
 import sys
@@ -22,8 +21,6 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..convert import plain_tree
 from ..errors import ClosedError, ServerError
 from ..layout import Layout
@@ -31,6 +28,8 @@ from ..replay import ReplayBuffer
 from ..tape import BatchQueue, SharedStorage
 from ..tape.disk import DiskStorage
 from ..tape.segment import Segment
+from . import lifetime
+from .announce import announce, say_closed
 from .board import WeightsBoard
 from .disk_table import DiskTable
 from .hub import Limits
@@ -40,7 +39,7 @@ from .metrics import table_stats
 from .process import IngestProcess
 from .service import SampleService
 from .tables import QueueTable, Table, TapeTable
-from .wire import HANDSHAKE_S
+from .wire import HANDSHAKE_S, HEARTBEAT_S, LEAST_HEARTBEAT_S, MOST_HEARTBEAT_S
 
 __all__ = ["Server", "TcpTransport"]
 
@@ -60,6 +59,8 @@ class TcpTransport(NamedTuple):
             machines can reach it, it needs `tls`, and readers send the token (Bearer).
         max_frame, max_bytes: bounds of one frame, and of everything received and not yet taken in.
         max_restarts: how often the ingest process is started again if it dies.
+        heartbeat_s: clients and server take each other for lost when nothing was heard for so long;
+            each says something every third of it.
         in_process: hold the sockets in a thread of this process, for debugging. Tables on disk are
             always served like that; `contig serve --disk` does it in a process of its own.
     """
@@ -73,6 +74,7 @@ class TcpTransport(NamedTuple):
     max_bytes: int = Limits().max_bytes
     max_restarts: int = 0
     in_process: bool = False
+    heartbeat_s: float = HEARTBEAT_S
 
     def check(self) -> None:
         """Raises ValueError for what would be unsafe or cannot work."""
@@ -90,6 +92,11 @@ class TcpTransport(NamedTuple):
             raise ValueError(
                 f"metrics_port: on host {self.host!r} readers of /metrics would send the token for "
                 'all to see: give tls, or bind "127.0.0.1"'
+            )
+        if not LEAST_HEARTBEAT_S <= self.heartbeat_s <= MOST_HEARTBEAT_S:
+            raise ValueError(
+                f"heartbeat_s: seconds, {LEAST_HEARTBEAT_S} to {MOST_HEARTBEAT_S}, got "
+                f"{self.heartbeat_s}"
             )
         if not 1024 <= self.max_frame <= self.max_bytes // 2:
             raise ValueError(
@@ -177,7 +184,8 @@ class Server:
         self._closed = self._ending = self._flush = self._shown = False
         self._publishing = threading.Lock()
         if sys.platform == "linux":
-            self._info = _announce(self.name, self._describe())
+            self._info = announce(self.name, self._describe())
+        _servers.add(self)
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -208,7 +216,6 @@ class Server:
         self._port = int(self._listening.getsockname()[1])
         self._shown = self._board is not None
         self._unfeed = [b.feed(self.check) for b in self._buffers.values()]
-        _running.add(self)
         return self
 
     @property
@@ -223,17 +230,21 @@ class Server:
             raise ServerError("the server is not started: it has no port yet")
         return self._port
 
-    def close(self, flush: bool = False) -> None:
+    def close(self, flush: bool = False, *, final: bool = True) -> None:
         """Says goodbye to clients and stops taking items in.
 
         Complete batches are still delivered by `sample`, then None; with `flush` the last,
-        incomplete one too.
+        incomplete one too. With `final=False` nothing is said: connections are closed, and clients
+        try to come back for their `reconnect_s`, which is right before a restart. Leaving ``with
+        Server(...)`` by an exception, and the end of the process, are not final either.
+
+        In a forked child it does nothing: the server is its parent's.
         """
-        if self._ending:
+        if self._ending or self._pid != os.getpid():
             return
         self._ending, self._flush = True, flush
         if self._ingest is not None:
-            self._ingest.stop()
+            self._ingest.stop(final)
         self._closed = True  # only now: until here items may come in
         for end in self._unfeed:
             end()  # so that remote samples that wait for rows give up
@@ -247,14 +258,23 @@ class Server:
         if self._board is not None:
             self._board.close()
         if self._info is not None:
-            self._info.control[16] = 1  # for those that have it mapped
+            say_closed(self._info)
+            self._info.close()
+
+    def _fork(self) -> None:
+        """In a forked child: the port and the sign of life are the parent's."""
+        if self._listening is not None:
+            self._listening.close()
+        if isinstance(self._ingest, InProcess):
+            self._ingest.fork()
+        if self._info is not None:
             self._info.close()
 
     def __enter__(self) -> Server:
         return self.start()
 
-    def __exit__(self, *exc: Any) -> None:
-        self.close()
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.close(final=kind is None)
 
     def check(self) -> None:
         """Raises ServerError if the ingest process died."""
@@ -416,61 +436,33 @@ class Server:
             "tls": t.tls,
             "limits": limits._asdict(),
             "handshake_s": HANDSHAKE_S,
+            "heartbeat_s": t.heartbeat_s,
             "metrics": None if t.metrics_port is None else [t.host, t.metrics_port],
             "metrics_guarded": not _is_local(t.host),
             "board": None if self._board is None else f"{self.name}.weights",
         }
 
 
-_running: weakref.WeakSet[Server] = weakref.WeakSet()
+_servers: weakref.WeakSet[Server] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
     """Ends the threads of servers that nobody closed, while there still is an interpreter."""
-    for server in list(_running):
-        if server._pid == os.getpid():  # a forked child has no part in its parent's
-            server.close()
+    lifetime.flush_all()  # clients of the same process come first
+    for server in list(_servers):
+        server.close(final=False)
+
+
+def _forked() -> None:
+    for server in list(_servers):
+        server._fork()
+    _servers.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _json_key(key: Any) -> Any:
     return list(key) if isinstance(key, tuple) else key
-
-
-_INFO_MAGIC = 0x31766573_67746E63  # "cntgsev1"
-
-
-def _announce(name: str, tables: dict[str, Any]) -> Segment:
-    """A named segment that says how to attach to a server's tables."""
-    text = json.dumps({"tables": tables}).encode()
-    nbytes = 64 + len(text)
-
-    def form(memory: np.ndarray[Any, Any]) -> None:
-        memory[64:] = np.frombuffer(text, np.uint8)
-        memory[:64].view(np.uint64)[[0, 1, 6]] = (_INFO_MAGIC, 1, nbytes)
-
-    segment, created = Segment.named(name, nbytes, form, nbytes)
-    if not created:
-        segment.close()
-        raise FileExistsError(f"a server named {name!r} is running; choose another name")
-    return segment
-
-
-def find_server(name: str) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
-    """The tables of a server of this host, by its name; and memory for `server_closed`."""
-    try:
-        segment = Segment.attach(name)
-    except FileNotFoundError:
-        raise ConnectionRefusedError(f"no contig server named {name!r} runs on this host") from None
-    try:
-        if int(segment.control[:8].view(np.uint64)[0]) != _INFO_MAGIC:
-            raise ValueError(f"{name!r} is no contig server (magic)")
-        tables = dict(json.loads(segment.control[64:].tobytes())["tables"])
-        return tables, segment.control
-    finally:
-        segment.close()
-
-
-def server_closed(memory: np.ndarray[Any, Any]) -> bool:
-    """Whether the server was closed since it was found."""
-    return bool(memory[16])

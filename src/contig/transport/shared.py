@@ -2,6 +2,9 @@
 
 Items are appended straight to the server's shared memory: no socket, no copy in between, no ack to
 wait for. What was appended is committed; a client killed in the middle of it leaves nothing.
+
+Nobody tells a client that the server's process was killed, so it looks: before an append that comes
+0.1 s or 256 appends after the last look. That many, at most, go to a server that is dead.
 """
 
 from __future__ import annotations
@@ -26,15 +29,15 @@ from ..errors import (
 from ..layout import Layout, as_bytes
 from ..sample import RateLimiter
 from ..tape import BatchQueue, SharedStorage, Writer
-from ..tape.segment import in_use
+from .announce import FoundServer
 from .board import Weights, WeightsBoard
-from .server import find_server, server_closed
 from .stream import StreamWriter
 
 __all__ = ["SharedClient"]
 
 _SLICE_S = 0.1
 _PATIENCE_S = 0.01
+_LOOK_S, _LOOK_EVERY = 0.1, 256
 
 
 class SharedClient:
@@ -63,10 +66,13 @@ class SharedClient:
             raise OSError("SharedClient needs shared memory between processes: Linux only")
         if on_full not in ("block", "raise"):
             raise ValueError(f'on_full {on_full!r}: "block" or "raise"')
-        tables, self._server_memory = find_server(server)
+        self._found = FoundServer(server)
+        tables = self._found.tables
         if table not in tables:
             raise ValueError(f"no table {table!r}; the server has: {', '.join(sorted(tables))}")
         self._server = server
+        self._said = self._found.said_closed
+        self._look_at, self._unlooked = time.monotonic() + _LOOK_S, 0
         self._on_full, self._timeout_s = on_full, send_timeout_s
         # For room, before it is worth a look whether the server is still there.
         self._patience_s = _PATIENCE_S if on_full == "block" and send_timeout_s is None else 0.0
@@ -143,9 +149,9 @@ class SharedClient:
                 return
             self.blocked += not counted
             counted = True
-            if queue.native.closed or not in_use(self._server):
+            if queue.native.closed:
                 self._gone = True
-                raise ConnectionClosedError("the server was closed, or its process died")
+            self._check_server()
             if self._on_full == "raise":
                 raise OverloadError("the server's queue is full: nobody samples")
             left = _SLICE_S if deadline is None else deadline - time.monotonic()
@@ -173,8 +179,7 @@ class SharedClient:
             raise ClosedError("this client is closed")
         if self._storage is None:
             raise TypeError("this table is a queue of single items: use send")
-        if server_closed(self._server_memory):
-            raise ConnectionClosedError("the server was closed")
+        self._look()
         if self._limiter is not None and rows:
             try:
                 self._limiter.await_insert(self._storage, rows, self._check_server)
@@ -185,37 +190,64 @@ class SharedClient:
                 ) from error
         return self._storage.default_writer
 
+    def _look(self) -> None:
+        """Raises if the server is gone. Before each append, so most of the time it only counts."""
+        self._unlooked += 1
+        if self._unlooked >= _LOOK_EVERY or self._said[0] or time.monotonic() >= self._look_at:
+            self._check_server()
+
     def _check_server(self) -> None:
-        if server_closed(self._server_memory) or not in_use(self._server):
+        self._unlooked, self._look_at = 0, time.monotonic() + _LOOK_S
+        if self._gone or self._found.gone:
+            self._gone, self._look_at = True, 0.0  # for good
+            self._let_go()  # of names that the next server may want
             raise ConnectionClosedError("the server was closed, or its process died")
 
     def _open_queue(self) -> BatchQueue:
         if self._closed:
             raise ClosedError("this client is closed")
         assert self._queue is not None
-        if self._gone or self._queue.native.closed:
-            raise ConnectionClosedError("the server was closed")
+        if self._queue.native.closed:
+            self._gone = True
+            self._check_server()
+        self._look()
         return self._queue
 
     def wait(self, timeout: float | None = None) -> None:
-        """Returns at once: what was sent is committed."""
+        """Returns at once: what was sent is committed. Raises if the server is gone."""
+        if not self._closed:
+            self._check_server()
 
     # -- weights and life ---------------------------------------------------------------------
 
     def weights(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
         """The newest published weights if they are newer than a version; None if none came."""
         deadline = time.monotonic() + timeout_s
+        if self._gone:
+            self._check_server()
         while self._board is None:
             try:
                 self._board = WeightsBoard.attach(f"{self._server}.weights")
             except FileNotFoundError:
+                self._look()
                 if time.monotonic() >= deadline:
                     return None
                 time.sleep(0.005)
-        return self._board.read(newer_than, max(deadline - time.monotonic(), 0.0))
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            newest = self._board.read(newer_than, min(left, _SLICE_S))
+            if newest is not None:
+                return newest
+            self._look()  # there may be nobody left to publish
+            if left <= _SLICE_S:
+                return None
 
     def close(self, timeout: float | None = None) -> None:
         self._closed = True
+        self._let_go()
+        self._found.close()
+
+    def _let_go(self) -> None:
         for part in (self._queue, self._storage, self._board):
             if part is not None:
                 part.close()
@@ -244,9 +276,14 @@ class _SharedTape:
         return self._ids
 
     def send_part(
-        self, record: np.ndarray[Any, Any], flags: int, traj_id: int, version: int
+        self,
+        record: np.ndarray[Any, Any],
+        flags: int,
+        traj_id: int,
+        version: int,
+        wait: bool = True,
     ) -> None:
-        self._client._insert(1)
+        self._client._insert(1 if wait else 0)
         self._native.append_part(record, flags, traj_id, version)
 
 

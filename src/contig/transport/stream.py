@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,9 +12,11 @@ from ..errors import LayoutError
 from ..layout import as_bytes
 from ..tape.boundaries import fill_flags
 from ..tape.schema import Schema
-from . import wire
+from . import lifetime, wire
 
 __all__ = ["StepTarget", "StreamWriter"]
+
+log = logging.getLogger("contig.transport")
 
 Array = np.ndarray[Any, Any]
 
@@ -26,15 +29,18 @@ class StepTarget(Protocol):
     def next_id(self) -> int:
         """A trajectory id that nobody else has."""
 
-    def send_part(self, record: Array, flags: int, traj_id: int, version: int) -> None:
-        """Packed rows of one trajectory; flags as on the wire."""
+    def send_part(
+        self, record: Array, flags: int, traj_id: int, version: int, wait: bool = True
+    ) -> None:
+        """Packed rows of one trajectory; flags as on the wire. `wait`: until there is room."""
 
 
 class StreamWriter:
     """Sends a trajectory step by step. For one thread.
 
     The newest step stays here until the next one comes or the episode ends, because the end is a
-    mark of the last step.
+    mark of the last step. It goes out with `close`, and when the writer is dropped or the process
+    ends; after its client was closed it cannot, and that is said on the log.
     """
 
     def __init__(self, tape: StepTarget) -> None:
@@ -42,6 +48,7 @@ class StreamWriter:
         self._held: tuple[Array, int] | None = None
         self._traj_id: int | None = None
         self._began = False
+        lifetime.watch_steps(self)
 
     def append(self, step: Any, *, policy_version: int | None = None) -> None:
         """One step of the current trajectory; the first one begins it.
@@ -91,6 +98,20 @@ class StreamWriter:
         self._flush(0)
         self._held = None
 
+    def send_held(self) -> None:
+        """At the process's end: the step that is held, whether or not there is room."""
+        try:
+            self._flush(0, wait=False)
+        except Exception as error:
+            log.warning("the newest step of a StreamWriter was not sent: %s", error)
+        self._held = None
+
+    __del__ = send_held
+
+    def forget(self) -> None:
+        """In a forked child: what is held is the parent's to send."""
+        self._held, self._traj_id, self._began = None, None, False
+
     def __enter__(self) -> StreamWriter:
         return self
 
@@ -110,12 +131,12 @@ class StreamWriter:
         fill_flags(schema.layout, schema.boundaries.flags, filled)
         return schema.layout.join([as_bytes(c) for c in filled], 1)
 
-    def _flush(self, end: int) -> None:
+    def _flush(self, end: int, wait: bool = True) -> None:
         if self._held is None or self._traj_id is None:
             return
         record, version = self._held
         flags = end | (0 if self._began else wire.BEGINS)
-        self._tape.send_part(record, flags, self._traj_id, version)
+        self._tape.send_part(record, flags, self._traj_id, version, wait)
         self._began = True
 
 

@@ -23,6 +23,8 @@ VERSION = 1
 HELLO_BYTES, GREETING_BYTES = 48, 64
 HANDSHAKE_BYTES = 256 << 10  # the largest OPEN: a layout of some thousand leaves
 HANDSHAKE_S = 5.0
+HEARTBEAT_S = 10.0  # of silence, after which a peer is lost
+LEAST_HEARTBEAT_S, MOST_HEARTBEAT_S = 0.05, 86400.0
 MAX_REQUESTS = 64  # of one connection, not yet answered
 MAX_REQUEST_BYTES = 8 << 20  # of their payloads, if there is more than one
 HEADER_BYTES = _native.FRAME_HEADER
@@ -32,6 +34,9 @@ _TLS_RECORDS = (b"\x15", b"\x16")  # an alert, a handshake
 # Flags of a run of items; native/frame.h.
 BEGINS, TERMINATED, TRUNCATED, MARKED, GOES_ON, TOLD = 1, 2, 4, 16, 32, 64
 
+# A server that says so will be there again: what came of a bad moment, not of the client.
+PASSING = ("busy", "deadline", "stalled", "internal")
+
 ACK_LEVELS = ("received", "committed", "durable")
 
 
@@ -39,7 +44,7 @@ class Type:
     """Types of frames."""
 
     OPEN, ACCEPT, REFUSE, ITEMS, ACK, BYE, GET, WEIGHTS = range(1, 9)
-    SAMPLE, BATCH, PRIORITY, STATS, REPLY = range(9, 14)
+    SAMPLE, BATCH, PRIORITY, STATS, REPLY, BEAT = range(9, 15)
 
 
 class Refused(Exception):

@@ -1,0 +1,29 @@
+"""Ctrl-C while a client waits: the threads that share it go on, and nothing is lost or twice."""
+
+from __future__ import annotations
+
+from contig import Server, TcpTransport
+from tests.ingest import items
+from tests.ingest.actors import Actor
+from tests.ingest.waiting import Threads
+
+
+def test_interrupts_leave_a_client_whole() -> None:
+    got: list[tuple[int, int]] = []
+    with Server(items.example(), 2, TcpTransport(), num_buffers=2) as server:
+        with Actor("interrupted", port=server.port, interrupts=1500) as actor:
+
+            def consume() -> None:
+                for sample in server.dataset_iter():
+                    got.extend(items.read(sample.batch))
+
+            consumer = Threads(consume)
+            told = actor.hear(100)
+            assert actor.wait(30) == 0, actor.errors()
+        assert not told["failed"] and told["caught"] > 100, told
+        server.close(flush=True)
+        consumer.join(20)
+    for who in (1, 2):  # those that nobody interrupted
+        assert [n for w, n in got if w == who] == list(range(told["sent"][who]))
+    mine = [n for w, n in got if w == 0]
+    assert mine == sorted(set(mine)) and set(mine) <= set(range(told["sent"][0]))
