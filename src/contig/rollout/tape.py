@@ -15,6 +15,14 @@ __all__ = ["write_trajectories"]
 
 def write_trajectories(leaves: dict[str, Any], buffer: Any, continues: bool) -> Any:
     """Appends ``[T, N, ...]`` tensors to a buffer as N lanes of T rows. Returns seqs."""
+    # One number per row is a scalar on the tape.
+    for node, key in (
+        (leaves, "value"),
+        (leaves, "action_log_prob"),
+        *((leaves["next"], key) for key in ("reward", "done", "terminated", "truncated")),
+    ):
+        if key in node and node[key].shape[2] == 1:
+            node[key] = node[key].squeeze(2)
     tree = {key: _lanes(plain_tree(value)[0]) for key, value in leaves.items()}
     return buffer.extend(Batch.from_tree(tree, 2), continues=continues)
 
