@@ -80,6 +80,10 @@ class Deck:
             else:
                 mine[env, :rows] = to_torch(np.ascontiguousarray(array))
 
+    def slot_of(self, env: int, rows: int) -> dict[str, Tensor]:
+        """The first frames of a slot, by field; views."""
+        return {name: field[env, :rows] for name, field in self.fields.items()}
+
     def _grow(self, rows: int) -> None:
         for name, old in self.fields.items():
             new = old.new_zeros((self.num_envs, rows, *old.shape[2:]))

@@ -26,7 +26,15 @@ from ..errors import LayoutError
 from ..tape.disk import files
 from ..trajectory.unpickle import load_arrays
 
-__all__ = ["Frames", "canonical", "frame_range", "load_frames", "save_frames"]
+__all__ = [
+    "Frames",
+    "canonical",
+    "frame_range",
+    "load_frames",
+    "must_be_finite",
+    "save_frames",
+    "with_flags",
+]
 
 Array = np.ndarray[Any, Any]
 Frames = dict[str, Array]
@@ -160,3 +168,29 @@ def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     if dtype.hasobject:
         raise ValueError("an array of objects is in it, which would need pickle")
     return shape, fortran, dtype, math.prod(shape) * dtype.itemsize
+
+
+def with_flags(frames: Frames) -> Frames:
+    """Frames with flags, as bool ``[n]``, and rewards ``[n]``."""
+    rows = len(frames["observation"])
+    out = dict(frames)
+    for flag in ("done", "timeout"):
+        given = frames.get(flag)
+        if given is None:
+            out[flag] = np.zeros(rows, bool)
+        elif given.dtype != bool or given.ndim != 1:
+            out[flag] = given.reshape(rows, -1)[:, 0] != 0
+    if out["reward"].ndim == 2 and out["reward"].shape[1] == 1:
+        out["reward"] = out["reward"][:, 0]
+    return out
+
+
+def must_be_finite(frames: Frames, env: int, start: int, where: str) -> None:
+    for name, array in frames.items():
+        if array.dtype.kind == "f":
+            bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(1))
+            if len(bad):
+                raise ValueError(
+                    f"{where}: {name} is not finite at frame {start + int(bad[0])}, which env "
+                    f"{env} was to read; leave the trajectory out, or check_finite=False"
+                )
