@@ -23,6 +23,7 @@ __all__ = [
     "flat_shape",
     "is_tensordict",
     "leaves",
+    "no_marks",
     "read",
     "tensors",
     "write",
@@ -149,9 +150,14 @@ def flat_shape(data: Any, marks: Sequence[Path]) -> tuple[int, ...]:
             # [N, 1] is the form of flags in TensorDicts; nobody gives ids so.
             flag = path[:1] != ("collector",) and len(shape) > 1 and shape[-1] == 1
             return shape[:-1] if flag else shape
+    raise no_marks(data, marks)
+
+
+def no_marks(data: Any, marks: Sequence[Path]) -> KeyError:
+    """The error where none of some per-row leaves is there."""
     known = ", ".join(show_path(p) for p in leaves(data))
     looked = ", ".join(show_path(p) for p in marks)
-    raise KeyError(
+    return KeyError(
         f"no leaf says which rows belong together: looked for {looked}; there are {known}"
     )
 
