@@ -165,7 +165,7 @@ def split_trajectories(
             out[path] = taken.masked_fill(~_like(mask, None, {path: taken}).reshape(shape), 0)
         else:
             out[path] = np.where(mask.reshape(shape), taken, np.zeros((), taken.dtype))
-    places = [("mask",)] if under is None else [(*under, "mask")]
+    places: list[Path] = [("mask",)] if under is None else [(*under, "mask")]
     if under is None and any(p[0] == "collector" for p in columns):
         places.append(MASK)
     for path in places:
