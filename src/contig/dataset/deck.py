@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..convert import to_torch
+from ..convert import as_array, to_torch
 from ..errors import LayoutError
 from .frames import Frames
 
@@ -46,8 +46,8 @@ class Deck:
         self._host: dict[str, np.ndarray[Any, Any]] = {}
         self._rows: dict[str, np.ndarray[Any, Any]] = {}
         if self.device.type == "cpu":
-            self._host = {name: field.numpy() for name, field in self.fields.items()}
-            self._rows = {name: field.numpy() for name, field in self._flat.items()}
+            self._host = {name: as_array(field) for name, field in self.fields.items()}
+            self._rows = {name: as_array(field) for name, field in self._flat.items()}
 
     def put(self, env: int, frames: Frames, where: str) -> None:
         """Fills one slot.
@@ -103,6 +103,6 @@ class Deck:
             out = flat.new_empty((len(index), *flat.shape[1:]))
         if self._rows:
             # One thread: torch's wait for each other, which takes longer than so small a gather.
-            np.take(self._rows[name], index.numpy(), 0, out.numpy(), "clip")
+            np.take(self._rows[name], index.numpy(), 0, as_array(out), "clip")
             return out
         return torch.index_select(flat, 0, index, out=out)

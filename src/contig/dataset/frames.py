@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native
-from ..convert import as_array
+from ..convert import as_array, is_number, numpy_dtype
 from ..errors import LayoutError
 from ..tape.disk import files
 from ..trajectory.unpickle import load_arrays
@@ -59,6 +59,7 @@ _DAMAGED: tuple[type[Exception], ...] = (
     EOFError,
     NotImplementedError,  # zipfile's, of a damaged directory
 )
+_BFLOAT16 = np.dtype("V2")  # as numpy itself saves it
 _RANGE = re.compile(r"traj_(\d+)_(\d+)\.[^.]+")
 
 
@@ -90,7 +91,9 @@ def canonical(data: dict[str, Any]) -> Frames:
 def save_frames(path: Path, frames: Frames) -> None:
     """Writes an `.npz` that is complete before it is visible, and on the disk after this."""
     out = io.BytesIO()
-    np.savez(out, allow_pickle=False, **frames)
+    # The format has no name for bfloat16: its bytes.
+    plain = {k: v.view(_BFLOAT16) if v.dtype.name == "bfloat16" else v for k, v in frames.items()}
+    np.savez(out, allow_pickle=False, **plain)
     files.write_new(path, out.getvalue())
 
 
@@ -108,6 +111,9 @@ def load_frames(path: str | Path) -> Frames:
     if not isinstance(data, dict):
         raise LayoutError(f"{path}: expected a dict of arrays, got {type(data).__name__}")
     frames = canonical(data)
+    for name, array in frames.items():
+        if array.dtype == _BFLOAT16:
+            frames[name] = array.view(numpy_dtype("bfloat16"))
     start, end = frame_range(os.path.basename(path))
     for name, array in frames.items():
         if array.ndim < 1 or array.shape[0] != end - start:
@@ -115,7 +121,7 @@ def load_frames(path: str | Path) -> Frames:
                 f"{path}: {name} has shape {list(array.shape)}, expected {end - start} frames "
                 "first, as the file's name says"
             )
-        if array.dtype.kind not in "biuf":
+        if not is_number(array.dtype):
             raise LayoutError(f"{path}: {name} is {array.dtype}, expected numbers")
     return frames
 
@@ -187,7 +193,7 @@ def with_flags(frames: Frames) -> Frames:
 
 def must_be_finite(frames: Frames, env: int, start: int, where: str) -> None:
     for name, array in frames.items():
-        if array.dtype.kind == "f":
+        if array.dtype.kind not in "biu":
             bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(1))
             if len(bad):
                 raise ValueError(

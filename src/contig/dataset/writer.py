@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..convert import is_number
 from ..errors import ClosedError, LayoutError
 from ..tape.disk import files
 from .codecs import check_codec, encode
@@ -150,8 +151,8 @@ class RolloutWriter:
                 raise LayoutError(
                     f"{name}: shape {list(array.shape)}, expected [{count or 'at least 1'}, ...]"
                 )
-            if array.dtype.kind not in "biuf":
-                raise LayoutError(f"{name}: {array.dtype}, expected numbers")
+            if not is_number(array.dtype) or array.dtype.name.startswith("float8"):
+                raise LayoutError(f"{name}: {array.dtype}, expected numbers that .npz files hold")
         if self._segments:
             width = sum(math.prod(shape) for shape in self._segments.values())
             if frames["observation"].shape[1:] != (width,):

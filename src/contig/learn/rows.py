@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..batch import Batch
-from ..convert import as_array, to_torch
+from ..convert import as_array, refuse_non_tensor, to_torch
 from ..tree import Nested, Path, show_path
 from .steps import Array, is_tensor
 
@@ -61,8 +61,16 @@ def read(data: Any, path: Path) -> Any:
     return node
 
 
-def leaves(data: Any) -> dict[Path, Any]:
-    """All leaves by path."""
+def leaves(data: Any, *, whole: bool = False) -> dict[Path, Any]:
+    """All leaves by path.
+
+    Args:
+        whole: something new is made of all of them, in which what a TensorDict has besides tensors
+            would be missing.
+
+    Raises:
+        ValueError: there is such a thing, and `whole`.
+    """
     _check(data)
     if isinstance(data, Batch):
         return {p: data[p] for p in data.layout.by_path}
@@ -70,6 +78,8 @@ def leaves(data: Any) -> dict[Path, Any]:
 
     def walk(node: Any, path: Path) -> None:
         for key, child in node.items():
+            if whole:
+                refuse_non_tensor(child, (*path, key))
             if isinstance(child, Mapping) or is_tensordict(child):
                 walk(child, (*path, key))
             else:

@@ -46,7 +46,7 @@ def _flat(
     if named is not None and read(data, named) is None:
         raise no_marks(data, [named])
     shape = flat_shape(data, _MARKS if named is None else (named,))
-    columns = leaves(data)
+    columns = leaves(data, whole=True)
     for path, value in columns.items():
         if tuple(np.shape(value))[: len(shape)] != shape:
             raise ValueError(
@@ -301,7 +301,7 @@ def unpad_slices(data: Any) -> Any:
     Raises:
         KeyError: there is no ``("collector", "mask")``.
     """
-    columns = leaves(data)
+    columns = leaves(data, whole=True)
     if MASK not in columns:
         known = ", ".join(show_path(p) for p in columns)
         raise KeyError(f"no {show_path(MASK)}, so the rows are not padded; there are {known}")
