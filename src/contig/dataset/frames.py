@@ -59,6 +59,8 @@ _DAMAGED: tuple[type[Exception], ...] = (
     EOFError,
     NotImplementedError,  # zipfile's, of a damaged directory
 )
+# What a packed file may come to: so many bytes, or so many times its size.
+_UNPACKED, _TIMES = 256 << 20, 64
 _BFLOAT16 = np.dtype("V2")  # as numpy itself saves it
 _RANGE = re.compile(r"traj_(\d+)_(\d+)\.[^.]+")
 
@@ -133,6 +135,13 @@ def _read_npz(data: bytes) -> Frames:
         return {_array_name(name.decode()): _array(data, at, size) for name, at, size in members}
     out: Frames = {}
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+        if unpacked > max(_UNPACKED, _TIMES * len(data)):
+            raise ValueError(
+                f"its arrays take {unpacked:,} bytes when they are unpacked, of a file of "
+                f"{len(data):,}: more than {_TIMES} times as much; if that is right, save them "
+                "again with np.savez, which does not pack"
+            )
         for member in archive.infolist():
             name = _array_name(member.filename)
             raw = archive.read(member)  # checks it

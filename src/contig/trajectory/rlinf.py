@@ -21,7 +21,7 @@ from ..errors import LayoutError
 from .folder import METADATA, new_directory, read_json, write_json
 from .table import Entry
 from .trajectory import BOOTSTRAPPED
-from .unpickle import load_arrays
+from .unpickle import check_torch, load_arrays
 
 __all__ = ["FORMATS", "INDEX", "RlinfDirectory", "export_rlinf", "read_rlinf"]
 
@@ -96,7 +96,9 @@ def _load(path: Path, form: str) -> Any:
             return load_arrays(file)
     import torch
 
-    return torch.load(path, map_location="cpu", weights_only=True)
+    with open(path, "rb") as file:
+        check_torch(file)
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def read_rlinf(path: Path) -> RlinfDirectory:
