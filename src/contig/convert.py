@@ -145,11 +145,11 @@ def plain_tree(data: Any) -> tuple[Any, tuple[int, ...] | None]:
         ValueError: text or another object is in the TensorDict, with its path.
     """
     if type(data).__module__.startswith("tensordict") and hasattr(data, "batch_size"):
-        return _from_tensordict(data, ()), tuple(data.batch_size)
+        return _from_tensordict(data), tuple(data.batch_size)
     return data, None
 
 
-def _from_tensordict(data: Any, path: Path) -> dict[str, Any]:
+def _from_tensordict(data: Any, path: Path = ()) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, Mapping) or hasattr(value, "batch_size"):
