@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -227,6 +228,18 @@ def test_a_storage_made_in_inference_mode():
         storage.returns[:] = grid(1)
         storage.advantages = grid(1) + 0.5
         assert next(storage.mini_batch_generator(1, 1)).returns is not None
+
+
+def test_a_copy_of_a_storage_knows_what_is_old():
+    storage = make(RolloutStorage)
+    storage.compute_returns(torch.zeros(ENVS), GAMMA, LAM)
+    assert next(copy.deepcopy(storage).mini_batch_generator(1, 1)).returns is not None
+    storage.clear()
+    for step in range(STEPS):
+        storage.returns[:] = 0.0
+        add(storage, step)
+    with pytest.raises(LayoutError, match="call compute_returns"):
+        copy.deepcopy(storage).mini_batch_generator(1, 1)
 
 
 def test_labels_are_not_optional():

@@ -160,7 +160,7 @@ class RolloutDataset(RolloutFileBase):
 
     def reset_all(self) -> None:
         self._forget()
-        if self._worker[1] > 1 and isinstance(self.source, StorageSource):
+        if isinstance(self.source, StorageSource):
             self.source.in_worker()
         self._await_trajectories()
         self.refresh_handlers(self.all_env_ids)

@@ -61,19 +61,16 @@ class Results:
     def __init__(self, fields: dict[str, Field]) -> None:
         self._fields = fields
         self._ever = False  # some were made, if not of these rows
-        self._old: dict[str, int] = {}  # of those that are not: writes to them by then
-        self._forget()
+        self._old: dict[str, int]  # of those that are not: writes to them by then
+        self._only(set())
 
     def _writes(self, name: str) -> int:
         return int(self._fields[name].tensors[0]._version)
 
-    def _forget(self) -> None:
-        self._old = {name: self._writes(name) for name in RESULTS}
-
     def rows_came(self) -> None:
         """Nothing is of all rows any more."""
         self._ever = self._ever or bool(self.fresh())
-        self._forget()
+        self._only(set())
 
     def made(self, *names: str) -> None:
         """These are of the rows that are there."""
@@ -89,7 +86,17 @@ class Results:
         """While rows move: writes say nothing."""
         fresh = self.fresh()
         yield
+        self._only(fresh)
+
+    def _only(self, fresh: set[str]) -> None:
         self._old = {name: self._writes(name) for name in RESULTS if name not in fresh}
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._fields, self._ever, self.fresh()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._fields, self._ever, fresh = state
+        self._only(fresh)  # a copy's tensors count anew
 
     def usable(self) -> set[str]:
         """Those that minibatches may carry.
