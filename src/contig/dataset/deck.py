@@ -103,6 +103,8 @@ class Deck:
             out = flat.new_empty((len(index), *flat.shape[1:]))
         if self._rows:
             # One thread: torch's wait for each other, which takes longer than so small a gather.
-            np.take(self._rows[name], index.numpy(), 0, as_array(out), "clip")
+            rows = self._rows[name]
+            plain = as_array(out) if rows.dtype.isbuiltin == 2 else out.numpy()
+            np.take(rows, index.numpy(), 0, plain, "clip")
             return out
         return torch.index_select(flat, 0, index, out=out)

@@ -308,41 +308,51 @@ class RolloutDataset(RolloutFileBase):
         assert deck is not None
         rows: Any = slice(None) if whole else torch.from_numpy(envs).to(self.device)
         at = deck.index(envs, self._cursor[envs])
-        targets = {name: part(buffer, name, None) for name in Transition._fields}
+        if type(buffer) is Transition:
+            targets = dict(zip(Transition._fields, buffer))
+        else:
+            targets = {name: part(buffer, name, None) for name in Transition._fields}
         if all(target is None for target in targets.values()):
             part(buffer, "observation")  # says what is missing
         # Next observations of the file too, before other frames take the place of these.
+        read: dict[str, torch.Tensor] = {}
         for name, target in targets.items():
             if name in deck.fields and target is not None:
-                _put(target, rows, deck.read(name, at, target if whole else None))
-        own = {}
-        for name in _OBSERVATIONS:
-            if targets[f"next_{name}"] is not None and f"next_{name}" not in deck.fields:
-                mine = targets[name]
-                own[name] = deck.read(name, at) if mine is None else mine[rows]
-        done, late = deck.read("done", at), deck.read("timeout", at)
+                read[name] = deck.read(name, at, target if whole else None)
+                _put(target, rows, read[name])
+        follows = [
+            name
+            for name in _OBSERVATIONS
+            if targets[f"next_{name}"] is not None and f"next_{name}" not in deck.fields
+        ]
+        for name in ("done", "timeout", *follows):
+            if name not in read:
+                read[name] = deck.read(name, at)
+        done, late = read["done"], read["timeout"]
         over = np.asarray(done.cpu()) | np.asarray(late.cpu())  # by the file, before marks
         self._cursor[envs] += 1
-        first = torch.from_numpy(self._first[envs]).to(self.device)
+        first = self._first[envs]
         self._first[envs] = False
         for env in envs[self._cursor[envs] >= self._length[envs]]:
             self._maintain_handler(int(env))
         last = self._wanting[envs]
-        ended = torch.from_numpy(last).to(self.device)
-        late = late | (ended & ~done)
-        done = done | ended
-        if self.first_frame_done:
-            done = done | first
+        if last.any():
+            ended = torch.from_numpy(last).to(self.device)
+            late = late | (ended & ~done)
+            done = done | ended
+        if self.first_frame_done and first.any():
+            done = done | torch.from_numpy(first).to(self.device)
         for name, flags in (("done", done), ("timeout", late)):
             if targets[name] is not None:
                 _put(targets[name], rows, flags)
         after = deck.index(envs, np.where(last, 0, self._cursor[envs]))
-        for name, mine in own.items():
+        ends = np.flatnonzero(last | over)
+        for name in follows:
             target = targets[f"next_{name}"]
             new = deck.read(name, after, target if whole else None)
-            if (last | over).any():  # not the next episode's
-                ends = torch.from_numpy(np.flatnonzero(last | over)).to(self.device)
-                new[ends] = mine[ends]
+            if len(ends):  # not the next episode's
+                own = torch.from_numpy(ends).to(self.device)
+                new[own] = read[name][own]
             _put(target, rows, new)
 
     def __getstate__(self) -> dict[str, Any]:
