@@ -250,4 +250,16 @@ def test_a_forked_child_does_not_write(tmp_path):
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     writer.add_trajectory(trajectory(0, 3))
+    pipe = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # lives on, with the lock's descriptor
+        os.close(pipe[1])
+        os.read(pipe[0], 1)
+        os._exit(0)
+    with pytest.raises(BlockingIOError):
+        RolloutWriter(tmp_path / "data")
     writer.close()
+    RolloutWriter(tmp_path / "data").close()
+    os.close(pipe[0])
+    os.close(pipe[1])
+    os.waitpid(pid, 0)

@@ -5,6 +5,8 @@ The lock is on the directory: a file in it could be deleted and made again under
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
 import weakref
@@ -14,6 +16,17 @@ __all__ = ["HeldDirectory"]
 
 if sys.platform != "win32":
     import fcntl
+
+
+log = logging.getLogger("contig.dataset")
+
+
+def _let_go(fd: int, pid: int) -> None:
+    if sys.platform != "win32" and os.getpid() == pid:
+        # Processes that were forked meanwhile have the descriptor too, and with it the lock.
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
 
 
 class HeldDirectory:
@@ -35,13 +48,15 @@ class HeldDirectory:
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             os.close(self._fd)
             raise BlockingIOError(
                 f"{path}: another RolloutWriter, of this process or another, writes to it; close "
                 "that one first, give each its own directory, or one of them more num_envs"
             ) from None
-        self._release = weakref.finalize(self, os.close, self._fd)
+        except OSError as error:  # some network file systems
+            log.warning("%s cannot be locked (%s): see to it that one writer has it", path, error)
+        self._release = weakref.finalize(self, _let_go, self._fd, self._pid)
 
     def check(self) -> None:
         """Whether it is still ours to write to.
