@@ -18,7 +18,7 @@ from .field import Field, View, example_of
 from .hidden import HiddenStates
 from .returns import gae, normalize
 from .stored import RESULTS, Results, Stored
-from .tape import write_trajectories
+from .tape import leaves_of, write_trajectories
 from .transition import (
     COLUMNS,
     FLAGS,
@@ -449,16 +449,5 @@ class RolloutStorage:
 
     def _replay_leaves(self, window: Window) -> dict[str, Any]:
         """Trees of ``[T, N, ...]`` tensors in time order."""
-        names = {"observations": "observation", "critic_observations": "critic_observation"}
-        names |= {"actions": "action", "values": "value", "actions_log_prob": "action_log_prob"}
-        out: dict[str, Any] = {}
-        for mine, theirs in names.items():
-            if mine in self._present:
-                out[theirs] = self.fields[mine].view(window.rows).map(window.ordered, 2)
-        done = window.ordered(self._cuts())
-        late = torch.zeros_like(done)
-        if "time_outs" in self._present:
-            late = window.ordered(self.time_outs)
-        ends = {"done": done, "terminated": done & ~late, "truncated": late}
-        out["next"] = {"reward": window.ordered(self.rewards), **ends}
-        return out
+        present = {name: self.fields[name] for name in self._present}
+        return leaves_of(present, self._cuts(), window)

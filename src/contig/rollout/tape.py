@@ -6,11 +6,43 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..batch import Batch
 from ..convert import as_array, plain_tree
 
-__all__ = ["write_trajectories"]
+from .field import Field
+from .window import Window
+
+__all__ = ["leaves_of", "write_trajectories"]
+
+_LEAVES = {
+    "observations": "observation",
+    "critic_observations": "critic_observation",
+    "actions": "action",
+    "values": "value",
+    "actions_log_prob": "action_log_prob",
+}
+
+
+def leaves_of(fields: dict[str, Field], cuts: torch.Tensor, window: Window) -> dict[str, Any]:
+    """Trees of ``[T, N, ...]`` tensors in time order.
+
+    Args:
+        fields: that the rollout has.
+        cuts: where episodes end, ``[T, N, 1]``.
+    """
+    out: dict[str, Any] = {}
+    for mine, theirs in _LEAVES.items():
+        if mine in fields:
+            out[theirs] = fields[mine].view(window.rows).map(window.ordered, 2)
+    done = window.ordered(cuts)
+    late = torch.zeros_like(done)
+    if "time_outs" in fields:
+        late = window.ordered(fields["time_outs"].tensors[0])
+    ends = {"done": done, "terminated": done & ~late, "truncated": late}
+    out["next"] = {"reward": window.ordered(fields["rewards"].tensors[0]), **ends}
+    return out
 
 
 def write_trajectories(leaves: dict[str, Any], buffer: Any, continues: bool) -> Any:
