@@ -10,7 +10,6 @@ import torch
 
 from ..batch import Batch
 from ..convert import as_array, plain_tree
-
 from .field import Field
 from .window import Window
 
