@@ -63,6 +63,7 @@ ZipState read_stored_zip(const uint8_t* data, size_t n, std::vector<ZipMember>& 
   if (count == 0xFFFF || size == 0xFFFFFFFF || at == 0xFFFFFFFF || at + size + kEndSize != n)
     return ZipState::unfamiliar;
   const uint8_t *entry = data + at, *const last = entry + size;
+  size_t room = at;  // members that share bytes could take for ever to check
   for (size_t i = 0; i < count; ++i) {
     if (static_cast<size_t>(last - entry) < kEntrySize || number(entry, 4) != kDirectoryEntry)
       return ZipState::unfamiliar;
@@ -85,12 +86,13 @@ ZipState read_stored_zip(const uint8_t* data, size_t n, std::vector<ZipMember>& 
     const size_t local_name = number(local + 26, 2);
     member.offset = header + kLocalSize + local_name + number(local + 28, 2);
     member.size = plain;
-    if (member.offset > at || at - member.offset < plain || local_name != name ||
+    if (member.offset > at || at - member.offset < plain || plain > room || local_name != name ||
         std::memcmp(local + kLocalSize, member.name.data(), name) != 0 ||
         crc32_zip(0, data + member.offset, plain) != number(entry + 16, 4)) {
       damaged = member.name;
       return ZipState::damaged;
     }
+    room -= plain;
     members.push_back(std::move(member));
     entry += kEntrySize + name + extra + comment;
   }

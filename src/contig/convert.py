@@ -16,12 +16,17 @@ __all__ = [
     "leaf_spec",
     "as_array",
     "cast",
+    "is_number",
     "numpy_dtype",
     "plain_tree",
+    "refuse_non_tensor",
     "to_torch",
     "to_jax",
     "to_tensordict",
 ]
+
+# Dtypes that torch and jax have and numpy lacks; ml_dtypes gives numpy those.
+_BEYOND_NUMPY = ("bfloat16", "float8", "int4", "uint4")
 
 _SCALARS: dict[type, np.dtype[Any]] = {
     bool: np.dtype(np.bool_),
@@ -36,12 +41,11 @@ def numpy_dtype(dtype: Any) -> np.dtype[Any]:
 
     Raises:
         TypeError: it is none, or has no fixed size.
+        ImportError: numpy lacks it, and there is no ml_dtypes.
     """
     name = str(dtype).removeprefix("torch.") if not isinstance(dtype, (np.dtype, type)) else dtype
-    if isinstance(name, str) and (name.startswith(("bfloat16", "float8", "int4", "uint4"))):
-        import ml_dtypes
-
-        name = getattr(ml_dtypes, name)
+    if isinstance(name, str) and name.startswith(_BEYOND_NUMPY):
+        name = _beyond_numpy(name)
     found = np.dtype(name)
     if (
         found.kind in "OSUV"
@@ -50,6 +54,27 @@ def numpy_dtype(dtype: Any) -> np.dtype[Any]:
     ):
         raise TypeError(str(found))
     return found.newbyteorder("<") if found.byteorder == ">" else found
+
+
+def _beyond_numpy(name: str) -> Any:
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise ImportError(
+            f"dtype {name}: numpy has it only with the package ml_dtypes, which is not installed; "
+            "pip install ml_dtypes (the extras contig[torch] and contig[jax] bring it), or convert "
+            "the data to float32 first",
+            name="ml_dtypes",
+        ) from None
+    found = getattr(ml_dtypes, name, None)
+    if found is None:
+        raise TypeError(f"{name}: no such dtype")
+    return found
+
+
+def is_number(dtype: np.dtype[Any]) -> bool:
+    """Whether it is a bool, an integer or a float, bfloat16 and the like included."""
+    return _kind(dtype) in "biuf"
 
 
 def leaf_spec(value: Any, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -72,6 +97,8 @@ def leaf_spec(value: Any, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
         raise ValueError(
             f"{show_path(path)}: dtype {dtype} has no fixed-size numeric form{_hint(value)}"
         ) from error
+    except ImportError as error:
+        raise ImportError(f"{show_path(path)}: {error}", name=error.name) from None
 
 
 def _hint(value: Any) -> str:
@@ -101,27 +128,49 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
         except (TypeError, RuntimeError):
             pass  # on another device, with a gradient, or of a dtype that numpy lacks
         tensor = value.detach().cpu().contiguous()
-        if str(tensor.dtype) == "torch.bfloat16":
+        name = str(tensor.dtype).removeprefix("torch.")
+        if name.startswith(_BEYOND_NUMPY):
             import torch
 
-            bits = tensor.view(torch.int16).numpy()
-            return np.asarray(bits.view(numpy_dtype("bfloat16")))
+            bits = tensor.view(torch.int16 if tensor.element_size() == 2 else torch.uint8)
+            return np.asarray(bits.numpy().view(numpy_dtype(name)))
         return np.asarray(tensor.numpy())
     return np.asarray(value)
 
 
 def plain_tree(data: Any) -> tuple[Any, tuple[int, ...] | None]:
-    """A TensorDict as nested dicts, with its batch shape; anything else as it is, with None."""
+    """A TensorDict as nested dicts, with its batch shape; anything else as it is, with None.
+
+    Raises:
+        ValueError: text or another object is in the TensorDict, with its path.
+    """
     if type(data).__module__.startswith("tensordict") and hasattr(data, "batch_size"):
         return _from_tensordict(data), tuple(data.batch_size)
     return data, None
 
 
-def _from_tensordict(data: Any) -> dict[str, Any]:
-    return {
-        k: _from_tensordict(v) if isinstance(v, Mapping) or hasattr(v, "batch_size") else v
-        for k, v in data.items()
-    }
+def _from_tensordict(data: Any, path: Path = ()) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping) or hasattr(value, "batch_size"):
+            refuse_non_tensor(value, (*path, key))
+            value = _from_tensordict(value, (*path, key))
+        out[key] = value
+    return out
+
+
+def refuse_non_tensor(value: Any, path: Path) -> None:
+    """Text and objects are in a TensorDict as nodes without leaves: they would be lost.
+
+    Raises:
+        ValueError: the value is such a node.
+    """
+    if getattr(type(value), "_is_non_tensor", False):
+        raise ValueError(
+            f"{show_path(path)}: a {type(value).__name__}, which is text or another object, has no "
+            "fixed-size numeric form; encode text as integers (token ids), or leave it out: "
+            f"data.exclude({path[0] if len(path) == 1 else path!r})"
+        )
 
 
 def cast(array: np.ndarray[Any, Any], dtype: np.dtype[Any], path: Path) -> np.ndarray[Any, Any]:
@@ -183,13 +232,13 @@ def to_torch(array: np.ndarray[Any, Any]) -> Any:
     """A tensor over the same memory. Torch has no read-only tensors: do not write to those."""
     import torch
 
-    # numpy takes longer to make a dtype's name than torch to make a tensor.
-    half = array.dtype.kind == "V" and array.dtype.name == "bfloat16"
-    plain = array.view(np.int16) if half else array
+    # One of ml_dtypes, which numpy calls neither built in nor a structure: by its bits.
+    foreign = array.dtype.isbuiltin == 2
+    plain = array.view(f"i{array.dtype.itemsize}") if foreign else array
     if not plain.flags.writeable:
         plain = np.asarray(_Writable(plain))  # or torch would warn
     tensor = torch.from_numpy(plain)
-    return tensor.view(torch.bfloat16) if half else tensor
+    return tensor.view(getattr(torch, array.dtype.name)) if foreign else tensor
 
 
 def to_jax(array: np.ndarray[Any, Any], path: Path) -> Any:

@@ -182,6 +182,8 @@ class Layout:
             return layout
         except LayoutError:
             raise
+        except ImportError as error:  # of a dtype
+            raise LayoutError(str(error)) from None
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise LayoutError(f"not a layout: {error}") from None
 

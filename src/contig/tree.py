@@ -158,6 +158,11 @@ def flatten(tree: Any) -> tuple[list[Path], list[Any], Structure]:
 
     def walk(node: Any, path: Path) -> Structure:
         if isinstance(node, Mapping):
+            if type(node).__module__.startswith("tensordict"):
+                raise ValueError(
+                    f"{show_path(path)}: a TensorDict inside other containers; pass "
+                    "td.to_dict() there, or one TensorDict for everything"
+                )
             keys = tuple(sorted(node, key=_sort_key))
             for key in keys:
                 if not isinstance(key, (str, int)):

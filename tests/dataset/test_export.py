@@ -13,7 +13,7 @@ import minari
 import numpy as np
 import pytest
 
-from contig import DiskStorage, LazyTensorStorage, RolloutDataset
+from contig import DiskStorage, LazyTensorStorage, ReplayBuffer, RolloutDataset
 from contig.cli.export import FORMATS, Progress
 from contig.cli.main import main
 from contig.dataset import from_hdf5, from_minari, from_parquet, from_rlinf
@@ -47,8 +47,7 @@ def test_formats(tmp_path, tape, capsys, form):
         back = LazyTensorStorage(100)
         assert READERS[form](tmp_path / "out", back) == 4
         assert lengths(back) == lengths(source)
-        if form != "rlinf":
-            assert_same(source, back)
+        assert_same(source, back)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Minari wants to know more
@@ -105,6 +104,28 @@ def test_leaves_left_out_and_episodes_left_out(tmp_path, capsys):
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def test_it_says_what_it_wrote(tmp_path, capsys):
+    """Damage that is only found when a trajectory is read: it is not in the file, nor counted."""
+    with DiskStorage(tmp_path / "tape", rows_per_extent=1) as storage:  # rounded up
+        flat([8] * 200, storage)
+        entries = storage.episodes()
+    ids = [int(entries["id"][n]) for n in (2, 7)]
+    first = min((tmp_path / "tape" / "extents").glob("*.rec"))  # a sealed one
+    content = first.read_bytes()
+    for number in (2, 7):
+        value = np.float32(1000 * number + 1).tobytes() * 3
+        at = content.index(value)
+        content = content[:at] + b"\xff" + content[at + 1 :]
+    first.write_bytes(content)
+    out, err = export(capsys, tmp_path / "tape", tmp_path / "out.h5", status=1)
+    assert out == f"{tmp_path / 'out.h5'}: 198 trajectories, 1,584 rows\n"
+    assert f"could not be read: 2 trajectories, damaged or evicted meanwhile: {ids[0]}, " in err
+    back = LazyTensorStorage(2000)
+    assert from_hdf5(tmp_path / "out.h5", back) == 198
+    seen = set((np.asarray(ReplayBuffer(back)[:]["action"]).ravel() // 1000).tolist())
+    assert seen == set(range(200)) - {2, 7}
 
 
 def test_progress():

@@ -7,6 +7,8 @@ import os
 import pickle
 import threading
 import time
+import tracemalloc
+import zipfile
 from types import SimpleNamespace
 
 import numpy as np
@@ -265,8 +267,9 @@ def test_a_live_storage_is_a_dataset(tmp_path):
         storage.flush()
         other = RolloutDataset(DiskStorage(tmp_path / "tape", read_only=True), device="cpu")
         assert ids(other) == identities([3, 2])
-        loader = DataLoader(RolloutDataset(storage, device="cpu"), None, num_workers=2)
-        assert sorted(ids(loader)) == identities([3, 2])
+        for workers in (1, 2):
+            loader = DataLoader(RolloutDataset(storage, device="cpu"), None, num_workers=workers)
+            assert sorted(ids(loader)) == identities([3, 2])
         other.source.storage.close()
 
 
@@ -356,6 +359,28 @@ def test_compressed_files_are_read_too(tmp_path):
     written(tmp_path, [3])
     np.savez_compressed(tmp_path / "trajectory_0" / "traj_0_3.npz", **trajectory(0, 3))
     assert ids(RolloutDataset(tmp_path, device="cpu")) == identities([3])
+
+
+def test_a_packed_file_is_bounded_before_it_is_unpacked(tmp_path):
+    written(tmp_path, [4])
+    file = tmp_path / "trajectory_0" / "traj_0_4.npz"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name in ("observations", "actions"):
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                shape = (4, 40 << 20)
+                np.lib.format.write_array_header_1_0(
+                    member, {"descr": "|u1", "fortran_order": False, "shape": shape}
+                )
+                for _ in range(160):
+                    member.write(bytes(1 << 20))
+    assert file.stat().st_size < 1 << 20
+    tracemalloc.start()
+    try:
+        with pytest.raises(LayoutError, match="traj_0_4.npz.*335,.* when they are unpacked.*savez"):
+            rows(RolloutDataset(tmp_path, device="cpu", wait_s=0))
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_files_that_do_not_fit_together(tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -175,3 +177,89 @@ def test_refusals(tmp_path):
     with pytest.raises(ClosedError):
         writer.add_trajectory(trajectory(0, 2))
     assert sorted(os.listdir(tmp_path / "x")) == ["metadata.json", "trajectory_0"]
+
+
+def test_one_writer_at_a_time(tmp_path, monkeypatch):
+    first = RolloutWriter(tmp_path / "data")
+    first.add_trajectory(trajectory(0, 3))
+    with pytest.raises(BlockingIOError, match="another RolloutWriter"):
+        RolloutWriter(tmp_path / "data")
+    code = f"""
+from contig import RolloutWriter
+try:
+    RolloutWriter({str(tmp_path / "data")!r})
+except BlockingIOError as error:
+    print(error)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=100
+    )
+    assert "another RolloutWriter" in ran.stdout
+    for name in os.listdir(tmp_path / "data"):  # nothing in it is the lock
+        if not name.startswith("trajectory_"):
+            os.remove(tmp_path / "data" / name)
+    with pytest.raises(BlockingIOError):
+        RolloutWriter(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    relative = RolloutWriter("other")
+    os.mkdir("elsewhere")
+    monkeypatch.chdir("elsewhere")
+    relative.add_trajectory(trajectory(0, 3))
+    assert (tmp_path / "other" / "trajectory_0").is_dir() and not os.path.exists("other")
+    relative.close()
+    first.close()
+    with RolloutWriter(tmp_path / "data") as again:
+        again.add_trajectory(trajectory(1, 3))
+    assert sorted(p.name for p in (tmp_path / "data").glob("t*")) == [
+        "trajectory_0",
+        "trajectory_1",
+    ]
+    del again, first  # one that is dropped without close lets go too
+    dropped = RolloutWriter(tmp_path / "data")
+    del dropped
+    RolloutWriter(tmp_path / "data").close()
+
+
+def test_a_directory_that_was_replaced(tmp_path):
+    writer = RolloutWriter(tmp_path / "data")
+    step = {k: v[:1] for k, v in trajectory(0, 1).items()}
+    writer.add_step(step)
+    os.rename(tmp_path / "data", tmp_path / "moved")
+    with pytest.raises(FileNotFoundError, match="was moved or removed while this writer had it"):
+        writer.add_trajectory(trajectory(0, 3))
+    written(tmp_path / "data", [2])
+    before = sorted(p.name for p in (tmp_path / "data").iterdir())
+    for call in (lambda: writer.add_trajectory(trajectory(1, 3)), lambda: writer.add_step(step)):
+        with pytest.raises(FileNotFoundError, match="was moved or removed"):
+            call()
+    assert sorted(p.name for p in (tmp_path / "data").iterdir()) == before
+    os.rename(tmp_path / "data", tmp_path / "third")
+    os.rename(tmp_path / "moved", tmp_path / "data")
+    writer.close()  # it is back, and so nothing is lost
+    assert (tmp_path / "data" / "trajectory_0").is_dir()
+
+
+def test_a_forked_child_does_not_write(tmp_path):
+    writer = RolloutWriter(tmp_path / "data")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            writer.add_trajectory(trajectory(0, 3))
+        except RuntimeError as error:
+            os._exit(0 if "belongs to process" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    writer.add_trajectory(trajectory(0, 3))
+    pipe = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # lives on, with the lock's descriptor
+        os.close(pipe[1])
+        os.read(pipe[0], 1)
+        os._exit(0)
+    with pytest.raises(BlockingIOError):
+        RolloutWriter(tmp_path / "data")
+    writer.close()
+    RolloutWriter(tmp_path / "data").close()
+    os.close(pipe[0])
+    os.close(pipe[1])
+    os.waitpid(pid, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
 
 import pytest
@@ -63,3 +64,15 @@ def test_every_changed_byte_is_noticed() -> None:
 def test_archives_cut_short(cut: int) -> None:
     whole = archive({"a.npy": b"0123456789" * 9})
     assert _native.stored_zip(whole[:cut]) is None
+
+
+def test_members_that_share_bytes_are_refused() -> None:
+    """A few bytes name the same place again: to check them all would take a minute."""
+    data = archive({"a": bytes(4 << 20)})
+    at = data.rindex(b"PK\x01\x02")
+    end = data.rindex(b"PK\x05\x06")
+    entry, count = data[at:end], 60_000
+    tail = bytearray(data[end:])
+    struct.pack_into("<HHI", tail, 8, count, count, count * len(entry))
+    with pytest.raises(ValueError, match="checksum or place of"):
+        _native.stored_zip(data[:at] + entry * count + bytes(tail))

@@ -310,3 +310,44 @@ def test_errors() -> None:
     with pytest.raises(RuntimeError, match="no second derivatives"):
         y = in_sequence(net, data)["y"]
         torch.autograd.grad(y.sum(), data["x"], create_graph=True)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("mode", "inside"),  # torch's own backward, of single steps, does round if it runs inside
+    [("recurrent", False), ("recurrent", True), ("sequential", False)],
+)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_autocast_changes_nothing(cls: Any, mode: str, inside: bool, half: Any) -> None:
+    """States that were rounded at each step would not be those that acting stored."""
+    net = module(cls, 2, dtype=torch.float32)
+    data = rows(net, [1, 0, 0, 1, 0], dtype=torch.float32)
+
+    def run(cast: bool) -> list[Any]:
+        net.zero_grad()
+        x = data["x"].detach().requires_grad_()
+        with torch.autocast("cpu", half, enabled=cast), set_recurrent_mode(mode):
+            out = net({**data, "x": x})
+            if inside:
+                out["y"].square().sum().backward()
+        if not inside:
+            out["y"].square().sum().backward()
+        found = [out["y"], *(out["next", s] for s in states_of(net)), x.grad]
+        return found + [weight.grad.clone() for weight in net.parameters()]
+
+    for with_it, without in zip(run(True), run(False)):
+        assert with_it.dtype == torch.float32
+        torch.testing.assert_close(with_it, without)
+
+
+@pytest.mark.parametrize("mode", ["recurrent", "sequential"])
+@pytest.mark.parametrize("cls", CLASSES)
+def test_what_a_layer_under_autocast_gives_is_taken(cls: Any, mode: str) -> None:
+    """Its output is bfloat16, and so may the stored states be."""
+    net, before = module(cls, dtype=torch.float32), torch.nn.Linear(IN, IN)
+    data = rows(net, [1, 0, 0, 1, 0], dtype=torch.float32)
+    short = {k: v.detach().bfloat16() for k, v in data.items() if k in states_of(net)}
+    with torch.autocast("cpu"), set_recurrent_mode(mode):
+        out = net({**data, **short, "x": before(data["x"])})
+        out["y"].sum().backward()
+    assert out["y"].dtype == torch.float32 and before.weight.grad.abs().sum() > 0

@@ -112,6 +112,53 @@ def test_rows_without_marks_raise() -> None:
         split_trajectories({"x": np.zeros(2), "is_init": np.zeros(3, bool)})
 
 
+@pytest.mark.parametrize("form", range(4))
+def test_keys_of_other_names(form: int) -> None:
+    """TorchRL's keywords: what is named decides alone."""
+    other = np.array([0, 0, 1, 1, 1, 1, 2, 2])
+    flags = np.array([0, 0, 0, 0, 1, 0, 0, 1], bool)
+    made = data()
+    made["robot"] = {"run": other}
+    made["next"]["over"], made["over"] = flags, ~flags
+    batch = Batch.from_tree(made)
+    rows = [batch, batch.tree(), batch.torch(), batch.to_tensordict()][form]
+
+    def lengths(**options: Any) -> Any:
+        with pytest.warns(UserWarning, match="Flat rows need no padding"):
+            out = split_trajectories(rollout_tensordict=rows, **options)
+        mask = np.asarray(out["mask"])
+        state = np.asarray(out["state"]).reshape(mask.shape)
+        assert state[mask].tolist() == np.asarray(rows["state"]).reshape(-1).tolist()
+        return mask.sum(1).tolist()
+
+    assert lengths() == list(LENGTHS)
+    assert lengths(trajectory_key=("robot", "run")) == [2, 4, 2]
+    assert lengths(done_key="over") == lengths(done_key=("next", "over")) == [5, 3]
+    assert lengths(trajectory_key=("robot", "run"), done_key="over") == [2, 4, 2]
+    nested = split_trajectories(
+        rollout_tensordict=rows, as_nested=True, trajectory_key=("robot", "run")
+    )
+    parts = nested["state"].unbind() if form > 1 else [part["state"] for part in nested]
+    assert [len(part) for part in parts] == [2, 4, 2]
+    with pytest.raises(KeyError, match='looked for .*"robot", "id"'):
+        split_trajectories(rows, trajectory_key=("robot", "id"))
+    with pytest.raises(KeyError, match='looked for .*"end"'):
+        split_trajectories(rows, done_key="end")
+
+
+def test_a_prefix_says_where_ids_and_mask_are() -> None:
+    rows = {"x": np.arange(5), "meta": {"traj_ids": np.array([7, 7, 8, 8, 8])}}
+    out = split(rows, prefix="meta")
+    assert out["x"].tolist() == [[0, 1, 0], [2, 3, 4]] and "mask" not in out
+    assert out["meta", "mask"].sum(1).tolist() == [2, 3]
+
+
+def test_rows_are_given_once() -> None:
+    for wrong in ({}, {"data": data(), "rollout_tensordict": data()}):
+        with pytest.raises(TypeError, match="expected rows, as data or as rollout_tensordict"):
+            split_trajectories(**wrong)
+
+
 # -- aggregates -----------------------------------------------------------------------------------
 
 

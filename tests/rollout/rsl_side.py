@@ -11,6 +11,8 @@ from rsl_rl.algorithms import PPO
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
+import contig
+
 
 class Critic:
     def __init__(self, values: torch.Tensor) -> None:
@@ -56,7 +58,25 @@ def main(source: str, target: str) -> None:
         out[f"actor{i}"] = batch.hidden_states[0]
         out[f"critic{i}"], out[f"cell{i}"] = batch.hidden_states[1]
         out[f"actions{i}"], out[f"returns{i}"] = batch.actions, batch.returns
+    # Its PPO on our storage: it writes returns step by step, and assigns advantages.
+    ppo.storage = ours(given, storage.rewards)
+    PPO.compute_returns(ppo, None)
+    batches = list(ppo.storage.recurrent_mini_batch_generator(2, 1))
+    for name in ("returns", "advantages"):
+        out[f"ours_{name}"] = torch.cat([getattr(batch, name) for batch in batches], 1)
     np.savez(target, **{k: v.numpy() for k, v in out.items()})
+
+
+def ours(given: dict[str, torch.Tensor], rewards: torch.Tensor) -> contig.RolloutStorage:
+    steps, envs = given["rewards"].shape
+    storage = contig.RolloutStorage(envs, steps, (3,), None, (2,))
+    for t in range(steps):
+        step = contig.RolloutStorage.Transition()
+        step.observations, step.actions = given["obs"][t], given["actions"][t]
+        step.rewards, step.dones = rewards[t], given["dones"][t]
+        step.values = given["values"][t]
+        storage.add_transition(step)
+    return storage
 
 
 if __name__ == "__main__":

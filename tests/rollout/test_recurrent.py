@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from contig import LayoutError, QueueRolloutStorage, RolloutStorage
+from contig import (
+    ActionLabelRollout,
+    LayoutError,
+    QueueRolloutStorage,
+    RolloutStorage,
+    SarsaRolloutStorage,
+)
 from tests.rollout.steps import filled, identity, random_dones, transition
 
 STEPS, ENVS, LAYERS, WIDTH = 6, 5, 2, 4
@@ -73,6 +79,7 @@ def test_padded(lstm, seed):
 
 def test_packed_is_padded_without_the_padding():
     storage = recurrent(random_dones(STEPS, ENVS, 3), True)
+    storage.compute_returns(torch.zeros(ENVS), 0.9, 0.8)
     padded = list(storage.recurrent_mini_batch_generator(2, 2))
     packed = list(storage.recurrent_mini_batch_generator(2, 2, packed=True))
     assert len(padded) == len(packed) == 4
@@ -98,9 +105,7 @@ def test_states_must_fit():
     with pytest.raises(LayoutError, match=r"expected \(actor, critic\)"):
         storage.add_transitions(transition(0, ENVS, hidden_states=states(0)))
     storage.add_transitions(transition(0, ENVS, hidden_states=(states(0), None)))
-    with pytest.raises(LayoutError, match="of the critic: given at this step, missing at"):
-        storage.add_transitions(transition(1, ENVS, hidden_states=(states(0), states(0))))
-    with pytest.raises(LayoutError, match="of the actor: missing at this step, given at"):
+    with pytest.raises(LayoutError, match="of the actor: missing at this step, given "):
         storage.add_transitions(transition(1, ENVS))
     with pytest.raises(LayoutError, match="of the actor: shapes .* as at first"):
         storage.add_transitions(transition(1, ENVS, hidden_states=((states(0), states(0)), None)))
@@ -119,3 +124,50 @@ def test_trajectories_of_a_queue_do_not_cross_its_seam():
     batch = next(iter(storage.recurrent_mini_batch_generator(1, 1)))
     assert batch.obs[:, 0, 0].tolist() == [2000.0, 3000.0, 4000.0]
     assert batch.hidden_states[0][0, :, 0].tolist() == [2000.0, 2001.0]
+
+
+KINDS = [RolloutStorage, QueueRolloutStorage, ActionLabelRollout, SarsaRolloutStorage]
+EMPTY = [None, (None, None), ((None, None), (None, None)), "only the critic's"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("start", EMPTY, ids=str)
+def test_no_state_before_the_first_forward_means_zeros(kind, start):
+    """As recurrent policies have it: None, until they have run once."""
+    storage = kind(2, 4, (3,), None, (2,), seed=0)
+    ends = torch.tensor([True, False])  # env 0 has a trajectory per step
+    for rollout in range(1 if issubclass(kind, QueueRolloutStorage) else 2):
+        for step in range(4 * rollout, 4 * rollout + 4):
+            gru, lstm = identity(step, 2, 4)[None] + 1, (identity(step, 2, 5)[None] + 1,) * 2
+            first = step % 4 < 2  # of two steps, the states are zeros
+            hidden = (gru, lstm) if not first else start
+            if start == EMPTY[-1] and first:
+                hidden = (gru, None)
+            more = {}
+            if kind is ActionLabelRollout:
+                more["action_labels"] = identity(step, 2)
+            if kind is SarsaRolloutStorage:
+                more["next_observations"] = identity(step + 1, 2, 3)
+            storage.add_transitions(transition(step, 2, ends, hidden_states=hidden, **more))
+        ids = [1000 * step + 1 for step in range(4 * rollout, 4 * rollout + 4)]
+        ids.append(ids[0] + 1)  # env 1's only trajectory
+        late = [0, 0, ids[2], ids[3], 0]
+        for packed in (False, True):
+            batch = next(iter(storage.recurrent_mini_batch_generator(1, 1, packed=packed)))
+            actor, (h, c) = batch.hidden_states
+            assert actor[0, :, 0].tolist() == (ids if start == EMPTY[-1] else late)
+            assert h[0, :, 0].tolist() == c[0, :, 4].tolist() == late
+        storage.clear()
+
+
+def test_a_state_that_is_forgotten_later_is_refused():
+    storage = RolloutStorage(2, 4, (3,), None, (2,))
+    storage.add_transitions(transition(0, 2, hidden_states=None))
+    storage.add_transitions(transition(1, 2, hidden_states=(identity(1, 2, 4)[None], None)))
+    for hidden in (None, (None, None), ((None, None), None)):
+        with pytest.raises(LayoutError, match="actor: missing at this step.*pass zeros"):
+            storage.add_transitions(transition(2, 2, hidden_states=hidden))
+    for wrong in ("x", (identity(2, 2, 4)[None], None), 3):
+        with pytest.raises(LayoutError, match="hidden_states of the actor: expected"):
+            storage.add_transitions(transition(2, 2, hidden_states=(wrong, None)))
+    assert storage.step == 2

@@ -72,3 +72,9 @@ def test_returns_and_recurrent_minibatches_agree(answers, case):
         assert torch.equal(batch.hidden_states[1][0], theirs[f"critic{i}"])
         assert torch.equal(batch.hidden_states[1][1], theirs[f"cell{i}"])
         assert torch.equal(batch.actions, theirs[f"actions{i}"])
+
+
+@pytest.mark.parametrize("case", range(len(RATES)))
+def test_its_ppo_computes_returns_on_our_storage(answers, case):
+    for name in ("returns", "advantages"):
+        assert torch.equal(answers[case][f"ours_{name}"], answers[case][name])

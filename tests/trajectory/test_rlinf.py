@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from contig import LayoutError, TrajectoryReplayBuffer
+from contig import LayoutError, LazyTensorStorage, TrajectoryReplayBuffer
+from contig.dataset import from_rlinf
+from contig.trajectory.rlinf import read_rlinf
 from contig.trajectory.trajectory import flatten_trajectory
 from tests.trajectory.made import check, drawn, filled, made
 
@@ -126,13 +128,70 @@ def test_pickles_of_numpy(tmp_path: Path) -> None:
         check(buffer.sample(20), 20)
 
 
-def test_a_listed_file_that_is_missing(tmp_path: Path) -> None:
-    theirs(tmp_path / "theirs", "pt", 3)
-    (tmp_path / "theirs/trajectory_1_w0.pt").unlink()
+@pytest.mark.parametrize("form", FORMATS)
+def test_files_that_are_listed_and_were_not_copied(
+    tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a run longer than its window: RLinf itself skips those."""
+    theirs(tmp_path / "theirs", form, 17)
+    for number in range(12):
+        (tmp_path / f"theirs/trajectory_{number}_w{number // 2}.{form}").unlink()
     buffer = filled(2)
-    with pytest.raises(FileNotFoundError, match="trajectory_1_w0.pt is listed"):
+    buffer.load_checkpoint(tmp_path / "theirs")
+    assert [e["trajectory_id"] for e in buffer.trajectory_index] == [12, 13, 14, 15, 16]
+    assert (buffer.size, buffer.trajectory_counter) == (5, 17)
+    assert set(check(buffer.sample(300))[:, 0]) == {12, 13, 14, 15, 16}
+    assert "12 of 17 listed trajectories are not there" in caplog.text
+    assert f"trajectory_0_w0.{form}, trajectory_1_w0.{form}, " in caplog.text
+    assert "and 2 more" in caplog.text
+    parts = []
+    for rank in range(2):
+        part = TrajectoryReplayBuffer()
+        part.load_checkpoint(
+            tmp_path / "theirs", is_distributed=True, local_rank=rank, world_size=2
+        )
+        parts += [e["trajectory_id"] for e in part.trajectory_index]
+    assert parts == [12, 13, 14, 15, 16]
+    storage = LazyTensorStorage(1000)
+    assert from_rlinf(tmp_path / "theirs", storage) == 5
+    assert len(read_rlinf(tmp_path / "theirs").missing) == 12
+
+
+def test_a_directory_without_any_of_its_files(tmp_path: Path) -> None:
+    theirs(tmp_path / "theirs", "pt", 3)
+    for file in (tmp_path / "theirs").glob("*.pt"):
+        file.unlink()
+    buffer = filled(2)
+    with pytest.raises(FileNotFoundError, match="lists 3 trajectories, and none is there.*0_w0.pt"):
         buffer.load_checkpoint(tmp_path / "theirs")
     assert buffer.size == 2
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("envs", [1, 2, 3])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_values_that_were_saved_flat(tmp_path: Path, epochs: int, envs: int, flat: bool) -> None:
+    """In memory RLinf keeps rows flat; what has bootstrap rows is not put into shape again."""
+    theirs(tmp_path / "theirs", "pt", 1)
+    trajectory = made(0, 4, envs, epochs=epochs, weights="w0")
+    rows_of = flatten_trajectory(trajectory).columns
+    fields = {k: v for k, v in vars(trajectory).items() if v is not None}
+    for name in ("dones", "terminations", "truncations"):  # these it cuts
+        if fields.get(name) is not None:
+            rows = torch.from_numpy(rows_of[(name,)])
+            fields[name] = rows.reshape(4, envs, *rows.shape[1:])
+    values = fields["prev_values"]
+    assert values.shape[0] == 4 + epochs
+    if flat:
+        fields["prev_values"] = values.reshape(-1, *values.shape[2:])
+    torch.save(fields, tmp_path / "theirs/trajectory_0_w0.pt")
+    path = tmp_path / "theirs/trajectory_index.json"
+    index = json.loads(path.read_text())
+    index["trajectory_index"]["0"] |= {"num_samples": 4 * envs, "shape": [4, envs, 1]}
+    path.write_text(json.dumps(index))
+    buffer = TrajectoryReplayBuffer()
+    buffer.load_checkpoint(tmp_path / "theirs")
+    check(buffer.sample(200), 200)
 
 
 @pytest.mark.parametrize("weights", ["../../etc/passwd", "a/b", "..\\..\\x/../y", "a\0b"])

@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import pickletools
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from contig.trajectory import unpickle
-from contig.trajectory.unpickle import load_arrays
+from contig.trajectory.unpickle import check_torch, load_arrays
 
 
 def load(data: bytes) -> Any:
@@ -161,14 +162,14 @@ def test_every_name_of_the_standard_tricks() -> None:
 
 
 def test_names_cannot_be_changed() -> None:
-    before = {name: vars(type(call)) for name, call in unpickle._NAMES.items()}
-    for module, name in unpickle._NAMES:
+    before = dict(unpickle._CALLS)
+    for module, name in unpickle._CALLS:
         head = f"\x80\x02c{module}\n{name}\n".encode()
         # the name itself, with a state of attributes to set
         for state in (b"}U\x05_callK\x01sb.", b"N}U\x05_callK\x01s\x86b."):
             with pytest.raises(pickle.UnpicklingError):
                 load(head + state)
-    assert {name: vars(type(call)) for name, call in unpickle._NAMES.items()} == before
+    assert before == unpickle._CALLS
     assert load(pickle.dumps(np.arange(3))).tolist() == [0, 1, 2]
 
 
@@ -209,6 +210,84 @@ def test_trees_without_end() -> None:
     for value in (endless, deep):
         with pytest.raises(pickle.UnpicklingError, match="deeper"):
             load(pickle.dumps(value))
+
+
+# 2^120 empty tuples: for whoever walks them, hashes them or prints them.
+ENDLESS = b")" + b"2\x86" * 120
+REDUCE_DTYPE = b"cnumpy\ndtype\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ENDLESS + b".",
+        b"]" + b"2\x86" * 60 + b".",  # lists
+        b"}" + ENDLESS + b"Ns.",  # a key
+        b"}(" + ENDLESS + b"Nu.",
+        b"(" + ENDLESS + b"Nd.",
+        b"(" + ENDLESS + b"\x91.",  # in a frozenset
+        b"\x8f(" + ENDLESS + b"\x90.",  # in a set
+        REDUCE_DTYPE + ENDLESS + b"\x85R.",  # a name
+        b"c_codecs\nencode\n" + ENDLESS + b"U\x06latin1\x86R.",
+        b"c_codecs\nencode\nU\x01a" + ENDLESS + b"\x86R.",
+        b"ccollections\nOrderedDict\n]" + ENDLESS + b"N\x86a\x85R.",
+        b"cnumpy.core.numeric\n_frombuffer\n(C\x04abcd" + REDUCE_DTYPE + b"U\x02f4\x85R"
+        + ENDLESS + b"tR.",  # a shape
+        ENDLESS + b"Q.",  # a persistent id
+        ENDLESS + b"}b.",  # a state
+        b"Nr\xff\xff\xff\x7f.",  # the last place of a memo of 16 GB
+    ],
+    ids=range(15),
+)  # fmt: skip
+def test_a_few_bytes_are_not_a_tree_without_end(data: bytes) -> None:
+    data = b"\x80\x04" + data
+    assert len(data) < 400
+    try:
+        found = load(data)
+    except pickle.UnpicklingError as error:
+        assert len(str(error)) < 400
+    else:
+        assert found is None
+
+
+def test_the_same_data_again_and_again_is_counted() -> None:
+    array = np.zeros(1 << 20, np.uint8)
+    shared = load(pickle.dumps([array] * 10_000))  # the same array, made once
+    assert len(shared) == 10_000 and len({id(x) for x in shared}) == 1
+    again = b"\x80\x04B" + (1 << 20).to_bytes(4, "little") + bytes(1 << 20) + b"q\x00"
+    once = b"cnumpy.core.numeric\n_frombuffer\n(h\x00" + REDUCE_DTYPE
+    once += b"U\x02u1\x85RJ\x00\x00\x10\x00tR"
+    with pytest.raises(pickle.UnpicklingError, match="more than 16 times as much"):
+        load(again + b"](" + once * 1000 + b"e.")
+    assert len(load(again + b"](" + once * 4 + b"e.")) == 4
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_torchs_own_files_are_bounded_too(tmp_path: Path, legacy: bool) -> None:
+    """Torch runs nothing of them, and would walk and unpack for ever."""
+    fine = io.BytesIO()
+    tree = {"a": torch.arange(4.0), "b": {"c": torch.ones(2, dtype=torch.bfloat16)}}
+    torch.save(tree, fine, _use_new_zipfile_serialization=not legacy)
+    check_torch(fine)
+    assert fine.tell() == 0
+    if legacy:
+        start = b"".join(pickle.dumps(x, 2) for x in (0x1950A86A20F9469CFC6C, 1001, {}))
+        inside = (ENDLESS + b".", b"}" + ENDLESS + b"Ns.")
+        bombs = [start + b"\x80\x02" + inner for inner in inside]
+    else:
+        bombs = []
+        for inner in (ENDLESS + b".", b"}" + ENDLESS + b"Ns."):
+            file = io.BytesIO()
+            with zipfile.ZipFile(file, "w") as archive:
+                archive.writestr("x/data.pkl", b"\x80\x02" + inner)
+            bombs.append(file.getvalue())
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("x/data/0", bytes(1 << 24))
+        bombs.append(file.getvalue())
+    for bomb in bombs:
+        with pytest.raises(pickle.UnpicklingError):
+            check_torch(io.BytesIO(bomb))
 
 
 def test_damage_never_gets_past() -> None:

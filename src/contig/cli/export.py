@@ -28,6 +28,7 @@ FORMATS = {
 }
 _SUFFIXES = {".parquet": "parquet", ".arrow": "arrow", ".h5": "hdf5", ".hdf5": "hdf5"}
 _BAR = 30
+_NAMED = 10
 _REDRAW_S = 0.1
 
 
@@ -46,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status: 0, or 2 if it cannot be exported, with the reason on stderr."""
+    """Exit status: 0; 1 if a complete trajectory could not be read, and is not in what was written;
+    2 if nothing was written, with the reason on stderr."""
     form = args.to or _SUFFIXES.get(Path(args.out).suffix)
     if form is None:
         return _failed(f"{args.out}: say which format with --to {'|'.join(FORMATS)}")
@@ -62,22 +64,30 @@ def run(args: argparse.Namespace) -> int:
 
 def _export(storage: DiskStorage, form: str, args: argparse.Namespace) -> int:
     from .. import dataset
-    from ..dataset.episodes import complete
+    from ..dataset.episodes import Tally, complete
 
-    exported, listed = complete(storage), storage.episodes()
+    left = len(storage.episodes()) - len(complete(storage))
     progress = Progress(sys.stderr, show=not args.quiet)
+    tally = Tally(progress)
     try:
         write = getattr(dataset, FORMATS[form])
-        write(storage, args.out, drop=args.drop, on_episode=progress)
+        write(storage, args.out, drop=args.drop, on_episode=tally)
     except (OSError, ValueError, ImportError) as error:
         progress.end()
         return _failed(str(error))
     progress.end()
-    print(f"{args.out}: {progress.done:,} trajectories, {int(exported['steps'].sum()):,} rows")
-    left = len(listed) - len(exported)
+    print(f"{args.out}: {tally.trajectories:,} trajectories, {tally.rows:,} rows")
     if left:
         print(f"left out: {left:,} trajectories that are open, trimmed or damaged", file=sys.stderr)
-    return 0
+    if tally.left:
+        ids = ", ".join(map(str, tally.left[:_NAMED]))
+        more = f" and {len(tally.left) - _NAMED:,} more" if len(tally.left) > _NAMED else ""
+        print(
+            f"could not be read: {len(tally.left):,} trajectories, damaged or evicted meanwhile: "
+            f"{ids}{more}; contig inspect --verify says more",
+            file=sys.stderr,
+        )
+    return 1 if tally.left else 0
 
 
 def _failed(reason: str) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..convert import to_torch
+from ..convert import as_array, to_torch
 from ..errors import LayoutError
 from .frames import Frames
 
@@ -46,8 +46,8 @@ class Deck:
         self._host: dict[str, np.ndarray[Any, Any]] = {}
         self._rows: dict[str, np.ndarray[Any, Any]] = {}
         if self.device.type == "cpu":
-            self._host = {name: field.numpy() for name, field in self.fields.items()}
-            self._rows = {name: field.numpy() for name, field in self._flat.items()}
+            self._host = {name: as_array(field) for name, field in self.fields.items()}
+            self._rows = {name: as_array(field) for name, field in self._flat.items()}
 
     def put(self, env: int, frames: Frames, where: str) -> None:
         """Fills one slot.
@@ -80,6 +80,10 @@ class Deck:
             else:
                 mine[env, :rows] = to_torch(np.ascontiguousarray(array))
 
+    def slot_of(self, env: int, rows: int) -> dict[str, Tensor]:
+        """The first frames of a slot, by field; views."""
+        return {name: field[env, :rows] for name, field in self.fields.items()}
+
     def _grow(self, rows: int) -> None:
         for name, old in self.fields.items():
             new = old.new_zeros((self.num_envs, rows, *old.shape[2:]))
@@ -99,6 +103,8 @@ class Deck:
             out = flat.new_empty((len(index), *flat.shape[1:]))
         if self._rows:
             # One thread: torch's wait for each other, which takes longer than so small a gather.
-            np.take(self._rows[name], index.numpy(), 0, out.numpy(), "clip")
+            rows = self._rows[name]
+            plain = as_array(out) if rows.dtype.isbuiltin == 2 else out.numpy()
+            np.take(rows, index.numpy(), 0, plain, "clip")
             return out
         return torch.index_select(flat, 0, index, out=out)

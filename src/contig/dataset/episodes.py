@@ -18,6 +18,7 @@ from ..tree import Path, show_path
 __all__ = [
     "Episode",
     "OnEpisode",
+    "Tally",
     "check_plain_keys",
     "complete",
     "episodes_of",
@@ -31,6 +32,28 @@ Array = np.ndarray[Any, Any]
 OnEpisode = Callable[[int, int], None]
 
 _FLAGS = ("terminated", "truncated")
+
+
+class Tally:
+    """What became of the trajectories of an export; an `on_episode` that also counts.
+
+    Args:
+        on_episode: called as well.
+
+    Attributes:
+        trajectories, rows: that were written.
+        left: ids of those that were complete, and could not be read when it was their turn:
+            damaged, or evicted meanwhile.
+    """
+
+    def __init__(self, on_episode: OnEpisode | None = None) -> None:
+        self._then = on_episode
+        self.trajectories = self.rows = 0
+        self.left: list[int] = []
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._then is not None:
+            self._then(done, total)
 
 
 class Episode(NamedTuple):
@@ -130,7 +153,8 @@ def episodes_of(
 ) -> Iterator[Episode]:
     """Complete trajectories of a storage or a ReplayBuffer, one by one, oldest first.
 
-    Those that are evicted meanwhile are left out.
+    Those that are evicted meanwhile, or turn out to be damaged, are left out; a `Tally` as
+    `on_episode` knows them.
 
     Args:
         drop: leaves to leave out, such as "next.value"; with a name, all that is below it.
@@ -142,17 +166,21 @@ def episodes_of(
     entries = complete(storage)
     if not len(entries):
         raise LayoutError("there is no complete trajectory to export")
+    tally = on_episode if isinstance(on_episode, Tally) else Tally(on_episode)
     for done, entry in enumerate(entries, 1):
         try:
             batch = storage.read_episode(int(entry["id"]))
-        except KeyError:  # evicted
-            continue
-        if len(batch) == entry["steps"]:
+        except KeyError:  # evicted, or damaged
+            batch = None
+        if batch is not None and len(batch) == entry["steps"]:
             leaves = {leaf.path: np.asarray(batch[leaf.path]) for leaf in batch.layout.leaves}
             over, late = (bool(entry[flag]) for flag in _FLAGS)
             yield Episode(int(entry["id"]), over, late, _without(leaves, drop))
-        if on_episode is not None:
-            on_episode(done, len(entries))
+            tally.trajectories += 1  # the writer has come back for the next one
+            tally.rows += len(batch)
+        else:
+            tally.left.append(int(entry["id"]))
+        tally(done, len(entries))
 
 
 def _without(columns: dict[Path, Array], drop: Collection[str]) -> dict[Path, Array]:

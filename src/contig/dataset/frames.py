@@ -21,12 +21,20 @@ from typing import Any
 import numpy as np
 
 from .. import _native
-from ..convert import as_array
+from ..convert import as_array, is_number, numpy_dtype
 from ..errors import LayoutError
 from ..tape.disk import files
 from ..trajectory.unpickle import load_arrays
 
-__all__ = ["Frames", "canonical", "frame_range", "load_frames", "save_frames"]
+__all__ = [
+    "Frames",
+    "canonical",
+    "frame_range",
+    "load_frames",
+    "must_be_finite",
+    "save_frames",
+    "with_flags",
+]
 
 Array = np.ndarray[Any, Any]
 Frames = dict[str, Array]
@@ -51,6 +59,9 @@ _DAMAGED: tuple[type[Exception], ...] = (
     EOFError,
     NotImplementedError,  # zipfile's, of a damaged directory
 )
+# What a packed file may come to: so many bytes, or so many times its size.
+_UNPACKED, _TIMES = 256 << 20, 64
+_BFLOAT16 = np.dtype("V2")  # as numpy itself saves it
 _RANGE = re.compile(r"traj_(\d+)_(\d+)\.[^.]+")
 
 
@@ -82,7 +93,9 @@ def canonical(data: dict[str, Any]) -> Frames:
 def save_frames(path: Path, frames: Frames) -> None:
     """Writes an `.npz` that is complete before it is visible, and on the disk after this."""
     out = io.BytesIO()
-    np.savez(out, allow_pickle=False, **frames)
+    # The format has no name for bfloat16: its bytes.
+    plain = {k: v.view(_BFLOAT16) if v.dtype.name == "bfloat16" else v for k, v in frames.items()}
+    np.savez(out, allow_pickle=False, **plain)
     files.write_new(path, out.getvalue())
 
 
@@ -100,6 +113,9 @@ def load_frames(path: str | Path) -> Frames:
     if not isinstance(data, dict):
         raise LayoutError(f"{path}: expected a dict of arrays, got {type(data).__name__}")
     frames = canonical(data)
+    for name, array in frames.items():
+        if array.dtype == _BFLOAT16:
+            frames[name] = array.view(numpy_dtype("bfloat16"))
     start, end = frame_range(os.path.basename(path))
     for name, array in frames.items():
         if array.ndim < 1 or array.shape[0] != end - start:
@@ -107,7 +123,7 @@ def load_frames(path: str | Path) -> Frames:
                 f"{path}: {name} has shape {list(array.shape)}, expected {end - start} frames "
                 "first, as the file's name says"
             )
-        if array.dtype.kind not in "biuf":
+        if not is_number(array.dtype):
             raise LayoutError(f"{path}: {name} is {array.dtype}, expected numbers")
     return frames
 
@@ -119,6 +135,13 @@ def _read_npz(data: bytes) -> Frames:
         return {_array_name(name.decode()): _array(data, at, size) for name, at, size in members}
     out: Frames = {}
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+        if unpacked > max(_UNPACKED, _TIMES * len(data)):
+            raise ValueError(
+                f"its arrays take {unpacked:,} bytes when they are unpacked, of a file of "
+                f"{len(data):,}: more than {_TIMES} times as much; if that is right, save them "
+                "again with np.savez, which does not pack"
+            )
         for member in archive.infolist():
             name = _array_name(member.filename)
             raw = archive.read(member)  # checks it
@@ -160,3 +183,29 @@ def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     if dtype.hasobject:
         raise ValueError("an array of objects is in it, which would need pickle")
     return shape, fortran, dtype, math.prod(shape) * dtype.itemsize
+
+
+def with_flags(frames: Frames) -> Frames:
+    """Frames with flags, as bool ``[n]``, and rewards ``[n]``."""
+    rows = len(frames["observation"])
+    out = dict(frames)
+    for flag in ("done", "timeout"):
+        given = frames.get(flag)
+        if given is None:
+            out[flag] = np.zeros(rows, bool)
+        elif given.dtype != bool or given.ndim != 1:
+            out[flag] = given.reshape(rows, -1)[:, 0] != 0
+    if out["reward"].ndim == 2 and out["reward"].shape[1] == 1:
+        out["reward"] = out["reward"][:, 0]
+    return out
+
+
+def must_be_finite(frames: Frames, env: int, start: int, where: str) -> None:
+    for name, array in frames.items():
+        if array.dtype.kind not in "biu":
+            bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(1))
+            if len(bad):
+                raise ValueError(
+                    f"{where}: {name} is not finite at frame {start + int(bad[0])}, which env "
+                    f"{env} was to read; leave the trajectory out, or check_finite=False"
+                )

@@ -156,6 +156,7 @@ def _named(episode: Episode) -> dict[str, Any]:
     for flag in ("terminated", "truncated"):
         columns.setdefault(("next", flag), episode.ends(flag))
     out: dict[str, Any] = {}
+    came: dict[tuple[Any, ...], Path] = {}  # which leaf a name is of
     for leaf, values in columns.items():
         place = next(((n, p) for n, p in _PLACES.items() if leaf[: len(p)] == p), None)
         keys = leaf if place is None else (place[0], *leaf[len(place[1]) :])
@@ -164,6 +165,13 @@ def _named(episode: Episode) -> dict[str, Any]:
                 f"{show_path(leaf)}: HDF5 cannot hold {values.dtype} {list(values.shape[1:])}; "
                 f'convert it, or leave it out with drop=["{".".join(map(str, leaf))}"]'
             )
+        other = next((n for n in came if n[: len(keys)] == keys or keys[: len(n)] == n), None)
+        if other is not None:
+            raise LayoutError(
+                f"{show_path(leaf)} and {show_path(came[other])}: both are {keys[0]} in an HDF5 "
+                f'file; rename one, or leave it out with drop=["{".".join(map(str, leaf))}"]'
+            )
+        came[keys] = leaf
         out["/".join(map(str, keys))] = values
     for needed in _NEEDED:
         if not any(name.split("/")[0] == needed for name in out):

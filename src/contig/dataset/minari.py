@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import LayoutError
-from .episodes import Episode, OnEpisode, episodes_of, need, storage_of
+from .episodes import Episode, OnEpisode, check_plain_keys, episodes_of, need, storage_of
 
 __all__ = ["from_minari", "to_minari"]
 
@@ -101,6 +101,7 @@ def to_minari(
 
 def _buffer(minari: Any, number: int, episode: Episode) -> Any:
     episode.check_no_others((*_LEAVES, *_FLAGS), "a Minari dataset")
+    check_plain_keys(episode.columns, "/", "a Minari dataset")
     episode.check_ends("Minari")
     before, action, after, reward = (episode.tree(".".join(p), (p,)) for p in _LEAVES)
     return minari.data_collector.EpisodeBuffer(

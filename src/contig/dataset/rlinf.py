@@ -19,6 +19,8 @@ from .episodes import Episode, OnEpisode, episodes_of, nested, storage_of
 
 __all__ = ["from_rlinf", "to_rlinf"]
 
+# In metadata: which observations were one array, and have become a dict's `states`.
+_PLAIN = "contig_plain"
 _PLACES = {
     "curr_obs": ("observation",),
     "next_obs": ("next", "observation"),
@@ -39,12 +41,14 @@ def from_rlinf(path: str | Path, target: Any) -> int:
     """
     directory = read_rlinf(Path(path))
     writer = storage_of(target).writer()
+    plain = directory.metadata.get(_PLAIN) or ()
     for entry in directory.entries:
         flat = flatten_trajectory(directory.load(entry))
         steps, envs = flat.shape[:2]
         leaves: dict[Any, Any] = {}
         for name, column in flat.columns.items():
-            place = (*_PLACES.get(str(name[0]), (name[0],)), *name[1:])
+            below = () if name[0] in plain and name[1:] == ("states",) else name[1:]
+            place = (*_PLACES.get(str(name[0]), (name[0],)), *below)
             lanes = np.swapaxes(column.reshape(steps, envs, *column.shape[1:]), 0, 1)
             single = place[0] == "next" and place[1] != "observation" and lanes.shape[2:] == (1,)
             leaves[place] = lanes[..., 0] if single else lanes
@@ -62,7 +66,8 @@ def to_rlinf(
     """Writes a directory that RLinf loads: a file per complete trajectory, fields ``[T, 1, ...]``.
 
     Fields are `curr_obs` and `next_obs` (dicts; an observation that is one array is their
-    `states`), `actions`, `rewards`, `dones`, `terminations`, `truncations`. Rewards and flags are
+    `states`, and one array again when `from_rlinf` reads it), `actions`, `rewards`, `dones`,
+    `terminations`, `truncations`. Rewards and flags are
     ``[T, 1, 1]``. The directory is there when it is complete. Needs torch.
 
     Args:
@@ -75,20 +80,23 @@ def to_rlinf(
     Raises:
         LayoutError: a leaf is missing, or there is one that a rollout of RLinf has no field for.
     """
-    count, about = 0, {"trajectory_counter": 0, "seed": 0}
+    count = 0
+    about: dict[str, Any] = {"trajectory_counter": 0, "seed": 0, _PLAIN: []}
 
     def entries() -> Iterator[tuple[Entry, dict[str, Any]]]:
         nonlocal count
         for episode in episodes_of(source, drop, on_episode):
             entry = Entry(uuid.uuid4().hex, count, episode.steps, (episode.steps, 1), 0, "")
             about["trajectory_counter"] = count = count + 1
-            yield entry, _fields(episode)
+            fields, about[_PLAIN] = _fields(episode)
+            yield entry, fields
 
     export_rlinf(Path(path), entries(), "pt", about)
     return count
 
 
-def _fields(episode: Episode) -> dict[str, Any]:
+def _fields(episode: Episode) -> tuple[dict[str, Any], list[str]]:
+    """The fields of a rollout, and which of its observations were one array."""
     episode.check_no_others(tuple(_PLACES.values()), "an RLinf rollout")
     episode.check_ends("a rollout")
     out: dict[str, Any] = {}
@@ -98,15 +106,15 @@ def _fields(episode: Episode) -> dict[str, Any]:
     late = episode.ends("truncated")
     over = episode.ends("terminated")
     out |= {"terminations": over, "truncations": late, "dones": over | late}
-    for name in ("curr_obs", "next_obs"):
-        if isinstance(out.get(name), np.ndarray):
-            out[name] = {"states": out[name]}
+    plain = [name for name in ("curr_obs", "next_obs") if isinstance(out.get(name), np.ndarray)]
+    for name in plain:
+        out[name] = {"states": out[name]}
     if isinstance(out["rewards"], Mapping):
         raise LayoutError("next.reward: nested; a rollout of RLinf has one array of rewards")
     for name in ("rewards", "terminations", "truncations", "dones"):
         if out[name].ndim == 1:
             out[name] = out[name][:, None]
-    return {name: _of_one_env(value) for name, value in out.items()}
+    return {name: _of_one_env(value) for name, value in out.items()}, plain
 
 
 def _of_one_env(node: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,28 +16,16 @@ import torch
 from ..errors import LayoutError, NothingEligibleError
 from .base import RolloutFileBase
 from .deck import Deck
-from .frames import Frames, canonical, frame_range
+from .frames import Frames, canonical, frame_range, must_be_finite, with_flags
 from .source import DirectorySource, Piece, StorageSource, source_of
+from .steps import Transition, part
 
 __all__ = ["RolloutDataset", "Transition"]
 
 log = logging.getLogger("contig.dataset")
 
 _POLL_S = 0.05
-_NEXT = ("next_observation", "next_privileged_observation")
-
-
-class Transition(NamedTuple):
-    """One step of all envs, or T of them; privileged observations are None if there are none."""
-
-    observation: Any
-    privileged_observation: Any
-    action: Any
-    reward: Any
-    done: Any
-    timeout: Any
-    next_observation: Any
-    next_privileged_observation: Any
+_OBSERVATIONS = ("observation", "privileged_observation")
 
 
 class RolloutDataset(RolloutFileBase):
@@ -107,10 +95,29 @@ class RolloutDataset(RolloutFileBase):
         self.seed = seed
         self.num_dataset_looped = 0
         self.source = source_of(data_dir)
-        self._worker = (0, 1)
-        self._known: list[str] = []  # of this worker
-        self._unused: deque[str] = deque()
         self._deck: Deck | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing has been looked at or handed out."""
+        info = torch.utils.data.get_worker_info()
+        self._worker = (0, 1) if info is None else (info.id, info.num_workers)
+        self._random = np.random.default_rng([self.seed, self._worker[0]])
+        self.num_dataset_looped = 0
+        self._all: list[str] = []  # in the order in which they were seen
+        self._seen: set[str] = set()
+        self._known: list[str] = []  # of this worker, that are there
+        self._taken: set[str] = set()  # of this worker, that came to be read
+        self._unused: deque[str] = deque()  # to be read in this loop
+        self._ended = False
+        count = self.num_envs
+        self.traj_identifiers = [""] * count
+        self._pieces: list[list[Piece]] = [[] for _ in range(count)]
+        self._piece = np.zeros(count, np.int64)
+        self._cursor = np.zeros(count, np.int64)
+        self._length = np.zeros(count, np.int64)
+        self._first = np.zeros(count, bool)  # the frame at the cursor is a first one
+        self._wanting = np.ones(count, bool)  # needs a trajectory before the next frame
 
     # -- files --------------------------------------------------------------------------------
 
@@ -152,27 +159,11 @@ class RolloutDataset(RolloutFileBase):
     # -- envs ---------------------------------------------------------------------------------
 
     def reset_all(self) -> None:
-        info = torch.utils.data.get_worker_info()
-        self._worker = (0, 1) if info is None else (info.id, info.num_workers)
-        if info is not None and isinstance(self.source, StorageSource):
+        self._forget()
+        if isinstance(self.source, StorageSource):
             self.source.in_worker()
-        self._random = np.random.default_rng([self.seed, self._worker[0]])
-        self.num_dataset_looped = 0
-        self._unused.clear()
-        self._all: list[str] = []
-        self._seen: set[str] = set()
-        self._taken: set[str] = set()
         self._await_trajectories()
-        count = self.num_envs
-        self._names = [""] * count
-        self._pieces: list[list[Piece]] = [[] for _ in range(count)]
-        self._piece = np.zeros(count, np.int64)
-        self._cursor = np.zeros(count, np.int64)
-        self._length = np.zeros(count, np.int64)
-        self._first = np.zeros(count, bool)  # the frame at the cursor is a first one
-        self._wanting = np.ones(count, bool)  # needs a trajectory before the next frame
-        self._ended = False
-        self._maintain()
+        self.refresh_handlers(self.all_env_ids)
 
     def _await_trajectories(self) -> None:
         deadline = time.monotonic() + self.wait_s
@@ -192,13 +183,13 @@ class RolloutDataset(RolloutFileBase):
             time.sleep(_POLL_S)
 
     def refresh_handlers(self, env_ids: Any) -> None:
-        self._wanting[np.asarray(torch.as_tensor(env_ids).cpu())] = True
-        self._maintain()
-
-    def _maintain(self) -> None:
-        """Gives envs that need it their next trajectory."""
-        for env in np.flatnonzero(self._wanting):
-            self._begin(int(env), self._next_name())
+        """Gives some envs new trajectories. One that has handed out no frame of its own keeps
+        that: nothing is skipped unread."""
+        for env in self._env_numbers(env_ids):
+            if self._first[env]:
+                continue
+            self._wanting[env] = True
+            self._maintain_handler(int(env))
 
     def _next_name(self) -> str:
         if not self._unused and not self._ended:
@@ -219,7 +210,10 @@ class RolloutDataset(RolloutFileBase):
             self._unused.extend(self._ordered(self._known))
         return self._unused.popleft()
 
-    def _begin(self, env: int, name: str) -> None:
+    def _refresh_traj_handler(self, env_idx: int) -> None:
+        """Puts an env's cursor into the trajectory ``traj_identifiers[env_idx]``, at a frame of
+        `starting_frame_range`, and reads the file that has it."""
+        name = self.traj_identifiers[env_idx]
         pieces = self.source.pieces(name)
         if not pieces:
             raise LayoutError(f"{self.source.describe()}: {name} has no frames any more")
@@ -227,23 +221,49 @@ class RolloutDataset(RolloutFileBase):
         frame = int(self._random.integers(low, high)) if high - low > 1 else low
         frame = min(pieces[0].start + frame, pieces[-1].end - 1)
         number = next(i for i, piece in enumerate(pieces) if frame < piece.end)
-        self._names[env], self._pieces[env] = name, pieces
-        self._load(env, number)
-        self._cursor[env] = frame - pieces[number].start
-        self._first[env] = True
-        self._wanting[env] = False
+        self._pieces[env_idx], self._piece[env_idx] = pieces, number
+        self._cursor[env_idx] = frame - pieces[number].start
+        self._refresh_traj_data(env_idx)
+        self._first[env_idx] = True
+        self._wanting[env_idx] = False
 
-    def _load(self, env: int, number: int) -> None:
-        piece = self._pieces[env][number]
-        frames = self.source.load(self._names[env], piece)
-        frames = _complete(frames)
-        where = f"{self.source.describe()}: {self._names[env]}, {piece.file}"
+    def _refresh_traj_data(self, env_idx: int) -> None:
+        """Reads the file that an env's cursor is in. Its frames then are ``traj_data[env_idx]``."""
+        name, piece = self.traj_identifiers[env_idx], self._pieces[env_idx][self._piece[env_idx]]
+        frames = with_flags(self.source.load(name, piece))
+        where = f"{self.source.describe()}: {name}, {piece.file}"
         if self.check_finite:
-            _check_finite(frames, env, piece.start, where)
+            must_be_finite(frames, env_idx, piece.start, where)
         if self._deck is None:
             self._deck = Deck(frames, self.num_envs, self.device)
-        self._deck.put(env, frames, where)
-        self._piece[env], self._length[env] = number, piece.end - piece.start
+        self._deck.put(env_idx, frames, where)
+        self._length[env_idx] = piece.end - piece.start
+
+    @property
+    def traj_data(self) -> list[dict[str, torch.Tensor]]:
+        """The frames that each env reads at present, by field; views, which may be changed."""
+        deck = self._deck
+        if deck is None:
+            return [{} for _ in range(self.num_envs)]
+        return [deck.slot_of(env, int(self._length[env])) for env in range(self.num_envs)]
+
+    def _maintain_handler(self, env_idx: int) -> None:
+        """Moves an env on: from the end of a file to the next one; from the end of a trajectory,
+        before its next frame, to another trajectory.
+
+        Raises:
+            StopIteration: all loops have been handed out.
+        """
+        if self._wanting[env_idx]:
+            self.traj_identifiers[env_idx] = self._next_name()
+            self._refresh_traj_handler(env_idx)
+        elif self._cursor[env_idx] >= self._length[env_idx]:
+            if self._piece[env_idx] + 1 < len(self._pieces[env_idx]):
+                self._piece[env_idx] += 1
+                self._cursor[env_idx] = 0
+                self._refresh_traj_data(env_idx)
+            else:
+                self._wanting[env_idx] = True
 
     # -- batches ------------------------------------------------------------------------------
 
@@ -260,103 +280,85 @@ class RolloutDataset(RolloutFileBase):
             shape, dtype = fields[name].shape[2:], fields[name].dtype
             return torch.empty(*lead, self.num_envs, *shape, dtype=dtype, device=self.device)
 
-        stored = [*Transition._fields[:6], "observation", "privileged_observation"]
+        stored = [*Transition._fields[:6], *_OBSERVATIONS]
         return Transition._make(new(name) for name in stored)
 
     def fill_transition(self, buffer: Any, env_ids: Any = None) -> None:
-        if env_ids is None:
-            envs = np.arange(self.num_envs)
-            rows: Any = slice(None)
-        else:
-            rows = torch.as_tensor(env_ids, device=self.device)
-            envs = np.asarray(rows.cpu(), np.int64)
-        if self._wanting[envs].any():
-            self._maintain()
+        if not self._ready:
+            self.reset()
+        envs = self._env_numbers(env_ids)
+        for env in envs[self._wanting[envs]]:
+            self._maintain_handler(int(env))
+        if type(self)._fill_transition_per_env is RolloutDataset._fill_transition_per_env:
+            self._fill(buffer, envs, whole=env_ids is None)
+            return
+        for env in envs:  # a subclass has its own way
+            self._fill_transition_per_env(buffer, int(env))
+
+    def _fill_transition_per_env(self, buffer: Any, env_idx: int) -> None:
+        """Writes the next row of one env, and moves its cursor. Without a subclass that has
+        another, all envs are read at once."""
+        if self._wanting[env_idx]:
+            self._maintain_handler(env_idx)
+        self._fill(buffer, np.array([env_idx]), whole=False)
+
+    def _fill(self, buffer: Any, envs: np.ndarray[Any, Any], whole: bool) -> None:
+        """Writes rows of envs that have a frame."""
         deck = self._deck
         assert deck is not None
-        whole = env_ids is None
+        rows: Any = slice(None) if whole else torch.from_numpy(envs).to(self.device)
         at = deck.index(envs, self._cursor[envs])
-        for name in Transition._fields[:6]:
-            target = getattr(buffer, name)
-            if target is not None:
-                _put(target, rows, deck.read(name, at, target if whole else None))
-        for name in _NEXT:  # before other frames take the place of these
-            target = getattr(buffer, name)
+        if type(buffer) is Transition:
+            targets = dict(zip(Transition._fields, buffer))
+        else:
+            targets = {name: part(buffer, name, None) for name in Transition._fields}
+        if all(target is None for target in targets.values()):
+            part(buffer, "observation")  # says what is missing
+        # Next observations of the file too, before other frames take the place of these.
+        read: dict[str, torch.Tensor] = {}
+        for name, target in targets.items():
             if name in deck.fields and target is not None:
-                _put(target, rows, deck.read(name, at, target if whole else None))
-        done, late = buffer.done[rows], buffer.timeout[rows]
+                read[name] = deck.read(name, at, target if whole else None)
+                _put(target, rows, read[name])
+        follows = [
+            name
+            for name in _OBSERVATIONS
+            if targets[f"next_{name}"] is not None and f"next_{name}" not in deck.fields
+        ]
+        for name in ("done", "timeout", *follows):
+            if name not in read:
+                read[name] = deck.read(name, at)
+        done, late = read["done"], read["timeout"]
         over = np.asarray(done.cpu()) | np.asarray(late.cpu())  # by the file, before marks
         self._cursor[envs] += 1
-        last = self._cross(envs)
-        ended = torch.from_numpy(last).to(self.device)
-        late = late | (ended & ~done)
-        done = done | ended
-        if self.first_frame_done:
-            done = done | torch.from_numpy(self._first[envs]).to(self.device)
-        _put(buffer.done, rows, done)
-        _put(buffer.timeout, rows, late)
+        first = self._first[envs]
         self._first[envs] = False
-        self._fill_next(buffer, rows, envs, last | over)
-
-    def _cross(self, envs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Loads the next piece where one has been read; which trajectories have ended."""
-        last = np.zeros(len(envs), bool)
-        for i in np.flatnonzero(self._cursor[envs] >= self._length[envs]):
-            env = int(envs[i])
-            number = int(self._piece[env]) + 1
-            if number < len(self._pieces[env]):
-                self._load(env, number)
-                self._cursor[env] = 0
-            else:
-                last[i] = self._wanting[env] = True
-        return last
-
-    def _fill_next(self, buffer: Any, rows: Any, envs: Any, over: Any) -> None:
-        """Next observations, where the file has none."""
-        deck = self._deck
-        assert deck is not None
-        after = deck.index(envs, np.where(self._wanting[envs], 0, self._cursor[envs]))
-        for name in ("observation", "privileged_observation"):
-            target = getattr(buffer, f"next_{name}")
-            if target is None or f"next_{name}" in deck.fields:
-                continue
-            whole = isinstance(rows, slice)
+        for env in envs[self._cursor[envs] >= self._length[envs]]:
+            self._maintain_handler(int(env))
+        last = self._wanting[envs]
+        if last.any():
+            ended = torch.from_numpy(last).to(self.device)
+            late = late | (ended & ~done)
+            done = done | ended
+        if self.first_frame_done and first.any():
+            done = done | torch.from_numpy(first).to(self.device)
+        for name, flags in (("done", done), ("timeout", late)):
+            if targets[name] is not None:
+                _put(targets[name], rows, flags)
+        after = deck.index(envs, np.where(last, 0, self._cursor[envs]))
+        ends = np.flatnonzero(last | over)
+        for name in follows:
+            target = targets[f"next_{name}"]
             new = deck.read(name, after, target if whole else None)
-            if over.any():  # not the next episode's
-                own = torch.from_numpy(np.flatnonzero(over)).to(self.device)
-                new[own] = getattr(buffer, name)[rows][own]
+            if len(ends):  # not the next episode's
+                own = torch.from_numpy(ends).to(self.device)
+                new[own] = read[name][own]
             _put(target, rows, new)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state["_deck"], state["_ready"] = None, False
         return state
-
-
-def _complete(frames: Frames) -> Frames:
-    """Frames with flags, as bool ``[n]``, and rewards ``[n]``."""
-    rows = len(frames["observation"])
-    out = dict(frames)
-    for flag in ("done", "timeout"):
-        given = frames.get(flag)
-        if given is None:
-            out[flag] = np.zeros(rows, bool)
-        elif given.dtype != bool or given.ndim != 1:
-            out[flag] = given.reshape(rows, -1)[:, 0] != 0
-    if out["reward"].ndim == 2 and out["reward"].shape[1] == 1:
-        out["reward"] = out["reward"][:, 0]
-    return out
-
-
-def _check_finite(frames: Frames, env: int, start: int, where: str) -> None:
-    for name, array in frames.items():
-        if array.dtype.kind == "f":
-            bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(1))
-            if len(bad):
-                raise ValueError(
-                    f"{where}: {name} is not finite at frame {start + int(bad[0])}, which env "
-                    f"{env} was to read; leave the trajectory out, or check_finite=False"
-                )
 
 
 def _put(target: torch.Tensor, rows: Any, values: torch.Tensor) -> None:

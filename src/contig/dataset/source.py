@@ -57,8 +57,16 @@ class Source(ABC):
 
 
 def source_of(data: Any) -> Source:
-    """A source of what a dataset was given: a path or a storage."""
-    return StorageSource(data) if isinstance(data, Storage) else DirectorySource(Path(data))
+    """A source of what a dataset was given: a path, a storage, or a buffer that has one."""
+    storage = data if isinstance(data, Storage) else getattr(data, "storage", None)
+    if isinstance(storage, Storage):
+        return StorageSource(storage)
+    if not isinstance(data, (str, os.PathLike)):
+        raise TypeError(
+            f"data_dir={type(data).__name__}: expected a directory, or a storage or a "
+            "contig.ReplayBuffer with complete trajectories"
+        )
+    return DirectorySource(Path(data))
 
 
 class DirectorySource(Source):
@@ -231,6 +239,7 @@ class StorageSource(Source):
                 raise LayoutError(
                     f"{self.describe()}: no leaf {needed}; it has "
                     f"{', '.join(show_path(leaf.path) for leaf in batch.layout.leaves)}"
+                    f"{_groups(batch, needed)}"
                 )
         for flag, end in (("done", ("terminated", "truncated")), ("timeout", ("truncated",))):
             # The index knows how it ended, whatever flags the rows have.
@@ -240,6 +249,16 @@ class StorageSource(Source):
             column[-1] |= any(self._found[name][e] for e in end)
             out[flag] = column
         return {k: v for k, v in out.items() if v is not None}
+
+
+def _groups(batch: Batch, name: str) -> str:
+    """What to do about leaves that are in groups, if these are."""
+    if (name,) not in batch:
+        return ""
+    return (
+        f". {name} is a dict, and a dataset hands out one array: store its parts as one, or read "
+        "episodes with storage.read_episode(id)"
+    )
 
 
 def _leaf(batch: Batch, *paths: tuple[str, ...]) -> Any:

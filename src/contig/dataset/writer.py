@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from ..convert import is_number
 from ..errors import ClosedError, LayoutError
 from ..tape.disk import files
 from .codecs import check_codec, encode
 from .frames import Frames, canonical, save_frames
+from .held import HeldDirectory
 
 __all__ = ["RolloutWriter"]
 
@@ -37,7 +39,10 @@ _STORED = {"observation": "observations", "privileged_observation": "privileged_
 
 
 class RolloutWriter:
-    """Writes trajectories to a directory, behind those that are there. One thread at a time.
+    """Writes trajectories to a directory, behind those that are there.
+
+    It is the only one that does, until it is closed: the directory itself is locked. One thread at
+    a time, of the process that made it.
 
     Args:
         data_dir: the directory.
@@ -48,6 +53,10 @@ class RolloutWriter:
         codecs: of some parts, by name: "normalized_image", "one_hot", or a dict for "quantised";
             see `contig.dataset.codecs`.
         metadata: more to put into ``metadata.json``.
+
+    Raises:
+        BlockingIOError: another writer has the directory.
+        LayoutError: it was written with other parts or codecs.
     """
 
     def __init__(
@@ -64,7 +73,7 @@ class RolloutWriter:
             raise ValueError(
                 f"num_envs={num_envs}, frames_per_file={frames_per_file}: expected at least 1"
             )
-        self.path = Path(data_dir)
+        self.path = Path(data_dir).absolute()  # wherever the process goes
         self.num_envs, self.frames_per_file = num_envs, frames_per_file
         self._segments = {k: _shape(v) for k, v in (obs_segments or {}).items()}
         self._codecs = dict(codecs or {})
@@ -73,7 +82,12 @@ class RolloutWriter:
                 raise LayoutError(f"codecs: {part} is not among the obs_segments")
             check_codec(part, codec, self._segments[part])
         files.make_dir(self.path)
-        self._describe(dict(metadata or {}))
+        self._held = HeldDirectory(self.path)
+        try:
+            self._describe(dict(metadata or {}))
+        except BaseException:
+            self._held.close()
+            raise
         taken = [n.removeprefix(".") for n in files.listing(self.path)]
         numbers = [n.split("_")[1].partition(".")[0] for n in taken if n.startswith("trajectory_")]
         self._next = 1 + max((int(n) for n in numbers if n.isdigit()), default=-1)
@@ -150,8 +164,8 @@ class RolloutWriter:
                 raise LayoutError(
                     f"{name}: shape {list(array.shape)}, expected [{count or 'at least 1'}, ...]"
                 )
-            if array.dtype.kind not in "biuf":
-                raise LayoutError(f"{name}: {array.dtype}, expected numbers")
+            if not is_number(array.dtype) or array.dtype.name.startswith("float8"):
+                raise LayoutError(f"{name}: {array.dtype}, expected numbers that .npz files hold")
         if self._segments:
             width = sum(math.prod(shape) for shape in self._segments.values())
             if frames["observation"].shape[1:] != (width,):
@@ -181,15 +195,21 @@ class RolloutWriter:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this writer is closed")
+        self._held.check()
 
     def close(self) -> None:
         """Completes trajectories that are still open; they then end without a termination."""
         if self._closed:
             return
         self._closed = True
-        for growing in self._open:
-            if growing is not None:
-                growing.finish(self)
+        try:
+            if any(growing is not None for growing in self._open):
+                self._held.check()
+            for growing in self._open:
+                if growing is not None:
+                    growing.finish(self)
+        finally:
+            self._held.close()
 
     def __enter__(self) -> RolloutWriter:
         return self

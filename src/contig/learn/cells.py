@@ -4,15 +4,34 @@ Everything that does not depend on the step before is done for all rows at once,
 loop over time; a step of the loop is one product and a few elementwise operations. The state after
 every row comes out, the LSTM's cell state too. Gradients are those of the step-by-step loop; there
 are no second derivatives.
+
+Everything has the weights' dtype, under autocast too: a state that is rounded at every step drifts
+away from what it was when its row was stored.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-__all__ = ["gru_layer", "lstm_layer"]
+__all__ = ["as_weights", "gru_layer", "lstm_layer"]
+
+
+def as_weights(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method whose first argument is a tensor, run without autocast."""
+
+    @functools.wraps(method)
+    def run(self: Any, first: Any, *rest: Any) -> Any:
+        device = first.device.type
+        if not torch.is_autocast_enabled(device):
+            return method(self, first, *rest)
+        with torch.autocast(device, enabled=False):
+            return method(self, first, *rest)
+
+    return run
 
 
 def gru_layer(x: Any, h0: Any, sizes: list[int], weights: Any) -> Any:
@@ -64,6 +83,7 @@ def _weight_grads(ctx: Any, d_in: Any, d_rec: Any, x: Any, before: Any, at: int)
 
 class _GRU(torch.autograd.Function):
     @staticmethod
+    @as_weights
     def forward(
         ctx: Any, x: Any, h0: Any, sizes: list[int], w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any
     ) -> Any:
@@ -91,6 +111,7 @@ class _GRU(torch.autograd.Function):
         return after
 
     @staticmethod
+    @as_weights
     def backward(ctx: Any, grad: Any) -> Any:
         _only_once()
         x, h0, w_ih, w_hh, b_hh, gates, after = ctx.saved_tensors
@@ -124,6 +145,7 @@ class _GRU(torch.autograd.Function):
 
 class _LSTM(torch.autograd.Function):
     @staticmethod
+    @as_weights
     def forward(
         ctx: Any,
         x: Any,
@@ -157,6 +179,7 @@ class _LSTM(torch.autograd.Function):
         return after, cell
 
     @staticmethod
+    @as_weights
     def backward(ctx: Any, grad: Any, grad_cell: Any) -> Any:
         _only_once()
         x, h0, c0, w_ih, w_hh, gates, after, cell, squashed = ctx.saved_tensors

@@ -23,7 +23,7 @@ except ImportError as error:
 
 from ..convert import numpy_dtype
 from ..tree import Path, as_path, show_path
-from .cells import gru_layer, lstm_layer
+from .cells import as_weights, gru_layer, lstm_layer
 from .mode import recurrent_mode_state
 from .packing import Packing, pack
 from .rows import INIT, boundaries, leaves, read, tensors, write
@@ -167,6 +167,7 @@ class _Recurrent(torch.nn.Module, ABC):
         out = [state.index_select(0, places) for state in wide]
         return out[0][:, -self.hidden_size :], out
 
+    @as_weights
     def _step(self, x: Any, given: list[Any]) -> tuple[Any, list[Any]]:
         states = [h.transpose(0, 1).contiguous() for h in given]
         output, after = self.rnn(x.unsqueeze(0), states[0] if len(states) == 1 else tuple(states))

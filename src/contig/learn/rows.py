@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..batch import Batch
-from ..convert import as_array, to_torch
+from ..convert import as_array, refuse_non_tensor, to_torch
 from ..tree import Nested, Path, show_path
 from .steps import Array, is_tensor
 
@@ -23,6 +23,7 @@ __all__ = [
     "flat_shape",
     "is_tensordict",
     "leaves",
+    "no_marks",
     "read",
     "tensors",
     "write",
@@ -60,8 +61,16 @@ def read(data: Any, path: Path) -> Any:
     return node
 
 
-def leaves(data: Any) -> dict[Path, Any]:
-    """All leaves by path."""
+def leaves(data: Any, *, whole: bool = False) -> dict[Path, Any]:
+    """All leaves by path.
+
+    Args:
+        whole: something new is made of all of them, in which what a TensorDict has besides tensors
+            would be missing.
+
+    Raises:
+        ValueError: there is such a thing, and `whole`.
+    """
     _check(data)
     if isinstance(data, Batch):
         return {p: data[p] for p in data.layout.by_path}
@@ -69,6 +78,8 @@ def leaves(data: Any) -> dict[Path, Any]:
 
     def walk(node: Any, path: Path) -> None:
         for key, child in node.items():
+            if whole:
+                refuse_non_tensor(child, (*path, key))
             if isinstance(child, Mapping) or is_tensordict(child):
                 walk(child, (*path, key))
             else:
@@ -149,9 +160,14 @@ def flat_shape(data: Any, marks: Sequence[Path]) -> tuple[int, ...]:
             # [N, 1] is the form of flags in TensorDicts; nobody gives ids so.
             flag = path[:1] != ("collector",) and len(shape) > 1 and shape[-1] == 1
             return shape[:-1] if flag else shape
+    raise no_marks(data, marks)
+
+
+def no_marks(data: Any, marks: Sequence[Path]) -> KeyError:
+    """The error where none of some per-row leaves is there."""
     known = ", ".join(show_path(p) for p in leaves(data))
     looked = ", ".join(show_path(p) for p in marks)
-    raise KeyError(
+    return KeyError(
         f"no leaf says which rows belong together: looked for {looked}; there are {known}"
     )
 

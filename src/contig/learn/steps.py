@@ -102,6 +102,8 @@ class Steps:
             dtype = torch.float64 if self.dtype == np.float64 else torch.float32
             tensor = torch.as_tensor(value, device=self.device).detach().to(dtype)
             return self._spread(tensor, shape).expand(self.shape).reshape(self.dims)
+        if is_tensor(value) and value.is_floating_point() and value.element_size() < 4:
+            value = value.detach().float()  # numpy lacks some of these
         array = as_array(value)
         if array.dtype.kind not in "fiub" and not array.dtype.name.startswith("bfloat16"):
             raise ValueError(f"{name}: expected numbers, got {array.dtype}")

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..batch import Batch
 from ..convert import as_array
-from ..tree import Path, show_path
+from ..tree import Path, as_path, show_path
 from .rows import (
     DONE,
     IDS,
@@ -25,6 +25,8 @@ from .rows import (
     column,
     flat_shape,
     leaves,
+    no_marks,
+    read,
 )
 from .steps import Array, is_tensor
 
@@ -36,18 +38,25 @@ _FLAGS = ("done", "terminated", "truncated")
 Columns = dict[Path, Any]
 
 
-def _flat(data: Any) -> tuple[Columns, Array, int]:
-    """Leaves ``[N, ...]``, where trajectories start, and N."""
-    shape = flat_shape(data, _MARKS)
-    columns = leaves(data)
+def _flat(
+    data: Any, ids: Path | None = None, done: Path | None = None
+) -> tuple[Columns, Array, int]:
+    """Leaves ``[N, ...]``, where trajectories start, and N. Marks that are named decide alone."""
+    named = ids or done
+    if named is not None and read(data, named) is None:
+        raise no_marks(data, [named])
+    shape = flat_shape(data, _MARKS if named is None else (named,))
+    columns = leaves(data, whole=True)
     for path, value in columns.items():
         if tuple(np.shape(value))[: len(shape)] != shape:
             raise ValueError(
                 f"{show_path(path)}: shape {list(np.shape(value))}, expected the batch's "
                 f"{list(shape)} first"
             )
-    start = boundaries(data, shape)
-    for path in (DONE, ("done",), SLICE_END):
+    start = boundaries(data, shape, init=None if named else INIT, ids=ids if named else IDS)
+    if done is not None and ids is None:
+        start[..., 1:] |= np.asarray(column(data, done, shape), np.bool_)[..., :-1]
+    for path in () if named else (DONE, ("done",), SLICE_END):
         # A row after an end; only the first of the done flags counts.
         if path == ("done",) and DONE in columns:
             continue
@@ -97,7 +106,15 @@ def _like(array: Array, data: Any, columns: Columns) -> Any:
 # -- trajectories --------------------------------------------------------------------------------
 
 
-def split_trajectories(data: Any, as_nested: bool = False) -> Any:
+def split_trajectories(
+    data: Any = None,
+    as_nested: bool = False,
+    *,
+    rollout_tensordict: Any = None,
+    prefix: Any = None,
+    trajectory_key: Any = None,
+    done_key: Any = None,
+) -> Any:
     """One row per trajectory.
 
     Padded with zeros to ``[trajectories, longest]``, with a bool `mask` of real steps, also at
@@ -107,10 +124,26 @@ def split_trajectories(data: Any, as_nested: bool = False) -> Any:
 
     A trajectory ends at a done row, at a slice's end, and where the id or a first step says so.
 
+    Args:
+        data: the rows.
+        rollout_tensordict: another name for `data`, as TorchRL has it.
+        prefix: where `traj_ids` are and `mask` goes, in place of the above.
+        trajectory_key: ids; they decide alone.
+        done_key: flags of the last rows, also below ``"next"``; they decide alone, if no ids are
+            named.
+
+    Raises:
+        KeyError: no leaf says which rows belong together, or none has the key that was given.
+
     Warns:
         UserWarning: for the padded form, which costs memory and a mask everywhere.
     """
-    columns, start, n = _flat(data)
+    if (data is None) == (rollout_tensordict is None):
+        raise TypeError("split_trajectories: expected rows, as data or as rollout_tensordict")
+    data = rollout_tensordict if data is None else data
+    under = None if prefix is None else as_path(prefix)
+    ids, done = _keys(data, under, trajectory_key, done_key)
+    columns, start, n = _flat(data, ids, done)
     first, lengths = _pieces(start, n)
     if as_nested:
         return _nested(data, columns, first, lengths)
@@ -132,10 +165,24 @@ def split_trajectories(data: Any, as_nested: bool = False) -> Any:
             out[path] = taken.masked_fill(~_like(mask, None, {path: taken}).reshape(shape), 0)
         else:
             out[path] = np.where(mask.reshape(shape), taken, np.zeros((), taken.dtype))
-    for path in (("mask",), MASK):
-        if path != MASK or any(p[0] == "collector" for p in columns):
-            out[path] = _like(mask, data, columns)
+    places: list[Path] = [("mask",)] if under is None else [(*under, "mask")]
+    if under is None and any(p[0] == "collector" for p in columns):
+        places.append(MASK)
+    for path in places:
+        out[path] = _like(mask, data, columns)
     return build(data, out, mask.shape)
+
+
+def _keys(data: Any, prefix: Path | None, ids: Any, done: Any) -> tuple[Path | None, Path | None]:
+    """Paths of the marks that were named."""
+    if ids is not None:
+        return as_path(ids), None
+    if prefix is not None and read(data, (*prefix, "traj_ids")) is not None:
+        return (*prefix, "traj_ids"), None
+    if done is None:
+        return None, None
+    below = ("next", *as_path(done))
+    return None, below if read(data, below) is not None else as_path(done)
 
 
 def _nested(data: Any, columns: Columns, first: Array, lengths: Array) -> Any:
@@ -254,7 +301,7 @@ def unpad_slices(data: Any) -> Any:
     Raises:
         KeyError: there is no ``("collector", "mask")``.
     """
-    columns = leaves(data)
+    columns = leaves(data, whole=True)
     if MASK not in columns:
         known = ", ".join(show_path(p) for p in columns)
         raise KeyError(f"no {show_path(MASK)}, so the rows are not padded; there are {known}")

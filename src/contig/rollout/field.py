@@ -84,7 +84,10 @@ class Field:
         tree, batch = plain_tree(example)
         self._tensordict = batch is not None
         self.paths, leaves, self._structure = _flat(tree, name)
-        self.tensors = [torch.zeros(rows, *x.shape, dtype=x.dtype, device=device) for x in leaves]
+        with torch.inference_mode(False):  # such tensors would not count what is written to them
+            self.tensors = [
+                torch.zeros(rows, *x.shape, dtype=x.dtype, device=device) for x in leaves
+            ]
         self._open = open_dtype
 
     @property
@@ -93,20 +96,51 @@ class Field:
 
     def write(self, row: int, leaves: list[Tensor]) -> None:
         """Writes one step that `check` let through."""
+        self._settle(leaves)
+        for mine, new in zip(self.tensors, leaves):
+            mine[row].copy_(new)
+
+    def assign(self, value: Any, rows: int) -> None:
+        """Writes the first so many rows, ``[rows, N, ...]``.
+
+        Raises:
+            LayoutError: as `check`; nothing is written.
+        """
+        leaves = self.check(value, rows)
+        self._settle(leaves)
+        for mine, new in zip(self.tensors, leaves):
+            mine[:rows].copy_(new.detach())
+
+    def _settle(self, leaves: list[Tensor]) -> None:
+        """The first values decide on the dtype, if it is open."""
         if self._open:
             self._open = False
             for i, new in enumerate(leaves):
                 if new.dtype != self.tensors[i].dtype:
                     self.tensors[i] = self.tensors[i].to(new.dtype)
-        for mine, new in zip(self.tensors, leaves):
-            mine[row].copy_(new)
 
-    def check(self, value: Any) -> list[Tensor]:
-        """The leaves of one step.
+    @staticmethod
+    def first_row(name: str, value: Any, num_envs: int) -> Any:
+        """One step of ``[rows, N, ...]``, as an example.
+
+        Raises:
+            LayoutError: no tensors, or without these dims.
+        """
+        _, leaves, structure = _flat(plain_tree(value)[0], name)
+        for leaf in leaves:
+            if leaf.ndim < 2 or not len(leaf) or leaf.shape[1] != num_envs:
+                raise LayoutError(
+                    f"{name}: shape {list(leaf.shape)}, expected [T, {num_envs}, ...]"
+                )
+        return unflatten(structure, iter([leaf[0] for leaf in leaves]))
+
+    def check(self, value: Any, rows: int | None = None) -> list[Tensor]:
+        """The leaves of one step, or of so many.
 
         Raises:
             LayoutError: another structure, shape or dtype, with the path.
         """
+        lead = [] if rows is None else [rows]
         if isinstance(value, torch.Tensor) and self._structure.kind == "leaf":
             leaves = [value]
         else:
@@ -117,10 +151,9 @@ class Field:
                     f"{self.name}: expected the tensors {', '.join(want)}, got {', '.join(got)}"
                 )
         for i, (mine, new) in enumerate(zip(self.tensors, leaves)):
-            if new.shape != mine.shape[1:]:
-                raise LayoutError(
-                    f"{self._where(i)}: shape {list(new.shape)}, expected {list(mine.shape[1:])}"
-                )
+            expected = [*lead, *mine.shape[1:]]
+            if list(new.shape) != expected:
+                raise LayoutError(f"{self._where(i)}: shape {list(new.shape)}, expected {expected}")
             if not (self._open or torch.can_cast(new.dtype, mine.dtype)):
                 raise LayoutError(
                     f"{self._where(i)}: {new.dtype}, but {mine.dtype} is stored; convert it first"

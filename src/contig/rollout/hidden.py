@@ -35,8 +35,10 @@ class HiddenStates:
     def check(self, given: Any, fresh: bool) -> list[States]:
         """What a transition brings, as tuples; a fresh rollout may bring something else.
 
+        None, or a tuple of Nones, is a network that has not run yet: its states are zeros.
+
         Raises:
-            LayoutError: other shapes than ``[layers, N, hidden]``, or than before.
+            LayoutError: other shapes than ``[layers, N, hidden]``, or than before; none after some.
         """
         if given is None:
             given = (None, None)
@@ -50,14 +52,21 @@ class HiddenStates:
     def _of_one(self, who: int, value: Any, fresh: bool) -> States:
         kept = None if fresh else self.kept[who]
         name = f"hidden_states of the {_WHOSE[who]}"
-        if not fresh and (value is None) != (kept is None):
-            now, then = ("missing", "given") if value is None else ("given", "missing")
-            raise LayoutError(f"{name}: {now} at this step, {then} at the rollout's first")
-        if value is None:
-            return None
         pair = isinstance(value, (tuple, list))
         tensors = tuple(value) if pair else (value,)
+        if all(tensor is None for tensor in tensors):
+            if kept is not None:
+                raise LayoutError(
+                    f"{name}: missing at this step, given before; if the network was reset, pass "
+                    "zeros"
+                )
+            return None
         for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                raise LayoutError(
+                    f"{name}: expected a tensor, a tuple of tensors or None, got "
+                    f"{type(tensor).__name__}{' in a tuple' if pair else ''}"
+                )
             if tensor.ndim != 3 or tensor.shape[1] != self.num_envs:
                 raise LayoutError(
                     f"{name}: shape {list(tensor.shape)}, expected [layers, {self.num_envs}, "

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from .storage import RolloutStorage, _Stored
+from .storage import RolloutStorage
+from .stored import Stored
 from .window import Window
 
 __all__ = ["ActionLabelRollout", "QueueRolloutStorage"]
@@ -82,8 +83,9 @@ class QueueRolloutStorage(RolloutStorage):
         rows = min(self.num_rows + missing, self.max_rows)
         if rows > self.num_rows:
             self.num_rows = rows
-            for field in self.fields.values():
-                field.grow(rows)
+            with self._results.moving():
+                for field in self.fields.values():
+                    field.grow(rows)
             self.hidden.change(self._grown)
 
     def _grown(self, old: torch.Tensor) -> torch.Tensor:
@@ -96,8 +98,9 @@ class QueueRolloutStorage(RolloutStorage):
         window = self.window
         if window.first == 0:
             return
-        for field in self.fields.values():
-            field.roll(window.first, window.rows)
+        with self._results.moving():
+            for field in self.fields.values():
+                field.roll(window.first, window.rows)
         self.hidden.change(lambda t: torch.roll(t, -window.first, 0))
         self.step = 0
 
@@ -106,6 +109,6 @@ class ActionLabelRollout(QueueRolloutStorage):
     """A QueueRolloutStorage that also keeps `action_labels` (``[N, ...]``): say, an expert's
     actions. Its minibatches have them as their last field."""
 
-    action_labels = _Stored("action_labels")
-    _optional = (*QueueRolloutStorage._optional, "action_labels")
+    action_labels = Stored("action_labels")
+    _needed = (*QueueRolloutStorage._needed, "action_labels")
     _carried = (*QueueRolloutStorage._carried, "action_labels")

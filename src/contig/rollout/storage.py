@@ -17,33 +17,25 @@ from . import minibatches
 from .field import Field, View, example_of
 from .hidden import HiddenStates
 from .returns import gae, normalize
-from .tape import write_trajectories
-from .transition import DistillationBatch, MiniBatch, Statistics, Transition
+from .stored import RESULTS, Results, Stored
+from .tape import leaves_of, write_trajectories
+from .transition import (
+    COLUMNS,
+    FLAGS,
+    DistillationBatch,
+    MiniBatch,
+    Statistics,
+    Transition,
+    column,
+)
 from .window import Window
 
 __all__ = ["RolloutStorage"]
 
 Tensor = torch.Tensor
 
-# Fields with one number, or one per kind of reward, in each row.
-_COLUMNS = ("rewards", "dones", "values", "actions_log_prob", "time_outs", "final_values")
-_FLAGS = ("dones", "time_outs")
-_NEEDED = ("observations", "actions", "rewards", "dones")
 # Field names of a transition that are called otherwise in the storage.
 _STORED_AS = {"action_mean": "mu", "action_sigma": "sigma"}
-
-
-class _Stored:
-    """A field of the storage as an attribute, ``[T, N, ...]``; None while it is not stored."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, storage: Any, owner: Any = None) -> Any:
-        if storage is None:
-            return self
-        field = storage.fields.get(self._name)
-        return None if field is None else field.value(0, storage.num_rows)
 
 
 class RolloutStorage:
@@ -67,21 +59,26 @@ class RolloutStorage:
     Transition = Transition
     MiniBatch = MiniBatch
 
-    observations = _Stored("observations")
-    actions = _Stored("actions")
-    rewards = _Stored("rewards")
-    dones = _Stored("dones")
-    values = _Stored("values")
-    returns = _Stored("returns")
-    advantages = _Stored("advantages")
-    actions_log_prob = _Stored("actions_log_prob")
-    mu = _Stored("mu")
-    sigma = _Stored("sigma")
-    time_outs = _Stored("time_outs")
-    final_values = _Stored("final_values")
-    distribution_params = _Stored("distribution_params")
-    privileged_actions = _Stored("privileged_actions")
+    observations = Stored("observations")
+    critic_observations = Stored("critic_observations", "observations")
+    privileged_observations = critic_observations
+    actions = Stored("actions")
+    rewards = Stored("rewards")
+    dones = Stored("dones")
+    values = Stored("values")
+    returns = Stored("returns")
+    advantages = Stored("advantages")
+    actions_log_prob = Stored("actions_log_prob")
+    mu = Stored("mu")
+    sigma = Stored("sigma")
+    action_mean, action_sigma = mu, sigma
+    time_outs = Stored("time_outs")
+    final_values = Stored("final_values")
+    distribution_params = Stored("distribution_params")
+    privileged_actions = Stored("privileged_actions")
 
+    #: Fields that every transition has.
+    _needed: tuple[str, ...] = ("observations", "actions", "rewards", "dones")
     #: Rows that observations have more than other fields.
     _more_observations = 0
     #: Fields of a transition that are kept if they are given.
@@ -122,7 +119,8 @@ class RolloutStorage:
         self.check_finite = check_finite
         self.fields: dict[str, Field] = {}
         self.hidden = HiddenStates(num_envs)
-        self._present: frozenset[str] = frozenset()  # fields that this rollout's steps have
+        self._brought: frozenset[str] = frozenset()  # fields that this rollout's steps have
+        self._assigned: frozenset[str] = frozenset()  # and those given to all of them since
         self._random = torch.Generator(self.device)
         if seed is None:
             self._random.seed()
@@ -145,20 +143,18 @@ class RolloutStorage:
             for name in ("mu", "sigma"):
                 example = torch.empty(action[0].shape[1:], device="meta", dtype=action[0].dtype)
                 self._declare(name, example, open_dtype=True)
+        self._results = Results(self.fields)
+
+    @property
+    def _present(self) -> frozenset[str]:
+        """Fields that the rows have."""
+        return self._brought | self._assigned
 
     def _declare(self, name: str, example: Any, *, open_dtype: bool = False) -> Field:
         more = self._more_observations if name.endswith("observations") else 0
         field = Field(name, example, self.num_rows + more, self.device, open_dtype=open_dtype)
         self.fields[name] = field
         return field
-
-    @property
-    def critic_observations(self) -> Any:
-        """What the critic sees: the observations, if it has none of its own."""
-        name = "critic_observations" if "critic_observations" in self.fields else "observations"
-        return self.fields[name].value(0, self.num_rows)
-
-    privileged_observations = critic_observations
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -190,7 +186,8 @@ class RolloutStorage:
                         f"{found[0]}: not finite in env {found[1]} at step {self.step} of the "
                         "rollout; the step was not stored"
                     )
-        self._present = frozenset(given)
+        self._brought, self._assigned = frozenset(given), frozenset()
+        self._results.rows_came()
         for field, leaves in checked:
             self.fields[field.name] = field
             field.write(row, leaves)
@@ -201,23 +198,23 @@ class RolloutStorage:
 
     def _given(self, transition: Any) -> dict[str, Any]:
         """Fields of a transition that are to be stored, by their names here."""
-        wanted = [*_NEEDED, "values", "actions_log_prob", *_STORED_AS, *self._optional]
+        wanted = [*self._needed, "values", "actions_log_prob", *_STORED_AS, *self._optional]
         if "critic_observations" in self.fields:
             wanted.append("critic_observations")
         values = {name: getattr(transition, name, None) for name in wanted}
-        for name in (*_NEEDED, "critic_observations"):
+        for name in (*self._needed, "critic_observations"):
             if name in values and values[name] is None:
                 raise LayoutError(
-                    f"{name}: the transition has none; every step needs {', '.join(_NEEDED)}, and "
-                    "critic_observations if they have a shape"
+                    f"{name}: the transition has none; every step needs "
+                    f"{', '.join(self._needed)}, and critic_observations if they have a shape"
                 )
         given = {
-            _STORED_AS.get(name, name): _column(name, value) if name in _COLUMNS else value
+            _STORED_AS.get(name, name): column(name, value) if name in COLUMNS else value
             for name, value in values.items()
             if value is not None
         }
-        if self.window.rows and given.keys() != self._present:
-            odd = sorted(given.keys() ^ self._present)[0]
+        if self.window.rows and given.keys() != self._brought:
+            odd = sorted(given.keys() ^ self._brought)[0]
             now, then = ("given", "missing") if odd in given else ("missing", "given")
             raise LayoutError(
                 f"{odd}: {now} at this step, {then} at the rollout's first; every step of a "
@@ -233,9 +230,29 @@ class RolloutStorage:
             raise LayoutError(
                 f"{name}: these actions have no mean and sigma; use distribution_params"
             )
-        if name == "final_values":
-            value = torch.empty(self.num_envs, self.num_rewards, dtype=value.dtype, device="meta")
+        if name in COLUMNS:
+            width = 1 if name in FLAGS else self.num_rewards
+            value = torch.empty(self.num_envs, width, dtype=value.dtype, device="meta")
         return Field(name, value, self.num_rows, self.device)
+
+    @torch.no_grad()
+    def _assign(self, name: str, value: Any) -> None:
+        """Copies a field of all rows, ``[T, N, ...]``.
+
+        Raises:
+            LayoutError: it does not fit; nothing is written.
+        """
+        if name in FLAGS and isinstance(value, torch.Tensor):
+            value = value if value.dtype == torch.bool else value != 0
+        field = self.fields.get(name)
+        if field is None:
+            field = self._field_of(name, Field.first_row(name, value, self.num_envs))
+        field.assign(value, self.num_rows)
+        self.fields[name] = field
+        if name in RESULTS:
+            self._results.made(name)
+        else:
+            self._assigned |= {name}
 
     def _next_row(self) -> int:
         if self.step >= self.num_rows:
@@ -280,7 +297,7 @@ class RolloutStorage:
         window = self._filled()
         if "values" not in self._present:
             raise LayoutError("values: the transitions have none; returns need them")
-        last = _column("last_values", last_values).to(self.device)
+        last = column("last_values", last_values).to(self.device)
         values = window.ordered(self.values)
         if last.shape != values.shape[1:]:
             raise LayoutError(
@@ -319,6 +336,7 @@ class RolloutStorage:
         if aside:
             window.scatter(self.returns, returns)
             window.scatter(self.advantages, advantages)
+        self._results.made(*RESULTS)
 
     # -- minibatches --------------------------------------------------------------------------
 
@@ -337,12 +355,17 @@ class RolloutStorage:
             "old_sigma": "sigma",
             **{name: name for name in self._carried},
         }
-        there = {*self._present, "advantages", "returns"}
+        there = self._present | self._results.usable()
         return {k: self.fields[v].view(rows) for k, v in named.items() if v in there}
 
     def mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Iterator[Any]:
         """Rows in random order, ``[rows, ...]``: all of them in every epoch, each epoch in an
-        order of its own; minibatches differ by one row at most."""
+        order of its own; minibatches differ by one row at most. `returns` and `advantages` are
+        None if there never were any.
+
+        Raises:
+            LayoutError: steps came since returns and advantages were made.
+        """
         return minibatches.flat(
             self._views(), self.num_envs, num_mini_batches, num_epochs, self._random
         )
@@ -426,34 +449,5 @@ class RolloutStorage:
 
     def _replay_leaves(self, window: Window) -> dict[str, Any]:
         """Trees of ``[T, N, ...]`` tensors in time order."""
-        names = {"observations": "observation", "critic_observations": "critic_observation"}
-        names |= {"actions": "action", "values": "value", "actions_log_prob": "action_log_prob"}
-        out: dict[str, Any] = {}
-        for mine, theirs in names.items():
-            if mine in self._present:
-                out[theirs] = self.fields[mine].view(window.rows).map(window.ordered, 2)
-        done = window.ordered(self._cuts())
-        late = torch.zeros_like(done)
-        if "time_outs" in self._present:
-            late = window.ordered(self.time_outs)
-        ends = {"done": done, "terminated": done & ~late, "truncated": late}
-        out["next"] = {"reward": window.ordered(self.rewards), **ends}
-        # One number per row is a scalar on the tape.
-        for node, key in (
-            (out, "value"),
-            (out, "action_log_prob"),
-            *((out["next"], k) for k in out["next"]),
-        ):
-            if key in node and node[key].shape[2] == 1:
-                node[key] = node[key].squeeze(2)
-        return out
-
-
-def _column(name: str, value: Any) -> Tensor:
-    """``[N]`` as ``[N, 1]``; flags as bool, and integers as float32, where arithmetic follows."""
-    if not isinstance(value, torch.Tensor):
-        raise LayoutError(f"{name}: expected a tensor, got {type(value).__name__}")
-    column = value.unsqueeze(-1) if value.ndim == 1 else value
-    if name in _FLAGS:
-        return column if column.dtype == torch.bool else column != 0
-    return column if column.is_floating_point() else column.to(torch.float32)
+        present = {name: self.fields[name] for name in self._present}
+        return leaves_of(present, self._cuts(), window)

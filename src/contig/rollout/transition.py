@@ -7,7 +7,24 @@ import functools
 from collections import namedtuple
 from typing import Any, NamedTuple
 
-__all__ = ["DistillationBatch", "MiniBatch", "Statistics", "Transition", "mini_batch_type"]
+import torch
+
+from ..errors import LayoutError
+
+__all__ = [
+    "COLUMNS",
+    "FLAGS",
+    "DistillationBatch",
+    "MiniBatch",
+    "Statistics",
+    "Transition",
+    "column",
+    "mini_batch_type",
+]
+
+#: Fields with one number, or one per kind of reward, in each row.
+COLUMNS = ("rewards", "dones", "values", "actions_log_prob", "time_outs", "final_values")
+FLAGS = ("dones", "time_outs")
 
 
 @dataclasses.dataclass(eq=False)
@@ -51,6 +68,16 @@ class Transition:
         """Sets every field to None."""
         for field in dataclasses.fields(self):
             setattr(self, field.name, None)
+
+
+def column(name: str, value: Any) -> torch.Tensor:
+    """``[N]`` as ``[N, 1]``; flags as bool, and integers as float32, where arithmetic follows."""
+    if not isinstance(value, torch.Tensor):
+        raise LayoutError(f"{name}: expected a tensor, got {type(value).__name__}")
+    made = value.unsqueeze(-1) if value.ndim == 1 else value
+    if name in FLAGS:
+        return made if made.dtype == torch.bool else made != 0
+    return made if made.is_floating_point() else made.to(torch.float32)
 
 
 class MiniBatch(NamedTuple):

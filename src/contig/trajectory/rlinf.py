@@ -10,6 +10,7 @@ nothing: `pt` goes through torch's restricted loader, `pkl` through ours.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 from collections.abc import Iterable
@@ -19,21 +20,32 @@ from typing import Any, NamedTuple
 from ..errors import LayoutError
 from .folder import METADATA, new_directory, read_json, write_json
 from .table import Entry
-from .unpickle import load_arrays
+from .trajectory import BOOTSTRAPPED
+from .unpickle import check_torch, load_arrays
 
 __all__ = ["FORMATS", "INDEX", "RlinfDirectory", "export_rlinf", "read_rlinf"]
 
+log = logging.getLogger("contig.trajectory")
+
 FORMATS = ("pt", "pkl")
 INDEX = "trajectory_index.json"
+_NAMED = 10  # of missing files, in the log
 
 
 class RlinfDirectory(NamedTuple):
-    """A directory as its metadata and index describe it; every file of it was there."""
+    """A directory as its metadata and index describe it.
+
+    Attributes:
+        entries: trajectories whose files were there.
+        missing: trajectories that are listed without a file: of a run longer than its window, RLinf
+            lists all and copies the window.
+    """
 
     path: Path
     metadata: dict[str, Any]
     entries: list[Entry]
     format: str
+    missing: list[Entry]
 
     def load(self, entry: Entry) -> dict[str, Any]:
         """The fields of one trajectory.
@@ -55,7 +67,27 @@ class RlinfDirectory(NamedTuple):
             "max_episode_length": entry.max_episode_length,
             "model_weights_id": entry.model_weights_id,
         }
-        return {**known, **describe}
+        return {**_unflattened(known, entry.shape), **describe}
+
+
+def _unflattened(fields: dict[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
+    """Fields with their first two dims. RLinf keeps rows flat in memory, and saves a field flat
+    whose bootstrap rows do not let it find T and B: ``[(T + E) * B, ...]``."""
+    if len(shape) < 2 or shape[1] < 1:
+        return fields
+    steps, envs = shape[:2]
+    out = dict(fields)
+    sizes = {name: tuple(getattr(fields.get(name), "shape", ())) for name in BOOTSTRAPPED}
+    # Of one env both look alike; but from memory, flags have lost their bootstrap rows.
+    kept = any(size and size[0] != steps for name, size in sizes.items() if name != "prev_values")
+    for name, size in sizes.items():
+        whole = len(size) > 1 and size[1] == envs and steps <= size[0] <= 2 * steps
+        rows, rest = divmod(size[0], envs) if size else (0, 0)
+        whole = whole and (envs > 1 or kept or len(size) == len(shape))
+        if whole or rest or not steps < rows <= 2 * steps:
+            continue
+        out[name] = fields[name].reshape(rows, envs, *size[1:])
+    return out
 
 
 def _load(path: Path, form: str) -> Any:
@@ -64,14 +96,18 @@ def _load(path: Path, form: str) -> Any:
             return load_arrays(file)
     import torch
 
-    return torch.load(path, map_location="cpu", weights_only=True)
+    with open(path, "rb") as file:
+        check_torch(file)
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def read_rlinf(path: Path) -> RlinfDirectory:
     """Reads what a directory says of itself.
 
+    Trajectories that are listed without a file are left out, and named in the log.
+
     Raises:
-        FileNotFoundError: it is none, or a file that it lists is missing.
+        FileNotFoundError: it is none, or has none of the files that it lists.
         LayoutError: its metadata or index is damaged.
     """
     metadata, index = read_json(path / METADATA), read_json(path / INDEX)
@@ -85,11 +121,25 @@ def read_rlinf(path: Path) -> RlinfDirectory:
         entries = [_entry(listed[key], key) for key in keys]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise LayoutError(f"{path / INDEX} is damaged: {error!r}") from error
-    for entry in entries:
-        name = _file_name(entry, form)
-        if not (path / name).is_file():
-            raise FileNotFoundError(f"{path}: {name} is listed in {INDEX}, but it is not there")
-    return RlinfDirectory(path, metadata, entries, form)
+    found = {id(entry): (path / _file_name(entry, form)).is_file() for entry in entries}
+    there = [entry for entry in entries if found[id(entry)]]
+    missing = [entry for entry in entries if not found[id(entry)]]
+    if missing:
+        names = [_file_name(entry, form) for entry in missing]
+        if not there:
+            raise FileNotFoundError(
+                f"{path}: {INDEX} lists {len(missing)} trajectories, and none is there; the first "
+                f"is {names[0]}"
+            )
+        log.warning(
+            "%s: %d of %d listed trajectories are not there, and are left out: %s%s",
+            path,
+            len(missing),
+            len(entries),
+            ", ".join(names[:_NAMED]),
+            f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "",
+        )
+    return RlinfDirectory(path, metadata, there, form, missing)
 
 
 def _entry(info: dict[str, Any], key: str) -> Entry:

@@ -20,13 +20,14 @@ from ..convert import as_array, leaf_spec
 from ..errors import LayoutError
 from ..tree import Path, show_path
 
-__all__ = ["Array", "Flat", "Trajectory", "flatten_trajectory", "nested"]
+__all__ = ["BOOTSTRAPPED", "Array", "Flat", "Trajectory", "flatten_trajectory", "nested"]
 
 Array = np.ndarray[Any, Any]
 
 # Fields that may have a row more per epoch, and where in the epoch that row is.
 _FIRST_IS_EXTRA = ("dones", "terminations", "truncations")
 _LAST_IS_EXTRA = ("prev_values",)
+BOOTSTRAPPED = (*_FIRST_IS_EXTRA, *_LAST_IS_EXTRA)
 _DESCRIBE = ("max_episode_length", "model_weights_id")
 
 
@@ -163,14 +164,14 @@ def _reference(paths: list[Path]) -> Path:
     for name in ("prev_logprobs", "rewards", "actions"):
         if (name,) in paths:
             return (name,)
-    plain = (p for p in paths if p[0] not in (*_FIRST_IS_EXTRA, *_LAST_IS_EXTRA))
+    plain = (p for p in paths if p[0] not in BOOTSTRAPPED)
     return next(plain, paths[0])
 
 
 def _rows(path: Path, array: Array, steps: int, envs: int) -> Array:
     """One field as rows, without the extra ones."""
     extra = array.shape[0] - steps
-    may = path[0] in _FIRST_IS_EXTRA or path[0] in _LAST_IS_EXTRA
+    may = path[0] in BOOTSTRAPPED
     if array.shape[1] != envs or extra < 0 or (extra and not may):
         more = " (or one more per epoch)" if may else ""
         raise LayoutError(
