@@ -364,14 +364,7 @@ def test_random_actions_are_of_the_space_and_repeat_with_the_seed(space: Any) ->
     np.testing.assert_equal(drawn, again)
 
 
-def test_refused_names_and_shapes() -> None:
-    class Renamed(Steps):
-        def __init__(self) -> None:
-            super().__init__()
-            self.observation_space = gym.spaces.Dict({"action": gym.spaces.Discrete(2)})
-
-    with pytest.raises(ValueError, match="rename"):
-        list(Collector(Renamed, frames_per_batch=2, total_frames=2))
+def test_refused_shapes() -> None:
     env = Faulty("shape", at=0)
     with pytest.raises(ValueError, match=r"shape \[1\], expected \[3\]"):
         list(Collector(env, frames_per_batch=20, total_frames=20, seed=0))

@@ -12,6 +12,7 @@ from typing import Any
 from .batched import make_lane
 from .env import Env
 from .parallel import COMMAND, shared_block
+from .places import quiet
 from .protocol import Channel
 from .specs import as_space, at_lane, nest, spec_of_space
 from .trace import Trace
@@ -56,6 +57,7 @@ def _action(columns: dict[Any, Any], single: bool, lane: int, space: Any) -> Any
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    quiet()
     line = socket.socket(fileno=int(sys.argv[1]))
     Trace.answer(int(sys.argv[2]))
     channel = Channel(line)
@@ -68,7 +70,7 @@ def main() -> None:
         import cloudpickle
 
         env = make_lane(cloudpickle.loads(first.raw))
-        spec = (env.spec.leaves, env.spec.root)
+        spec = (env.spec.leaves, env.spec.root, env.spec.sources)
         about = (spec, env.action_space, env.primers, env.marks_init)
         channel.send({}, cloudpickle.dumps(about))
         ready = True

@@ -37,7 +37,6 @@ class GymEnv(Env):
         self._source, self._options = env, options
         self._raw: Any = None
         self._spec: Spec | None = None
-        self._first: Any = None  # the observation of a reset that was needed to learn the spec
         self._was_reset = False
         if policy is not None:
             from .policy import register_primers
@@ -53,7 +52,7 @@ class GymEnv(Env):
                 "function that makes it to other processes"
             )
         own = isinstance(self._source, str) or not is_env(self._source)
-        drop = {"_raw": None, "_spec": None, "_first": None} if own else {}
+        drop = {"_raw": None, "_spec": None} if own else {}
         return {**self.__dict__, **drop}
 
     def probe(self) -> GymEnv:
@@ -90,8 +89,7 @@ class GymEnv(Env):
             if space is not None:
                 self._spec = spec_of_space(space, "observation")
             else:
-                self._first = self.raw.reset()[0]
-                self._spec = spec_of_value(self._first, "observation")
+                self._spec = spec_of_value(self.raw.reset()[0], "observation")
         return self._spec
 
     # -- stepping -----------------------------------------------------------------------------
@@ -99,7 +97,7 @@ class GymEnv(Env):
     def reset_one(self, seed: int | None = None) -> list[Array]:
         """A new episode; leaves without a lane dim."""
         self._was_reset = True
-        self._first = None
+        _ = self.spec  # may need a reset of its own to be known
         obs = self.raw.reset()[0] if seed is None else self.raw.reset(seed=seed)[0]
         return [leaf.copy() for leaf in self.spec.checked(obs)]  # some use one array for ever
 

@@ -24,6 +24,7 @@ from ..errors import LayoutError, WorkerError
 from ..layout import Layout, ShapeDtype
 from .batched import BatchedEnv, check_lanes
 from .env import Step
+from .places import say_moved
 from .protocol import Channel
 from .specs import Array, Spec, nest, spec_of_space
 from .trace import Trace
@@ -167,6 +168,7 @@ class _Children:
         specs = [Spec(*spec) for spec, *_ in said]
         check_lanes(specs)
         self.spec = specs[0]
+        say_moved(self.spec.places)
         self.action_space: Any = said[0][1]
         self.primers: dict[Any, Array] = said[0][2]
         self.marks_init: bool = said[0][3]

@@ -19,6 +19,7 @@ from ..tree import Path, show_path
 from .env import Env, Step
 from .fast import advance_single
 from .ids import TrajectoryIds
+from .places import check_apart
 from .policy import PolicyRunner
 from .progress import Stage
 from .random_policy import RandomPolicy
@@ -109,6 +110,13 @@ class Roller:
         self._say(Stage.RESETTING)
         self.obs = self.env.reset(self.seed)
         self._say(Stage.IDLE)
+        check_apart(
+            {
+                "what the environment emits": [*self.env.spec.paths, INIT],
+                "a hidden state": self.env.primers,
+                "the action": [("action",)],
+            }
+        )
         self.hidden = {p: self._default(p) for p in self.env.primers}
         try:
             space = self.env.action_space
@@ -246,6 +254,8 @@ class Roller:
                     "auto_register_policy_transforms=True, GymEnv(..., policy=policy) or a "
                     "TensorDictPrimer"
                 )
+        if self.plan is None:
+            check_apart({"what the policy returns": outputs})
         self._randomly = min(max(self.random_left, 0), self.lanes)
         if self._randomly:
             outputs = self._with_random(outputs)

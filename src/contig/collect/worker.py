@@ -20,6 +20,7 @@ from typing import Any
 from ..errors import ClosedError
 from .gatherer import Gatherer
 from .job import Job
+from .places import quiet
 from .policy import PolicyRunner, register_primers
 from .progress import Page, Stage
 from .protocol import Channel, Message, batch_parts
@@ -60,6 +61,8 @@ class Worker:
 
     def run(self) -> None:
         job = self._job
+        if job.number or job.layout is not None:
+            quiet()  # one process says it
         self._page.enter(Stage.MAKING)
         env = as_env(job.env)
         if env.num_envs != job.lanes:

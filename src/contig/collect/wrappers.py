@@ -11,6 +11,7 @@ from ..convert import as_array
 from ..layout import ShapeDtype
 from ..tree import Path, as_path, show_path
 from .env import Env, Step
+from .places import check_apart
 from .specs import Array, Spec
 from .vector import as_env
 
@@ -145,8 +146,10 @@ class StepCounter(_Wrapper):
     def spec(self) -> Spec:
         if self._wider is None:
             inner = self.env.spec
-            leaf = ShapeDtype((), np.dtype(np.int64))
-            self._wider = Spec({**inner.leaves, ("step_count",): leaf}, None)
+            leaf, path = ShapeDtype((), np.dtype(np.int64)), ("step_count",)
+            check_apart({"an observation": inner.paths, "what StepCounter adds": [path]})
+            sources = [*(inner.sources if inner.root is None else inner.paths), path]
+            self._wider = Spec({**inner.leaves, path: leaf}, None, sources)
         return self._wider
 
     def probe(self) -> Env:
