@@ -140,8 +140,10 @@ def test_batches_hold_what_the_environment_emitted(
     assert len(set(every)) == len(every)
     for batch in batches:
         last = batch["next", "done"][..., -1]
-        if options["set_truncated"] or (options["reset_at_each_iter"] and kind != "next"):
+        if options["set_truncated"] or options["reset_at_each_iter"]:
             assert last.all()
+        if options["reset_at_each_iter"]:
+            assert batch["is_init"][..., 0].all()
     collector.shutdown()
 
 

@@ -103,6 +103,7 @@ class Collector(CollectorBase):
             max_frames_per_traj=max_frames_per_traj,
             seed=seed,
             keep_trajectories=trajs_per_batch is not None,
+            drop_ahead=reset_at_each_iter,
         )
         self._gatherer = Gatherer(self._roller, trajs_per_batch, set_truncated, reset_at_each_iter)
         self._trajs = trajs_per_batch

@@ -62,6 +62,7 @@ class Roller:
         max_frames_per_traj: cuts longer trajectories, with a reset.
         seed: of lane 0; lane i has ``seed + i``.
         keep_trajectories: collect complete trajectories instead of blocks.
+        drop_ahead: rows beyond the goal will be dropped by `restart`: they are no frames.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Roller:
         max_frames_per_traj: int | None = None,
         seed: int | None = None,
         keep_trajectories: bool = False,
+        drop_ahead: bool = False,
     ) -> None:
         self.env, self.policy = env, policy
         self.lanes = env.num_envs
@@ -81,6 +83,7 @@ class Roller:
         self.random_left = random_frames  # frames that still get a random action
         self.most = max_frames_per_traj
         self.keep = keep_trajectories
+        self._drop_ahead = drop_ahead
         self.seed = seed
         self.goal = np.zeros(self.lanes, np.int64)  # rows each lane was asked for, ever
         self.version = 0
@@ -136,11 +139,23 @@ class Roller:
         return np.broadcast_to(value, (self.lanes, *value.shape)).copy()
 
     def restart(self) -> None:
-        """A new episode in every lane; open trajectories are cut first."""
-        if not self._begun:
+        """A new episode in every lane; open trajectories are cut at the goal first.
+
+        Rows of faster lanes beyond it are dropped: they belong to episodes that go no further.
+        """
+        if not self._begun or self.blocks is None:
             return
+        goal, ahead = self.goal, self.blocks.position > self.goal
         for lane in range(self.lanes):
-            self.cut(lane)
+            self.cut(lane, int(goal[lane]) - 1)
+        for lane in np.flatnonzero(ahead):
+            self.traj[lane], self.start[lane] = self.ids.next(), goal[lane]
+        self.finished = [
+            f._replace(last=min(f.last, int(goal[f.lane])))
+            for f in self.finished
+            if f.first < goal[f.lane]
+        ]
+        self.blocks.position = goal.copy()
         if self.init.all():
             return  # all of them just did
         self._say(Stage.RESETTING)
@@ -237,9 +252,8 @@ class Roller:
         values[TERMINATED], values[TRUNCATED], values[DONE] = step.terminated, truncated, done
         values[TRAJ] = self.traj
         values[VERSION] = np.full(self.lanes, self.version, np.int64)
+        self._count_random(stepped)
         self.blocks.put(values, stepped)
-        drawn = self._randomly
-        self.random_left -= drawn if stepped is None else int(np.count_nonzero(stepped[:drawn]))
         self._move_on(obs, outputs, done, stepped)
         return step
 
@@ -276,6 +290,16 @@ class Roller:
             which = np.arange(self.lanes) < self._randomly
             actions = {p: np.where(wide(which, v), v, outputs[p]) for p, v in actions.items()}
         return {**{p: v for p, v in outputs.items() if p[0] != "action"}, **actions}
+
+    def _count_random(self, stepped: Array | None) -> None:
+        """Counts the rows of this step whose action was drawn, before they are put."""
+        if not self._randomly:
+            return
+        assert self.blocks is not None
+        rows = np.ones(self.lanes, bool) if stepped is None else stepped
+        if self._drop_ahead:
+            rows = rows & (self.blocks.position < self.goal)
+        self.random_left -= int(np.count_nonzero(rows[: self._randomly]))
 
     def action_tree(self, outputs: dict[Path, Array]) -> Any:
         if ("action",) in outputs:

@@ -81,6 +81,7 @@ class Worker:
             max_frames_per_traj=job.max_frames_per_traj,
             seed=job.seed,
             keep_trajectories=job.trajs_per_batch is not None,
+            drop_ahead=job.reset_at_each_iter,
         )
         roller.poll, roller.enter = self._poll, self._page.enter
         # Without a buffer, single trajectories go back: the collector counts them out.
