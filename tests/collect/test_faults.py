@@ -139,6 +139,87 @@ def test_frames_are_exact_across_a_restart(tmp_path: Path) -> None:
     assert collector.restarts == 1 and buffer.stats().rows_written == 200
 
 
+class Once:
+    """A postproc or hook that fails at its third call, in one process only, and keeps some rows.
+
+    Args:
+        mark: a file that is made first; if it exists it behaves.
+        how: "raise", or "kill" for the end of the process.
+        keep: every so manieth row is handed on.
+    """
+
+    def __init__(self, mark: str, how: str = "raise", keep: int = 1) -> None:
+        self.mark, self.how, self.keep, self.calls = mark, how, keep, 0
+
+    def __call__(self, batch: Any) -> Any:
+        self.calls += 1
+        if self.calls == 3 and not os.path.exists(self.mark):
+            open(self.mark, "w").close()
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ArithmeticError("the logger broke")
+        return batch if self.keep == 1 else batch[:: self.keep]
+
+
+@pytest.mark.parametrize(
+    ("where", "how", "keep", "trajs"),
+    [
+        ("post_collect_hook", "raise", 1, None),
+        ("post_collect_hook", "kill", 1, None),
+        ("post_collect_hook", "raise", 1, 2),
+        ("postproc", "raise", 1, None),
+        ("postproc", "raise", 2, None),
+    ],
+)
+def test_frames_are_exact_if_a_function_of_the_users_fails(
+    where: str, how: str, keep: int, trajs: int | None, tmp_path: Path
+) -> None:
+    """What it was given had been written, or not: that much is collected again, and no more."""
+    buffer = ReplayBuffer(LazyTensorStorage(10_000), batch_size=8)
+    functions = {where: Once(str(tmp_path / "mark"), how, keep)}
+    if keep > 1 and where == "postproc":
+        functions["post_collect_hook"] = Once(str(tmp_path / "other"), how)
+    with collector_of(
+        "none",
+        buffer,
+        max_restarts=2,
+        total_frames=200,
+        trajs_per_batch=trajs,
+        init_random_frames=130,
+        **functions,
+    ) as collector:
+        list(collector)
+    assert collector.restarts == len(functions)
+    rows = buffer.stats().rows_written
+    if trajs is None:
+        assert rows == 200 // keep
+    else:
+        assert rows + collector.dropped_frames == 200
+
+
+def test_random_frames_are_counted_across_restarts(tmp_path: Path) -> None:
+    def policy(inputs: Any) -> Any:
+        return np.full(len(inputs["is_init"]), 4, np.int64)
+
+    buffer = ReplayBuffer(LazyTensorStorage(10_000), batch_size=8)
+    with MultiCollector(
+        [lambda: Faulty("none")],
+        policy,
+        frames_per_batch=20,
+        total_frames=400,
+        replay_buffer=buffer,
+        init_random_frames=90,
+        post_collect_hook=Once(str(tmp_path / "a")),
+        postproc=Once(str(tmp_path / "b")),
+        max_restarts=2,
+        seed=0,
+    ) as collector:
+        list(collector)
+    assert collector.restarts == 2
+    actions = buffer[:]["action"]
+    assert (actions[90:] == 4).all() and (actions[80:90] != 4).any() and len(actions) == 400
+
+
 def test_one_restart_too_many() -> None:
     buffer = ReplayBuffer(LazyTensorStorage(10_000), batch_size=8)
     collector = collector_of("raise", buffer, max_restarts=1)

@@ -420,6 +420,7 @@ class MultiCollector(CollectorBase):
         """A worker failed: starts another in its place, or raises."""
         pid, number, asked = handle.pid, handle.number, handle.asked
         finished, rows = handle.page.finished, handle.page.rows
+        given = handle.received if self._relays else handle.page.given
         handle.kill()
         if self.restarts >= self._max_restarts:
             raise WorkerError(f"worker {number} (pid {pid}) {why}")
@@ -429,21 +430,25 @@ class MultiCollector(CollectorBase):
             self._done.append(number)
             asked = None
         owed = handle.owed if asked is None else asked
+        if self._trajs is None and self._relays:
+            given = handle.collected
+            if asked is not None:
+                self._batches.pop(number, None)  # of a stretch that is collected again
+        # What it gave of a stretch is not collected again.
+        owed = max(owed - max(given - handle.collected, 0), 0)
         if self._trajs is not None:
-            # What it has not given is lost; what it gave of a stretch is not collected again.
-            lost = handle.collected - (handle.received if self._relays else rows)
-            owed = max(owed + min(lost, 0), 0)
-            self.dropped_frames += max(lost, 0)
+            lost = max(handle.collected - given, 0)
+            self.dropped_frames += lost
             self.dropped_trajectories += lost > 0
-        elif asked is not None:
-            self._batches.pop(number, None)  # of a stretch that is collected again
         self._wrote_before += 0 if self._relays else rows
         job = self._jobs[number]
-        seed = job.seed
-        if seed is not None:
-            seed += self.restarts * self.num_workers * self._lanes
-        random_left = max(job.random_frames - handle.collected, 0)
-        fresh = Handle(job._replace(seed=seed, random_frames=random_left), self._events)
+        drawn = max(handle.collected, given)
+        job = job._replace(random_frames=max(job.random_frames - drawn, 0))
+        self._jobs[number] = job
+        if job.seed is not None:
+            later = self.restarts * self.num_workers * self._lanes
+            job = job._replace(seed=job.seed + later)
+        fresh = Handle(job, self._events)
         self._handles[number] = fresh
         fresh.owed = owed
         if asked is not None and not self._paused:

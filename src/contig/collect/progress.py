@@ -41,10 +41,11 @@ LIMITS = {
 
 
 class Page:
-    """A page of shared memory. Words 0 to 2 are the worker's, word 3 is the collector's.
+    """A page of shared memory. Word 3 is the collector's, the others are the worker's.
 
     Word 0 is a counter of stages with the stage in its low bits; word 1 the stretches it has
-    finished; word 2 the rows it has written; word 3 whether it must not write now.
+    finished; word 2 the rows it has written; word 3 whether it must not write now; word 4 the
+    frames that it has written, or was about to write when it died.
     """
 
     def __init__(self, fd: int) -> None:
@@ -72,6 +73,10 @@ class Page:
         """Says that rows were written."""
         self._words[2] += rows
 
+    def give(self, frames: int) -> None:
+        """Says that frames are being written; before they are, so that none is counted too late."""
+        self._words[4] += frames
+
     def hold(self, still: bool) -> None:
         """Tells the worker not to write, or to go on."""
         self._words[3] = still
@@ -92,6 +97,10 @@ class Page:
     @property
     def rows(self) -> int:
         return self._words[2]
+
+    @property
+    def given(self) -> int:
+        return self._words[4]
 
     @property
     def held(self) -> bool:

@@ -17,6 +17,8 @@ import time
 import traceback
 from typing import Any
 
+import numpy as np
+
 from ..errors import ClosedError
 from .gatherer import Gatherer
 from .job import Job
@@ -141,7 +143,12 @@ class Worker:
             page.enter(Stage.PROCESSING)
             data = job.postproc(batch)
         page.enter(Stage.WAITING)
-        page.wrote(int(sink.write(data, self._hold_still)))
+        frames = int(np.prod(batch.shape, dtype=np.int64))  # whatever postproc made of them
+
+        def tell(going: bool) -> None:
+            page.give(frames if going else -frames)
+
+        page.wrote(int(sink.write(data, self._hold_still, tell)))
         if job.hook is not None:
             page.enter(Stage.PROCESSING)
             job.hook(data)
