@@ -25,6 +25,7 @@ from contig import (
     SliceSampler,
     WorkerError,
 )
+from contig.collect import handle
 from tests.collect.envs import Faulty, check_storage, make_steps, steps_of
 from tests.collect.policies import Sleepy, Weighted
 from tests.collect.waiting import WAIT_S, alive, wait_for
@@ -100,6 +101,129 @@ def test_a_killed_worker_that_was_idle_or_paused_is_noticed() -> None:
     with pytest.raises(WorkerError, match=r"worker 0 \(pid \d+\) died: killed by signal 9"):
         next(iterator)
     collector.async_shutdown()
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.mark.parametrize("call", ["iterate", "sample", "shutdown", "resume", "replaced"])
+def test_a_stopped_worker_that_was_idle_is_told_by_any_call(call: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(handle, "_SILENT_S", 2.0)
+    buffer = ReplayBuffer(LazyTensorStorage(10_000), batch_size=8)
+    collector = MultiCollector(
+        [make_steps] * 2,
+        frames_per_batch=20,
+        replay_buffer=buffer,
+        sync=call != "resume",
+        max_restarts=call == "replaced",
+        step_timeout_s=1.0,
+        seed=0,
+    )
+    if call == "resume":
+        collector.start()
+        buffer.sample()
+        collector.pause()
+    iterator = iter(collector) if call != "resume" else None
+    if iterator is not None:
+        next(iterator)
+        buffer.sample()
+    pid = collector.pids[1]
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: is_stopped(pid))
+    said = rf"worker 1 \(pid {pid}\) (.|\n)*sign of life"
+    if call == "replaced":
+        assert iterator is not None and next(iterator) is None
+        assert collector.restarts == 1 and buffer.stats().rows_written == 40
+        wait_for(lambda: not alive(pid))
+        collector.shutdown()
+        return
+    if call == "shutdown":
+        wait_for(lambda: collector._handles[1].silence_s > 2.0)
+
+    def told() -> bool:
+        try:
+            if call == "iterate":
+                next(iter(collector))
+            elif call == "sample":
+                buffer.sample()
+            elif call == "resume":  # the thread looks after workers while it is paused, too
+                collector.check()
+            else:
+                collector.shutdown()
+        except WorkerError as error:
+            assert re.search(said, str(error))
+            return True
+        assert call != "shutdown"
+        return False
+
+    wait_for(told)
+    collector.shutdown()
+    assert not any(alive(pid) for pid in collector.pids)
+
+
+class Compiles(Faulty):
+    """Its first step and its first reset take long in every process, as if it compiled."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("none")
+        self.left = {"reset": seconds, "step": seconds}
+
+    def reset(self, **options: Any) -> Any:
+        time.sleep(self.left.pop("reset", 0))
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self.left.pop("step", 0))
+        return super().step(action)
+
+
+def test_the_first_step_may_take_long() -> None:
+    here = os.getpid()
+
+    def make() -> Any:
+        return Compiles(0.0 if os.getpid() == here else 2.0)
+
+    buffer = ReplayBuffer(LazyTensorStorage(1000), batch_size=8)
+    with MultiCollector(
+        [make],
+        frames_per_batch=20,
+        total_frames=60,
+        replay_buffer=buffer,
+        step_timeout_s=0.5,
+        seed=0,
+    ) as collector:
+        list(collector)
+    assert buffer.stats().rows_written == 60 and collector.restarts == 0
+
+
+def test_a_first_step_that_never_ends_is_a_fault() -> None:
+    here = os.getpid()
+
+    def make() -> Any:
+        return Compiles(0.0 if os.getpid() == here else 3600.0)
+
+    def stuck() -> Any:
+        env = make()
+        env.left.pop("reset")
+        return env
+
+    for env, what in ((make, r"env\.reset"), (stuck, r"the first env\.step")):
+        with MultiCollector(
+            [env], frames_per_batch=20, step_timeout_s=60.0, start_timeout_s=1.0, seed=0
+        ) as collector:
+            with pytest.raises(
+                WorkerError, match=rf"worker 0 (.|\n)*hangs in {what}(.|\n)*in (step|reset)"
+            ):
+                list(collector)
+
+
+def test_the_first_step_of_a_parallel_environment_may_take_long() -> None:
+    with ParallelEnv(1, lambda: Compiles(1.5), step_timeout_s=0.5) as env:
+        assert env.rollout(1, seed=0).shape == (1, 1)
+    with ParallelEnv(1, lambda: Compiles(3600), step_timeout_s=60.0, start_timeout_s=0.5) as env:
+        with pytest.raises(WorkerError, match=r"environment 0 \(pid \d+\)(.|\n)*hangs"):
+            env.rollout(1, seed=0)
 
 
 @pytest.mark.parametrize("fault", ["hang", "kill"])

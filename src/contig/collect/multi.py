@@ -64,8 +64,9 @@ class MultiCollector(CollectorBase):
             those of the n-th replacement start ``n * W * B`` later.
         step_timeout_s: a worker that is longer in one `env.step` or one call of the policy hangs,
             and is killed.
-        start_timeout_s: the same for what may take longer: `make_env`, `env.reset`, the policy's
-            first call, `postproc` and `post_collect_hook`.
+        start_timeout_s: the same for what may take longer: `make_env`, `env.reset`, the first
+            `env.step` and the first call of the policy, which may compile, `postproc` and
+            `post_collect_hook`.
     """
 
     def __init__(
@@ -411,9 +412,9 @@ class MultiCollector(CollectorBase):
             return
         self._looked = now
         for handle in list(self._handles):
-            if handle.asked is None and handle.ready:
-                continue
-            if what := handle.hangs(*self._limits_s):
+            idle = handle.asked is None and handle.ready
+            what = None if idle else handle.hangs(*self._limits_s)
+            if what := what or handle.silent():
                 self._replace(handle, f"{what}:\n{handle.traceback()}")
 
     def _replace(self, handle: Handle, why: str) -> Handle:
@@ -477,9 +478,13 @@ class MultiCollector(CollectorBase):
     def _peek(self) -> None:
         if self._weights.failure is not None:
             raise WorkerError(f"no weights from the server: {self._weights.failure}")
+        if self.restarts < self._max_restarts:
+            return  # the next call that collects replaces them
         for handle in self._handles:
-            if handle.ended and not handle.dead and self.restarts >= self._max_restarts:
-                why = handle.describe_end()
+            if handle.dead:
+                continue
+            why = handle.describe_end() if handle.ended else handle.silent()
+            if why is not None:
                 raise WorkerError(f"worker {handle.number} (pid {handle.pid}) {why}")
 
     # -- end ----------------------------------------------------------------------------------

@@ -148,8 +148,7 @@ class Roller:
         goal, ahead = self.goal, self.blocks.position > self.goal
         for lane in range(self.lanes):
             self.cut(lane, int(goal[lane]) - 1)
-        for lane in np.flatnonzero(ahead):
-            self.traj[lane], self.start[lane] = self.ids.next(), goal[lane]
+        self.traj[ahead], self.start[ahead] = self.ids.many(int(ahead.sum())), goal[ahead]
         self.finished = [
             f._replace(last=min(f.last, int(goal[f.lane])))
             for f in self.finished
@@ -224,7 +223,7 @@ class Roller:
         inputs.update(self.hidden)
         self._say(Stage.FIRST_ACT if self.plan is None else Stage.ACTING)
         outputs = self.act(inputs)
-        self._say(Stage.STEPPING)
+        self._say(Stage.FIRST_STEP if self.plan is None else Stage.STEPPING)
         step = self.env.step(self.action_tree(outputs))
         self._say(Stage.IDLE)
         stepped = step.stepped

@@ -37,6 +37,7 @@ __all__ = ["Worker", "main"]
 
 _NONE = -(1 << 62)  # older than any version
 _HOLD_S = 0.005
+_BEAT_S = 0.2
 
 
 class Worker:
@@ -49,7 +50,7 @@ class Worker:
         self._version = _NONE if job.board >= 0 else 0
         self._board = attach_board(job.board) if job.board >= 0 else None
 
-    # -- the thread that listens --------------------------------------------------------------
+    # -- threads that listen and beat ----------------------------------------------------------
 
     def listen(self) -> None:
         """Takes commands in; the end of the socket is the end of the process."""
@@ -58,6 +59,12 @@ class Worker:
                 self._stopping = True
             self._commands.put(message)
         os._exit(0)
+
+    def beat(self) -> None:
+        """Shows that the process runs, also while there is nothing to do; in a thread."""
+        while True:
+            self._page.beat()
+            time.sleep(_BEAT_S)
 
     # -- the thread that works ----------------------------------------------------------------
 
@@ -186,6 +193,7 @@ def main() -> None:
         import cloudpickle
 
         worker = Worker(cloudpickle.loads(first.raw), channel, Page(page))
+        threading.Thread(target=worker.beat, name="contig-heartbeat", daemon=True).start()
         threading.Thread(target=worker.listen, name="contig-commands", daemon=True).start()
         worker.run()
     except BaseException:
