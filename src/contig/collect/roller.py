@@ -258,7 +258,10 @@ class Roller:
 
     def act(self, inputs: dict[Path, Array]) -> dict[Path, Array]:
         """What the policy returns, with a random action while those are asked for."""
-        outputs = self.policy(inputs)
+        return self.completed(self.policy(inputs))
+
+    def completed(self, outputs: dict[Path, Array]) -> dict[Path, Array]:
+        """The policy's outputs, checked, with an action in the dtypes of its space."""
         for path in outputs:
             if path[0] == "next" and path[1:] not in self.hidden:
                 raise LayoutError(
