@@ -10,7 +10,7 @@ import traceback
 from typing import Any
 
 from .batched import make_lane
-from .env import Env
+from .env import EnvBase
 from .parallel import COMMAND, shared_block
 from .places import quiet
 from .protocol import Channel
@@ -20,7 +20,7 @@ from .trace import Trace
 __all__ = ["main"]
 
 
-def _serve(env: Env, line: socket.socket) -> None:
+def _serve(env: EnvBase, line: socket.socket) -> None:
     """Steps when told to, until the socket ends."""
     place, fds, _, _ = socket.recv_fds(line, 16, 1)
     if not fds:
@@ -35,9 +35,9 @@ def _serve(env: Env, line: socket.socket) -> None:
     while len(command := line.recv(COMMAND.size, socket.MSG_WAITALL)) == COMMAND.size:
         what, seed = COMMAND.unpack(command)
         if what == b"r":
-            obs = env.reset(None if seed < 0 else seed)
+            obs = env.begin(None if seed < 0 else seed)
         else:
-            step = env.step(_action(taken, single, lane, env.action_space))
+            step = env.advance(_action(taken, single, lane, env.action_space))
             for column, leaf in zip(after, step.next):
                 column[lane] = leaf[0]
             block["reward"][lane] = step.reward[0]

@@ -101,7 +101,7 @@ def advance_single(roller: Roller) -> None:
                 roller.end(0, first + t)
                 if enter is not None:
                     enter(Stage.RESETTING)
-                obs = [x[0] for x in env.reset()]
+                obs = [x[0] for x in env.begin()]
                 obs0, init = obs[0], True
             if monotonic() > look_at:
                 for path, column in zip((*plan.next_obs, REWARD), (*after, col_reward)):

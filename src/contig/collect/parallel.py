@@ -23,7 +23,7 @@ from ..batch import Batch
 from ..errors import LayoutError, WorkerError
 from ..layout import Layout, ShapeDtype
 from .batched import BatchedEnv, check_lanes
-from .env import Step
+from .env import Leaves, Step
 from .places import say_moved
 from .protocol import Channel
 from .specs import Array, Spec, nest, spec_of_space
@@ -96,18 +96,13 @@ class ParallelEnv(BatchedEnv):
         """Of the processes."""
         return [p.pid for p in self._made().processes]
 
-    def reset(self, seed: int | None = None) -> list[Array]:
+    def _reset(self, lanes: Array, seed: int | None) -> Leaves:
         self._was_reset = True
         seeds = [-1 if seed is None else seed + i for i in range(self.num_envs)]
-        self._made().tell(b"r", list(range(self.num_envs)), seeds)
+        self._made().tell(b"r", [int(i) for i in np.flatnonzero(lanes)], seeds)
         return self._made().read("obs")
 
-    def reset_lanes(self, lanes: Array) -> list[Array]:
-        numbers = [int(i) for i in np.flatnonzero(lanes)]
-        self._made().tell(b"r", numbers, [-1] * self.num_envs)
-        return self._made().read("obs")
-
-    def step(self, action: Any) -> Step:
+    def _step(self, action: Any) -> Step:
         children = self._made()
         spec = children.actions
         for path, value in zip(spec.paths, spec.checked(action, (self.num_envs,))):
@@ -227,9 +222,9 @@ class _Children:
                 process.kill()
         raise WorkerError(f"environment {number} (pid {process.pid}) failed: {said}")
 
-    def read(self, name: str) -> list[Array]:
+    def read(self, name: str) -> Leaves:
         """The lanes' observations, copied."""
-        return [self.block[name, str(i)].copy() for i in range(len(self.spec.paths))]
+        return Leaves(self.block[name, str(i)].copy() for i in range(len(self.spec.paths)))
 
     def close(self) -> None:
         self._closer()

@@ -16,7 +16,7 @@ import numpy as np
 from ..convert import as_array, plain_tree, to_tensordict, to_torch
 from ..errors import LayoutError
 from ..tree import Path, as_path, show_path
-from .env import Env
+from .env import EnvBase
 from .random_policy import RandomPolicy
 from .specs import Array, nest
 
@@ -181,7 +181,7 @@ def policy_primers(policy: Any) -> dict[Path, Array]:
     return out
 
 
-def register_primers(env: Env, policy: Any) -> None:
+def register_primers(env: EnvBase, policy: Any) -> None:
     """Gives an environment what a policy's recurrent parts need and it lacks."""
     wanted = policy_primers(policy)
     if wanted:

@@ -16,7 +16,7 @@ import numpy as np
 from ..batch import Batch, stack_batches
 from ..errors import LayoutError
 from ..tree import Path, show_path
-from .env import Env, Step
+from .env import EnvBase, Step
 from .fast import advance_single
 from .ids import TrajectoryIds
 from .places import check_apart
@@ -67,7 +67,7 @@ class Roller:
 
     def __init__(
         self,
-        env: Env,
+        env: EnvBase,
         policy: PolicyRunner,
         rows: int,
         *,
@@ -111,16 +111,9 @@ class Roller:
             return
         self._begun = True
         self._say(Stage.RESETTING)
-        self.obs = self.env.reset(self.seed)
+        self.obs = self.env.begin(self.seed)
         self._say(Stage.IDLE)
-        check_apart(
-            {
-                "what the environment emits": [*self.env.spec.paths, INIT],
-                "a hidden state": self.env.primers,
-                "the action": [("action",)],
-            }
-        )
-        self.hidden = {p: self._default(p) for p in self.env.primers}
+        self.hidden = self.env.hidden()
         try:
             space = self.env.action_space
             self._actions = None if space is None else spec_of_space(space, "action")
@@ -158,10 +151,10 @@ class Roller:
         if self.init.all():
             return  # all of them just did
         self._say(Stage.RESETTING)
-        self.obs = self.env.reset()
+        self.obs = self.env.begin()
         self._say(Stage.IDLE)
         self.init[:] = True
-        self.hidden = {p: self._default(p) for p in self.env.primers}
+        self.hidden = self.env.hidden()
 
     # -- cuts ---------------------------------------------------------------------------------
 
@@ -224,7 +217,7 @@ class Roller:
         self._say(Stage.FIRST_ACT if self.plan is None else Stage.ACTING)
         outputs = self.act(inputs)
         self._say(Stage.FIRST_STEP if self.plan is None else Stage.STEPPING)
-        step = self.env.step(self.action_tree(outputs))
+        step = self.env.advance(self.action_tree(outputs))
         self._say(Stage.IDLE)
         stepped = step.stepped
         done = step.terminated | step.truncated
@@ -322,7 +315,7 @@ class Roller:
         if not long.any():
             return step.truncated, step.obs, done
         self._say(Stage.RESETTING)
-        fresh = self.env.reset_lanes(long)
+        fresh = self.env.begin_lanes(long)
         self._say(Stage.IDLE)
         obs = [np.where(wide(long, old), new, old) for old, new in zip(step.obs, fresh)]
         return step.truncated | long, obs, done | long
