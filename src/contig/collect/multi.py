@@ -25,7 +25,7 @@ from ..batch import Batch, stack_batches
 from ..errors import ClosedError, WorkerError
 from ..layout import Layout
 from ..transport.board import WeightsBoard
-from .base import END, CollectorBase
+from .base import END, BaseCollector
 from .collector import check_arguments, warn_split
 from .handle import Event, Handle
 from .job import Job
@@ -35,7 +35,7 @@ from .progress import Stage
 from .protocol import batch_of
 from .published import Published
 from .rows import join_batches, pad_trajectories
-from .sink import RemoteSink, StorageSink, address_of, sink_of
+from .sink import address_of, sink_of
 from .vector import as_env
 from .weights import get_weights, make_board, set_weights
 
@@ -44,7 +44,7 @@ __all__ = ["MultiAsyncCollector", "MultiCollector", "MultiSyncCollector"]
 _SLICE_S = 0.05
 
 
-class MultiCollector(CollectorBase):
+class MultiCollector(BaseCollector):
     """Steps environments in worker processes, one or more in each.
 
     With `sync`, an iteration waits for all workers, and `frames_per_batch` is shared by them;
@@ -142,7 +142,6 @@ class MultiCollector(CollectorBase):
                 wanted=replay_buffer is not None and postproc is None,
             )
         )
-        self._sinks: dict[int, StorageSink | RemoteSink] = {}
         self._jobs = []
         for number, env in enumerate(envs):
             address = None if replay_buffer is None else address_of(replay_buffer, number)
@@ -329,8 +328,7 @@ class MultiCollector(CollectorBase):
         if self._split:
             data = pad_trajectories(data)
         if self.replay_buffer is not None:  # one that only this process can write to
-            sink = self._sinks.get(0) or self._sinks.setdefault(0, sink_of(self.replay_buffer))
-            self._wrote += sink.write(data, self._hold_still)
+            self._wrote += self._write(data)
             data, given = None, data
         else:
             given = data
