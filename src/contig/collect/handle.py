@@ -22,7 +22,10 @@ __all__ = ["Event", "Handle"]
 _STOP_S = 3.0
 _LOOKS = 5
 _LOOK_S = 0.1
-_SILENT_S = 4.0  # an idle process that runs shows it several times a second
+_SILENT_S = 4.0  # a process that waits shows several times a second that it runs
+_COPYING_S = (
+    20.0  # our own code copies batches, which may be very large, and nothing runs meanwhile
+)
 _BOOT_S = 120.0  # until the interpreter and what the job needs is loaded
 
 
@@ -147,12 +150,14 @@ class Handle:
         return (time.monotonic_ns() - beat) / 1e9 if beat else 0.0
 
     def silent(self) -> str | None:
-        """What is wrong if it should be idle and does not even run, as if stopped; or None.
+        """What is wrong if it does not even run, as if it was stopped; or None.
 
         The user's code may hold the interpreter's lock, and then nothing else runs: while it is
         in such code, `hangs` judges.
         """
-        if self.page.stage not in (Stage.IDLE, Stage.HELD) or self.silence_s < _SILENT_S:
+        stage = self.page.stage
+        waits = stage in (Stage.READY, Stage.HELD)
+        if stage in LIMITS or self.silence_s < (_SILENT_S if waits else _COPYING_S):
             return None
         before = self.page.beaten
         for _ in range(_LOOKS):  # if all processes stood still, it gets the time to go on first

@@ -16,13 +16,14 @@ _STAGE_BITS = 4
 class Stage:
     """What a worker is doing.
 
-    IDLE: nothing that could hang. MAKING: its environment. FIRST_ACT, FIRST_STEP: the first call of
-    a policy, or of `env.step`, which may compile. PROCESSING: a user's function is given a batch.
-    WAITING: for room to write. HELD: the same, while paused.
+    READY: waiting to be told what to do. IDLE: nothing that could hang. MAKING: its environment.
+    FIRST_ACT, FIRST_STEP: the first call of a policy, or of `env.step`, which may compile.
+    PROCESSING: a user's function is given a batch. WAITING: for room to write. HELD: the same,
+    while paused.
     """
 
     IDLE, MAKING, STEPPING, RESETTING, ACTING, FIRST_ACT, PROCESSING, WAITING, HELD = range(9)
-    FIRST_STEP = 9
+    FIRST_STEP, READY = 9, 10
 
 
 class Limit(NamedTuple):

@@ -98,10 +98,10 @@ class Worker:
         count = job.trajs_per_batch if direct or job.trajs_per_batch is None else 1
         gatherer = Gatherer(roller, count, job.set_truncated, job.reset_at_each_iter)
         sink = None if job.address is None else open_sink(job.address, job.layout)
-        self._page.enter(Stage.IDLE)
-        self._channel.send({"op": "ready"})
+        self._report({"op": "ready"})
         while True:
             content = self._commands.get().content
+            self._page.enter(Stage.IDLE)
             if content["op"] == "stop":
                 break
             try:
@@ -137,7 +137,7 @@ class Worker:
             while (batch := gatherer.trajectories()) is not None:
                 self._give(batch, sink)
         self._page.finish()
-        self._channel.send({"op": "done"})
+        self._report({"op": "done"})
 
     def _give(self, batch: Any, sink: Any) -> None:
         job, page = self._job, self._page
@@ -177,7 +177,12 @@ class Worker:
             last = gatherer.trajectories(fewer=True)
             if last is not None:
                 self._give(last, sink)
-        self._channel.send({"op": "finished", "dropped": gatherer.unfinished})
+        self._report({"op": "finished", "dropped": gatherer.unfinished})
+
+    def _report(self, content: dict[str, Any]) -> None:
+        """Says that it did what it was told; it shows that it waits before anybody can know."""
+        self._page.enter(Stage.READY)
+        self._channel.send(content)
 
 
 def main() -> None:
