@@ -177,8 +177,11 @@ def test_plain_objects() -> None:
     assert batch["next", "truncated"].tolist() == [False, False, True] * 2 + [False]
     with pytest.raises(ValueError, match="action_space"):
         Collector(Old, None, frames_per_batch=7)
-    with pytest.raises(TypeError, match="reset"):
-        GymEnv(lambda: 3).reset()
+    for nothing in (lambda: 3, 3):
+        with pytest.raises(TypeError, match="reset"):
+            GymEnv(nothing).reset()
+        with pytest.raises(TypeError, match="reset.*got int"):
+            Collector(nothing, frames_per_batch=7)
 
 
 class Reuses(Steps):

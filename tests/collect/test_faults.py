@@ -439,7 +439,7 @@ def test_a_replaced_worker_goes_on_with_the_newest_weights(tmp_path: Path) -> No
 
 
 def test_a_hanging_environment_of_a_parallel_one_says_where() -> None:
-    env = ParallelEnv(2, [lambda: Faulty("none"), lambda: Faulty("hang", at=0)], step_timeout_s=1.0)
+    env = ParallelEnv(2, [lambda: Faulty("none"), lambda: Faulty("hang", at=1)], step_timeout_s=1.0)
     with Collector(env, frames_per_batch=20, seed=0) as collector:
         said = r"environment 1 \(pid \d+\)(.|\n)*hangs(.|\n)*in step"
         with pytest.raises(WorkerError, match=said):

@@ -71,7 +71,7 @@ class GymEnv(EnvBase):
                 import gymnasium
 
                 self._raw = gymnasium.make(source, **self._options)
-            elif is_env(source):
+            elif is_env(source) or not callable(source):
                 self._raw = raw_env(source)
             else:
                 self._raw = raw_env(source())
