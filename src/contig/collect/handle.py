@@ -121,6 +121,17 @@ class Handle:
         self.collected += self.asked or 0
         self.asked = None
 
+    def given(self, relayed: bool, whole: bool) -> int:
+        """Frames that are where they belong: written, or about to be when it died, or sent back.
+
+        Args:
+            relayed: it sends batches back.
+            whole: these are complete trajectories; else a stretch counts when all of it is there.
+        """
+        if not relayed:
+            return self.page.given
+        return self.received if whole else self.collected
+
     # -- faults -------------------------------------------------------------------------------
 
     def _forget(self) -> None:

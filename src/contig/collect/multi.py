@@ -28,14 +28,14 @@ from ..transport.board import WeightsBoard
 from .base import END, BaseCollector
 from .collector import check_arguments, warn_split
 from .handle import Event, Handle
-from .job import Job
+from .job import Job, jobs_for
 from .pace import Pace
 from .probe import probe_layout
 from .progress import Stage
 from .protocol import batch_of
 from .published import Published
 from .rows import join_batches, pad_trajectories
-from .sink import address_of, sink_of
+from .sink import sink_of
 from .vector import as_env
 from .weights import get_weights, make_board, set_weights
 
@@ -142,34 +142,30 @@ class MultiCollector(BaseCollector):
                 wanted=replay_buffer is not None and postproc is None,
             )
         )
-        self._jobs = []
-        for number, env in enumerate(envs):
-            address = None if replay_buffer is None else address_of(replay_buffer, number)
-            here = address is not None
-            random_share = init_random_frames // self.num_workers
-            random_share += number < init_random_frames % self.num_workers
-            self._jobs.append(
-                Job(
-                    number=number,
-                    env=env,
-                    policy=policy,
-                    device=device,
-                    seed=None if seed is None else seed + number * self._lanes,
-                    random_frames=random_share,
-                    max_frames_per_traj=max_frames_per_traj,
-                    set_truncated=set_truncated,
-                    reset_at_each_iter=reset_at_each_iter,
-                    trajs_per_batch=trajs_per_batch,
-                    register_primers=auto_register_policy_transforms,
-                    rows=self._stretch // self._lanes,
-                    lanes=self._lanes,
-                    address=address,
-                    postproc=postproc if here else None,
-                    hook=post_collect_hook if here else None,
-                    layout=layout,
-                    board=board_fd,
-                )
-            )
+        self._jobs = jobs_for(
+            envs,
+            Job(
+                number=0,
+                env=None,
+                policy=policy,
+                device=device,
+                seed=seed,
+                random_frames=init_random_frames,
+                max_frames_per_traj=max_frames_per_traj,
+                set_truncated=set_truncated,
+                reset_at_each_iter=reset_at_each_iter,
+                trajs_per_batch=trajs_per_batch,
+                register_primers=auto_register_policy_transforms,
+                rows=self._stretch // self._lanes,
+                lanes=self._lanes,
+                address=None,
+                postproc=postproc,
+                hook=post_collect_hook,
+                layout=layout,
+                board=board_fd,
+            ),
+            replay_buffer,
+        )
         self._relays = any(job.address is None for job in self._jobs)
         self._killer = weakref.finalize(self, _kill, self._handles)
         try:
@@ -417,33 +413,26 @@ class MultiCollector(BaseCollector):
 
     def _replace(self, handle: Handle, why: str) -> Handle:
         """A worker failed: starts another in its place, or raises."""
-        pid, number, asked = handle.pid, handle.number, handle.asked
-        finished, rows = handle.page.finished, handle.page.rows
-        given = handle.received if self._relays else handle.page.given
+        pid, number = handle.pid, handle.number
+        if handle.asked is not None and handle.page.finished > handle.stretches:
+            handle.done()  # it only could not say so
+            self._done.append(number)
+        asked, rows = handle.asked, handle.page.rows
+        given = handle.given(relayed=self._relays, whole=self._trajs is not None)
         handle.kill()
         if self.restarts >= self._max_restarts:
             raise WorkerError(f"worker {number} (pid {pid}) {why}")
         self.restarts += 1
-        if asked is not None and finished > handle.stretches:  # it only could not say so
-            handle.done()
-            self._done.append(number)
-            asked = None
+        if asked is not None and self._relays and self._trajs is None:
+            self._batches.pop(number, None)  # of a stretch that is collected again
+        # What it gave of a stretch is not collected again; of trajectories, the rest is lost.
         owed = handle.owed if asked is None else asked
-        if self._trajs is None and self._relays:
-            given = handle.collected
-            if asked is not None:
-                self._batches.pop(number, None)  # of a stretch that is collected again
-        # What it gave of a stretch is not collected again.
         owed = max(owed - max(given - handle.collected, 0), 0)
-        if self._trajs is not None:
-            lost = max(handle.collected - given, 0)
-            self.dropped_frames += lost
-            self.dropped_trajectories += lost > 0
+        lost = max(handle.collected - given, 0)
+        self.dropped_frames += lost
+        self.dropped_trajectories += lost > 0
         self._wrote_before += 0 if self._relays else rows
-        job = self._jobs[number]
-        drawn = max(handle.collected, given)
-        job = job._replace(random_frames=max(job.random_frames - drawn, 0))
-        self._jobs[number] = job
+        job = self._jobs[number] = self._jobs[number].after(max(handle.collected, given))
         if job.seed is not None:
             later = self.restarts * self.num_workers * self._lanes
             job = job._replace(seed=job.seed + later)
