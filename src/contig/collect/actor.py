@@ -32,7 +32,8 @@ class SingleActor:
         self._roller, self._columns = roller, columns
         self._paths = roller.env.spec.paths
         self._names = [str(p[0]) for p in self._paths]
-        self._direct = roller.policy.kind == "torch" and all(len(p) == 1 for p in self._paths)
+        nested = any(len(p) > 1 for p in self._paths)
+        self._direct = roller.policy.kind != "tensordict" and not nested
         # The action comes last. Outputs that are nested take the long road.
         flat = all(len(p) == 1 for p in columns)
         last = sorted(columns, key=lambda p: p == ("action",)) if flat else []

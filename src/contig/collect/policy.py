@@ -66,13 +66,16 @@ class PolicyRunner:
             return self.policy(to_tensordict(flat, inputs[_INIT].shape, self._device))
 
     def call_one(self, names: list[str], obs: list[Array], init: bool) -> Any:
-        """The same of a torch policy in one environment whose observation is not nested.
+        """The same, in one environment whose observation is not nested; not of a TensorDictModule.
 
         Args:
             names: of the observation's leaves.
             obs: the leaves, without an env dim.
             init: whether they are the first of an episode.
         """
+        if self.kind == "numpy":
+            arrays = {n: x[None].copy() for n, x in zip(names, obs)}
+            return self.policy({**arrays, "is_init": np.array([init])})
         flag = self._flags.get(init)
         if flag is None or flag._version:  # nobody may have changed it in place
             flag = self._flags[init] = self._tensor(np.array([init]))
