@@ -2,7 +2,8 @@
 
     python -m benchmarks.collect [--quick]
 
-Everything steps CartPole with random actions. "bare" stores nothing; "storing" puts the same leaves
+Everything steps CartPole with random actions, and then with a small torch policy beside a bare loop
+that runs the same one. "bare" stores nothing; "storing" puts the same leaves
 as contig into preallocated numpy columns, and a full block into the same buffer. The candidates
 take turns, and each figure is the best of its rounds. torchrl runs in `.venv-peers`, if that is
 there. What two workers gain over one is shown beside what two bare loops gain over one.
@@ -109,10 +110,11 @@ def storing(frames: int) -> float:
     return (time.perf_counter() - start) / frames
 
 
-def contig(frames: int) -> float:
+def contig(frames: int, policy: Any = None) -> float:
     buffer = ReplayBuffer(LazyTensorStorage(frames + BATCH))
     collector = Collector(
         GymEnv(NAME),
+        policy,
         frames_per_batch=BATCH,
         total_frames=frames + BATCH,
         replay_buffer=buffer,
@@ -124,6 +126,42 @@ def contig(frames: int) -> float:
     for _ in turns:
         pass
     return (time.perf_counter() - start) / frames
+
+
+def policy() -> Any:
+    """A small torch policy."""
+    import torch
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 2)
+
+        def forward(self, inputs: Any) -> Any:
+            return {"action": self.linear(inputs["observation"]).argmax(-1)}
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    return Net()
+
+
+def bare_torch(frames: int) -> float:
+    import torch
+
+    env, net = make_env(), policy()
+    obs, _ = env.reset(seed=0)
+    start = time.perf_counter()
+    with torch.no_grad():
+        for _ in range(frames):
+            action = net({"observation": torch.from_numpy(obs)[None]})["action"]
+            obs, _, terminated, truncated, _ = env.step(action.numpy()[0])
+            if terminated or truncated:
+                obs, _ = env.reset()
+    return (time.perf_counter() - start) / frames
+
+
+def contig_torch(frames: int) -> float:
+    return contig(frames, policy())
 
 
 LOOP = """
@@ -183,18 +221,9 @@ def torch_start() -> tuple[float, float]:
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     alone = time.perf_counter() - start
-    import torch
-
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = torch.nn.Linear(4, 2)
-
-        def forward(self, inputs: Any) -> Any:
-            return {"action": self.linear(inputs["observation"]).argmax(-1)}
-
+    net = policy()
     start = time.perf_counter()
-    with MultiCollector([make_env] * 2, Net(), frames_per_batch=100):
+    with MultiCollector([make_env] * 2, net, frames_per_batch=100):
         return alone, time.perf_counter() - start
 
 
@@ -253,14 +282,20 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="only show that everything runs")
     quick = parser.parse_args().quick
     frames, rounds = (5_000, 2) if quick else (50_000, 7)
-    best = {"bare": 9e9, "storing": 9e9, "contig": 9e9}
+    runs = {"bare": bare, "storing": storing, "contig": contig}
+    torch_runs = {"bare torch": bare_torch, "contig torch": contig_torch}
+    best = dict.fromkeys([*runs, *torch_runs], 9e9)
     for _ in range(rounds):
-        for name, run in (("bare", bare), ("storing", storing), ("contig", contig)):
+        for name, run in runs.items():
             best[name] = min(best[name], run(frames))
+        for name, run in torch_runs.items():
+            best[name] = min(best[name], run(frames // 2))
     for name, seconds in best.items():
-        print(f"{name:10} {seconds * 1e6:8.2f} us per frame")
+        print(f"{name:12} {seconds * 1e6:6.2f} us per frame")
     print(f"contig / bare     {best['contig'] / best['bare']:6.2f}   (goal: at most 1.5)")
     print(f"contig / storing  {best['contig'] / best['storing']:6.2f}   (goal: at most 1.2)")
+    ratio = best["contig torch"] / best["bare torch"]
+    print(f"contig / bare     {ratio:6.2f}   with a torch policy (goal: at most 1.5)")
     peer = torchrl(2_000 if quick else 10_000, 1 if quick else 3)
     if peer is None:
         print("torchrl    not run")

@@ -103,7 +103,9 @@ _WHERE = {
         "Weights",
     ),
     "contig.collect": (
+        "BaseCollector",
         "Collector",
+        "EnvBase",
         "GymEnv",
         "InitTracker",
         "MultiAsyncCollector",
@@ -123,7 +125,9 @@ __all__ = list(_MODULE_OF)
 if TYPE_CHECKING:
     from .accumulate import TrajectoryAccumulator as TrajectoryAccumulator
     from .batch import Batch as Batch
+    from .collect import BaseCollector as BaseCollector
     from .collect import Collector as Collector
+    from .collect import EnvBase as EnvBase
     from .collect import GymEnv as GymEnv
     from .collect import InitTracker as InitTracker
     from .collect import MultiAsyncCollector as MultiAsyncCollector

@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contig import Collector, LazyTensorStorage, ReplayBuffer, SerialEnv, SliceSampler, StepCounter
-from tests.collect.envs import Steps, check_storage, check_trajectory, make_steps, split, steps_of
+from tests.collect.envs import (
+    Steps,
+    check_storage,
+    check_trajectory,
+    make_steps,
+    plan,
+    split,
+    steps_of,
+)
 
 ENVS: dict[str, Any] = {
     "one": lambda n: Steps(),
@@ -140,9 +148,56 @@ def test_batches_hold_what_the_environment_emitted(
     assert len(set(every)) == len(every)
     for batch in batches:
         last = batch["next", "done"][..., -1]
-        if options["set_truncated"] or (options["reset_at_each_iter"] and kind != "next"):
+        if options["set_truncated"] or options["reset_at_each_iter"]:
             assert last.all()
+        if options["reset_at_each_iter"]:
+            assert batch["is_init"][..., 0].all()
     collector.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["one", "serial", "next"])
+@pytest.mark.parametrize("trajs", [None, 2])
+def test_pieces_cut_by_set_truncated_end_but_only_the_first_begins(kind: str, trajs: Any) -> None:
+    """What the guide says of set_truncated with trajs_per_batch and with complete_only."""
+    lanes = lanes_of(kind, 2)
+    sampler = SliceSampler(slice_len=2, complete_only=True)
+    buffer = ReplayBuffer(LazyTensorStorage(1000), sampler, batch_size=400, seed=0)
+    collector = Collector(
+        ENVS[kind](lanes),
+        frames_per_batch=4 * lanes,
+        total_frames=80 * lanes,
+        replay_buffer=buffer,
+        set_truncated=True,
+        trajs_per_batch=trajs,
+        seed=0,
+    )
+    list(collector)
+    found = check_storage(buffer.storage, anywhere=True)
+    episodes = buffer.storage.episodes()
+    assert len(found) == len(episodes) and not episodes["complete"].all()
+    for entry, piece in zip(episodes, found):
+        assert bool(entry["complete"]) == bool(piece["is_init"][0])
+    assert sum(len(x) for x in found) + collector.dropped_frames == 80 * lanes
+    if trajs is None or kind != "next":
+        assert not collector.dropped_frames  # nothing is left open; lanes ahead may be, at the end
+    rows = {s: (x, i) for x in found for i, s in enumerate(steps_of(x))}
+    cuts = 0
+    for piece in found:
+        env, episode, t = steps_of(piece)[-1]
+        length, terminates = plan(env, episode, 6)
+        assert piece["next", "done"][-1]
+        assert bool(piece["next", "terminated"][-1]) == (terminates and t + 1 == length)
+        if t + 1 < length:  # the episode goes on, in another trajectory, without a reset
+            cuts += 1
+            assert piece["next", "truncated"][-1]
+            after, at = rows.get((env, episode, t + 1), (None, 0))
+            if after is not None:
+                assert at == 0 and not after["is_init"][0]
+                assert after["collector", "traj_ids"][0] != piece["collector", "traj_ids"][0]
+    assert cuts > 5
+    drawn = {id(rows[s][0]): rows[s][0] for s in steps_of(buffer.sample())}.values()
+    assert all(piece["is_init"][0] for piece in drawn)  # complete_only: no other piece
+    assert any(plan(*steps_of(p)[-1][:2], 6)[0] != len(p) for p in drawn)  # cut ones, too
 
 
 def test_the_policy_runs_while_actions_are_random() -> None:

@@ -75,6 +75,48 @@ def test_true_final_observations_in_every_autoreset_mode(mode: str, kind: str) -
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("trajs", [None, 4])
+def test_batches_begin_and_end_with_the_episode_if_every_one_resets(
+    mode: str, trajs: int | None
+) -> None:
+    """Also where faster lanes are ahead of the others, whose steps were resets."""
+    with Collector(
+        vector(mode),
+        frames_per_batch=21,
+        total_frames=21 * 40,
+        reset_at_each_iter=True,
+        trajs_per_batch=trajs,
+        init_random_frames=100,
+        policy=_fours,
+        seed=5,
+    ) as collector:
+        batches = list(collector)
+    if trajs is None:
+        assert [b.shape for b in batches] == [(3, 7)] * 40
+        for batch in batches:
+            assert batch["is_init"][:, 0].all()
+            assert batch["next", "done"][:, -1].all()
+    flat = [b[i : i + 1].reshape(-1) for b in batches for i in range(3)] if not trajs else batches
+    pieces = [piece for rows in flat for piece in split(rows)]
+    for piece in pieces:
+        check_trajectory(piece)
+        assert piece["next", "done"][-1]
+    ids = [int(p["collector", "traj_ids"][0]) for p in pieces]
+    assert len(set(ids)) == len(ids)
+    every = [s for p in pieces for s in steps_of(p)]
+    assert len(set(every)) == len(every)
+    drawn = [int(p["action"][i]) != 4 for p in pieces for i in range(len(p))]
+    assert not any(drawn[100 + 60 :]) and sum(drawn) > 50
+    if trajs is None:
+        actions = np.concatenate([b["action"].reshape(-1) for b in batches])
+        assert (actions[105:] == 4).all()  # frames 0 to 99 of the rows that are given out
+
+
+def _fours(inputs: Any) -> Any:
+    return np.full(len(inputs["is_init"]), 4, np.int64)
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_nested_observations_of_vector_environments(mode: str) -> None:
     collector = Collector(
         vector(mode, make=DictSteps), frames_per_batch=30, total_frames=60, seed=0
@@ -135,8 +177,11 @@ def test_plain_objects() -> None:
     assert batch["next", "truncated"].tolist() == [False, False, True] * 2 + [False]
     with pytest.raises(ValueError, match="action_space"):
         Collector(Old, None, frames_per_batch=7)
-    with pytest.raises(TypeError, match="reset"):
-        GymEnv(lambda: 3).reset()
+    for nothing in (lambda: 3, 3):
+        with pytest.raises(TypeError, match="reset"):
+            GymEnv(nothing).reset()
+        with pytest.raises(TypeError, match="reset.*got int"):
+            Collector(nothing, frames_per_batch=7)
 
 
 class Reuses(Steps):
@@ -364,14 +409,7 @@ def test_random_actions_are_of_the_space_and_repeat_with_the_seed(space: Any) ->
     np.testing.assert_equal(drawn, again)
 
 
-def test_refused_names_and_shapes() -> None:
-    class Renamed(Steps):
-        def __init__(self) -> None:
-            super().__init__()
-            self.observation_space = gym.spaces.Dict({"action": gym.spaces.Discrete(2)})
-
-    with pytest.raises(ValueError, match="rename"):
-        list(Collector(Renamed, frames_per_batch=2, total_frames=2))
+def test_refused_shapes() -> None:
     env = Faulty("shape", at=0)
     with pytest.raises(ValueError, match=r"shape \[1\], expected \[3\]"):
         list(Collector(env, frames_per_batch=20, total_frames=20, seed=0))

@@ -25,6 +25,7 @@ from contig import (
     SliceSampler,
     WorkerError,
 )
+from contig.collect import handle
 from tests.collect.envs import Faulty, check_storage, make_steps, steps_of
 from tests.collect.policies import Sleepy, Weighted
 from tests.collect.waiting import WAIT_S, alive, wait_for
@@ -102,6 +103,129 @@ def test_a_killed_worker_that_was_idle_or_paused_is_noticed() -> None:
     collector.async_shutdown()
 
 
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.mark.parametrize("call", ["iterate", "sample", "shutdown", "resume", "replaced"])
+def test_a_stopped_worker_that_was_idle_is_told_by_any_call(call: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(handle, "_SILENT_S", 2.0)
+    buffer = ReplayBuffer(LazyTensorStorage(10_000), batch_size=8)
+    collector = MultiCollector(
+        [make_steps] * 2,
+        frames_per_batch=20,
+        replay_buffer=buffer,
+        sync=call != "resume",
+        max_restarts=call == "replaced",
+        step_timeout_s=1.0,
+        seed=0,
+    )
+    if call == "resume":
+        collector.start()
+        buffer.sample()
+        collector.pause()
+    iterator = iter(collector) if call != "resume" else None
+    if iterator is not None:
+        next(iterator)
+        buffer.sample()
+    pid = collector.pids[1]
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: is_stopped(pid))
+    said = rf"worker 1 \(pid {pid}\) (.|\n)*sign of life"
+    if call == "replaced":
+        assert iterator is not None and next(iterator) is None
+        assert collector.restarts == 1 and buffer.stats().rows_written == 40
+        wait_for(lambda: not alive(pid))
+        collector.shutdown()
+        return
+    if call == "shutdown":
+        wait_for(lambda: collector._handles[1].silence_s > 2.0)
+
+    def told() -> bool:
+        try:
+            if call == "iterate":
+                next(iter(collector))
+            elif call == "sample":
+                buffer.sample()
+            elif call == "resume":  # the thread looks after workers while it is paused, too
+                collector.check()
+            else:
+                collector.shutdown()
+        except WorkerError as error:
+            assert re.search(said, str(error))
+            return True
+        assert call != "shutdown"
+        return False
+
+    wait_for(told)
+    collector.shutdown()
+    assert not any(alive(pid) for pid in collector.pids)
+
+
+class Compiles(Faulty):
+    """Its first step and its first reset take long in every process, as if it compiled."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("none")
+        self.left = {"reset": seconds, "step": seconds}
+
+    def reset(self, **options: Any) -> Any:
+        time.sleep(self.left.pop("reset", 0))
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self.left.pop("step", 0))
+        return super().step(action)
+
+
+def test_the_first_step_may_take_long() -> None:
+    here = os.getpid()
+
+    def make() -> Any:
+        return Compiles(0.0 if os.getpid() == here else 2.0)
+
+    buffer = ReplayBuffer(LazyTensorStorage(1000), batch_size=8)
+    with MultiCollector(
+        [make],
+        frames_per_batch=20,
+        total_frames=60,
+        replay_buffer=buffer,
+        step_timeout_s=0.5,
+        seed=0,
+    ) as collector:
+        list(collector)
+    assert buffer.stats().rows_written == 60 and collector.restarts == 0
+
+
+def test_a_first_step_that_never_ends_is_a_fault() -> None:
+    here = os.getpid()
+
+    def make() -> Any:
+        return Compiles(0.0 if os.getpid() == here else 3600.0)
+
+    def stuck() -> Any:
+        env = make()
+        env.left.pop("reset")
+        return env
+
+    for env, what in ((make, r"env\.reset"), (stuck, r"the first env\.step")):
+        with MultiCollector(
+            [env], frames_per_batch=20, step_timeout_s=60.0, start_timeout_s=1.0, seed=0
+        ) as collector:
+            with pytest.raises(
+                WorkerError, match=rf"worker 0 (.|\n)*hangs in {what}(.|\n)*in (step|reset)"
+            ):
+                list(collector)
+
+
+def test_the_first_step_of_a_parallel_environment_may_take_long() -> None:
+    with ParallelEnv(1, lambda: Compiles(1.5), step_timeout_s=0.5) as env:
+        assert env.rollout(1, seed=0).shape == (1, 1)
+    with ParallelEnv(1, lambda: Compiles(3600), step_timeout_s=60.0, start_timeout_s=0.5) as env:
+        with pytest.raises(WorkerError, match=r"environment 0 \(pid \d+\)(.|\n)*hangs"):
+            env.rollout(1, seed=0)
+
+
 @pytest.mark.parametrize("fault", ["hang", "kill"])
 def test_a_failed_worker_is_replaced(fault: str, tmp_path: Path) -> None:
     buffer = ReplayBuffer(LazyTensorStorage(10_000), SliceSampler(slice_len=2), batch_size=8)
@@ -137,6 +261,87 @@ def test_frames_are_exact_across_a_restart(tmp_path: Path) -> None:
     ) as collector:
         list(collector)
     assert collector.restarts == 1 and buffer.stats().rows_written == 200
+
+
+class Once:
+    """A postproc or hook that fails at its third call, in one process only, and keeps some rows.
+
+    Args:
+        mark: a file that is made first; if it exists it behaves.
+        how: "raise", or "kill" for the end of the process.
+        keep: every so manieth row is handed on.
+    """
+
+    def __init__(self, mark: str, how: str = "raise", keep: int = 1) -> None:
+        self.mark, self.how, self.keep, self.calls = mark, how, keep, 0
+
+    def __call__(self, batch: Any) -> Any:
+        self.calls += 1
+        if self.calls == 3 and not os.path.exists(self.mark):
+            open(self.mark, "w").close()
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ArithmeticError("the logger broke")
+        return batch if self.keep == 1 else batch[:: self.keep]
+
+
+@pytest.mark.parametrize(
+    ("where", "how", "keep", "trajs"),
+    [
+        ("post_collect_hook", "raise", 1, None),
+        ("post_collect_hook", "kill", 1, None),
+        ("post_collect_hook", "raise", 1, 2),
+        ("postproc", "raise", 1, None),
+        ("postproc", "raise", 2, None),
+    ],
+)
+def test_frames_are_exact_if_a_function_of_the_users_fails(
+    where: str, how: str, keep: int, trajs: int | None, tmp_path: Path
+) -> None:
+    """What it was given had been written, or not: that much is collected again, and no more."""
+    buffer = ReplayBuffer(LazyTensorStorage(10_000), batch_size=8)
+    functions = {where: Once(str(tmp_path / "mark"), how, keep)}
+    if keep > 1 and where == "postproc":
+        functions["post_collect_hook"] = Once(str(tmp_path / "other"), how)
+    with collector_of(
+        "none",
+        buffer,
+        max_restarts=2,
+        total_frames=200,
+        trajs_per_batch=trajs,
+        init_random_frames=130,
+        **functions,
+    ) as collector:
+        list(collector)
+    assert collector.restarts == len(functions)
+    rows = buffer.stats().rows_written
+    if trajs is None:
+        assert rows == 200 // keep
+    else:
+        assert rows + collector.dropped_frames == 200
+
+
+def test_random_frames_are_counted_across_restarts(tmp_path: Path) -> None:
+    def policy(inputs: Any) -> Any:
+        return np.full(len(inputs["is_init"]), 4, np.int64)
+
+    buffer = ReplayBuffer(LazyTensorStorage(10_000), batch_size=8)
+    with MultiCollector(
+        [lambda: Faulty("none")],
+        policy,
+        frames_per_batch=20,
+        total_frames=400,
+        replay_buffer=buffer,
+        init_random_frames=90,
+        post_collect_hook=Once(str(tmp_path / "a")),
+        postproc=Once(str(tmp_path / "b")),
+        max_restarts=2,
+        seed=0,
+    ) as collector:
+        list(collector)
+    assert collector.restarts == 2
+    actions = buffer[:]["action"]
+    assert (actions[90:] == 4).all() and (actions[80:90] != 4).any() and len(actions) == 400
 
 
 def test_one_restart_too_many() -> None:
@@ -234,7 +439,7 @@ def test_a_replaced_worker_goes_on_with_the_newest_weights(tmp_path: Path) -> No
 
 
 def test_a_hanging_environment_of_a_parallel_one_says_where() -> None:
-    env = ParallelEnv(2, [lambda: Faulty("none"), lambda: Faulty("hang", at=0)], step_timeout_s=1.0)
+    env = ParallelEnv(2, [lambda: Faulty("none"), lambda: Faulty("hang", at=1)], step_timeout_s=1.0)
     with Collector(env, frames_per_batch=20, seed=0) as collector:
         said = r"environment 1 \(pid \d+\)(.|\n)*hangs(.|\n)*in step"
         with pytest.raises(WorkerError, match=said):

@@ -17,6 +17,7 @@ from contig import (
     ReplayBuffer,
     SerialEnv,
     ShapeDtype,
+    StepCounter,
     TensorDictPrimer,
 )
 from tests.collect.envs import Steps, check_trajectory, make_steps, split
@@ -49,6 +50,20 @@ def test_numpy_policies_get_a_mapping_with_an_env_dim() -> None:
     assert shapes[-1] == ((2, 3), (2,))
 
 
+@pytest.mark.parametrize("env", [Steps, lambda: SerialEnv(2, Steps)])
+def test_policies_may_change_their_inputs_in_place(env: Any) -> None:
+    def policy(inputs: Any) -> Any:
+        action = inputs["observation"][:, 2] % 5
+        inputs["observation"] //= 2
+        inputs["is_init"][:] = True
+        return action
+
+    batch = collect(policy, env())
+    rows = [batch[i : i + 1].reshape(-1) for i in range(2)] if len(batch.shape) == 2 else [batch]
+    for piece in [p for lane in rows for p in split(lane)]:
+        check_trajectory(piece)
+
+
 def test_whatever_a_policy_returns_is_stored_and_inputs_are_ignored() -> None:
     def policy(inputs: Any) -> Any:
         n = len(inputs["is_init"])
@@ -76,6 +91,47 @@ class Net(torch.nn.Module):
         logits = self.linear(inputs["observation"].float())
         assert not logits.requires_grad
         return {"action": logits.argmax(-1), "logits": logits}
+
+
+class Fickle(torch.nn.Module):
+    """Returns the same in other dtypes, containers and kinds of tensors, from step to step."""
+
+    def __init__(self, extra: str = "") -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.arange(3.0)[None])
+        self.extra = extra
+
+    def forward(self, inputs: Any) -> Any:
+        t = int(inputs["observation"][0, 2])
+        assert bool(inputs["is_init"][0]) == (t == 0)
+        seen = inputs["observation"] + 1
+        inputs["is_init"].fill_(True)  # neither rows nor later steps nor the environment mind
+        inputs["observation"].fill_(-7)
+        kinds = [torch.int64, torch.int32, torch.float32]
+        value = np.full((1, 2), t, np.float64) if t % 2 else torch.full((1, 2), float(t))
+        out = {"action": torch.full((1,), t % 5, dtype=kinds[t % 3]), "value": value}
+        out["bias"] = self.bias if t % 2 else self.bias * 1
+        if t == 3 and self.extra:
+            out[self.extra] = torch.zeros(1)
+        if t == 4:
+            return {**out, "observation": seen}  # an input is ignored
+        return out
+
+
+def test_the_short_road_stores_what_the_long_one_does() -> None:
+    short = collect(Fickle(), Steps(), frames=120)
+    for piece in split(short):
+        check_trajectory(piece)
+    long = collect(Fickle(), StepCounter(Steps()), frames=120)
+    for key in short.layout.by_path:
+        if key != ("collector", "traj_ids"):
+            np.testing.assert_array_equal(short[key], long[key])
+    np.testing.assert_array_equal(short["value"][:, 0], short["observation"][:, 2])
+    np.testing.assert_array_equal(short["action"], short["observation"][:, 2] % 5)
+    assert (short["bias"] == np.arange(3)).all() and short["action"].dtype == np.int64
+    for env in (Steps(), StepCounter(Steps())):
+        with pytest.raises(ValueError, match="surprise"):
+            collect(Fickle("surprise"), env, frames=120)
 
 
 class Holder:

@@ -24,7 +24,7 @@ from contig import (
     TensorDictPrimer,
     set_recurrent_mode,
 )
-from contig.collect.env import Env
+from contig.collect.env import EnvBase
 
 LAYERS, HIDDEN = 2, 8
 
@@ -59,30 +59,30 @@ class Policy(torch.nn.Module):
 STATES = {("g",): (LAYERS, HIDDEN), ("h",): (1, HIDDEN), ("deep", "c"): (1, HIDDEN)}
 
 
-def single(policy: Any) -> Env:
+def single(policy: Any) -> EnvBase:
     return GymEnv("CartPole-v1", policy=policy)
 
 
-def serial(policy: Any) -> Env:
+def serial(policy: Any) -> EnvBase:
     return SerialEnv(2, lambda: GymEnv("CartPole-v1"), policy=policy)
 
 
-def serial_of_wired(policy: Any) -> Env:
+def serial_of_wired(policy: Any) -> EnvBase:
     return SerialEnv(2, lambda: GymEnv("CartPole-v1", policy=policy))
 
 
-def parallel(policy: Any) -> Env:
+def parallel(policy: Any) -> EnvBase:
     return ParallelEnv(2, lambda: GymEnv("CartPole-v1"), policy=policy)
 
 
-def parallel_of_wired(policy: Any) -> Env:
+def parallel_of_wired(policy: Any) -> EnvBase:
     return ParallelEnv(2, lambda: GymEnv("CartPole-v1", policy=policy))
 
 
 MAKERS = [single, serial, serial_of_wired, parallel, parallel_of_wired]
 
 
-def spec_shapes(env: Env) -> Any:
+def spec_shapes(env: EnvBase) -> Any:
     state = env.full_state_spec
     assert set(state) == {"g", "h", "deep"}
     return {
@@ -96,7 +96,7 @@ def spec_shapes(env: Env) -> Any:
     "make, register",
     [(single, False), (serial_of_wired, False), *((make, True) for make in MAKERS)],
 )
-def test_environments_made_for_a_policy(make: Callable[[Any], Env], register: bool) -> None:
+def test_environments_made_for_a_policy(make: Callable[[Any], EnvBase], register: bool) -> None:
     torch.manual_seed(0)
     policy = Policy()
     env = make(policy)
@@ -122,7 +122,7 @@ def test_without_a_policy_there_is_nothing() -> None:
 
 
 @pytest.mark.parametrize("make", [single, serial, parallel])
-def test_the_collector_alone_does_it(make: Callable[[Any], Env]) -> None:
+def test_the_collector_alone_does_it(make: Callable[[Any], EnvBase]) -> None:
     torch.manual_seed(0)
     policy = Policy()
     with Collector(

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 _WHERE = {
+    "base": ("BaseCollector",),
     "collector": ("Collector",),
+    "env": ("EnvBase", "Step"),
     "gym_env": ("GymEnv",),
     "wrappers": (
         "InitTracker",
@@ -30,7 +32,10 @@ _WHERE = {
 __all__, __getattr__, __dir__ = lazy_names(__name__, _WHERE)
 
 if TYPE_CHECKING:
+    from .base import BaseCollector as BaseCollector
     from .collector import Collector as Collector
+    from .env import EnvBase as EnvBase
+    from .env import Step as Step
     from .gym_env import GymEnv as GymEnv
     from .multi import MultiAsyncCollector as MultiAsyncCollector
     from .multi import MultiCollector as MultiCollector

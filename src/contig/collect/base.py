@@ -1,7 +1,9 @@
-"""What all collectors share: iteration, or a thread that does it, and how that ends.
+"""BaseCollector: iteration, or a thread that does it, and how that ends.
 
     for data in collector: ...                           or
     collector.start() ... pause() ... resume() ... async_shutdown()
+
+A subclass says in `_collect` how the next batch comes about.
 
 Iterate from one thread. `start`, `pause`, `resume`, `update_policy_weights_` and `async_shutdown`
 may be called from any thread.
@@ -16,20 +18,30 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from ..errors import ClosedError, WorkerError
-from .sink import buffers_of
+from .sink import RemoteSink, StorageSink, buffers_of, sink_of
 
-__all__ = ["END", "CollectorBase"]
+__all__ = ["END", "BaseCollector"]
 
 END: Final = object()  # in place of a batch: all frames are collected
 _SLICE_S = 0.05
 _STOP_S = 10.0
 
 
-class CollectorBase(ABC):
-    """A source of batches. Subclasses say how one is collected."""
+class BaseCollector(ABC):
+    """A source of batches. Base of all collectors; subclass it for data from elsewhere.
 
-    def __init__(self, replay_buffer: Any) -> None:
+    A subclass has `_collect`; `_close` and `update_policy_weights_` if there is something to do.
+
+    Args:
+        replay_buffer: a ReplayBuffer, an ensemble, a Server or a RemoteReplayBuffer that batches
+            go to; None: iteration gives them.
+    """
+
+    END: Final = END
+
+    def __init__(self, replay_buffer: Any = None) -> None:
         self.replay_buffer = replay_buffer
+        self._sink: StorageSink | RemoteSink | None = None
         self._buffers = [] if replay_buffer is None else buffers_of(replay_buffer)
         self._thread: threading.Thread | None = None
         self._turn = threading.Condition()  # guards the next three
@@ -46,14 +58,21 @@ class CollectorBase(ABC):
 
     @abstractmethod
     def _collect(self) -> Any:
-        """The next batch, None if it went to the buffer, or END."""
+        """The next batch; None if it went to the buffer, by `_write`; `END` if there is no more.
 
-    @abstractmethod
-    def _close(self) -> None:
+        Called by one thread at a time.
+        """
+
+    def _write(self, batch: Any) -> int:
+        """Appends a batch to the buffer, waiting for room; returns its rows."""
+        if self._sink is None:
+            self._sink = sink_of(self.replay_buffer)
+        return self._sink.write(batch, self._hold_still)
+
+    def _close(self) -> None:  # noqa: B027
         """Lets go of environments and processes."""
 
-    @abstractmethod
-    def update_policy_weights_(self, policy_or_state: Any = None) -> None:
+    def update_policy_weights_(self, policy_or_state: Any = None) -> None:  # noqa: B027
         """Makes weights current: the policy's own, or those given."""
 
     def _settle(self) -> None:  # noqa: B027
@@ -235,7 +254,7 @@ class CollectorBase(ABC):
 class _Failing:
     """Remembers what went wrong, so that later calls say it too."""
 
-    def __init__(self, collector: CollectorBase) -> None:
+    def __init__(self, collector: BaseCollector) -> None:
         self._collector = collector
 
     def __enter__(self) -> None:

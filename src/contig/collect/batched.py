@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import LayoutError
-from .env import Env
+from .env import EnvBase
 from .raw import is_env
 from .specs import Spec, nest
 from .vector import as_env
@@ -15,7 +15,7 @@ from .vector import as_env
 __all__ = ["BatchedEnv", "check_lanes", "make_lane", "own_copy"]
 
 
-class BatchedEnv(Env):
+class BatchedEnv(EnvBase):
     """n single environments of one kind, made on first use.
 
     Args:
@@ -27,10 +27,8 @@ class BatchedEnv(Env):
     def __init__(
         self, num_envs: int, make_env: Callable[[], Any] | Any, *, policy: Any = None
     ) -> None:
-        super().__init__()
+        super().__init__(num_envs=num_envs)
         self._recipes = _recipes(num_envs, make_env)
-        self.num_envs = num_envs
-        self.batch_shape = (num_envs,)
         self._was_reset = False
         self._lanes: Any = None  # what runs them, once it is made
         if policy is not None:
@@ -55,7 +53,7 @@ class BatchedEnv(Env):
             )
         return {**self.__dict__, "_lanes": None}
 
-    def probe(self) -> Env:
+    def probe(self) -> EnvBase:
         lane = make_lane(own_copy(self._recipes[0]))
         lane.primers = {**lane.primers, **self.primers}
         return lane
@@ -77,8 +75,6 @@ def _recipes(num_envs: int, make_env: Any) -> list[Any]:
     Raises:
         ValueError: not as many as lanes.
     """
-    if num_envs < 1:
-        raise ValueError(f"the number of environments must be at least 1, got {num_envs}")
     if not isinstance(make_env, Sequence) or isinstance(make_env, str):
         return [make_env] * num_envs
     if len(make_env) != num_envs:
@@ -95,7 +91,7 @@ def own_copy(recipe: Any) -> Any:
     return cloudpickle.loads(cloudpickle.dumps(recipe))
 
 
-def make_lane(recipe: Any) -> Env:
+def make_lane(recipe: Any) -> EnvBase:
     """One lane of a batched environment."""
     env = as_env(recipe)
     if env.batch_shape:

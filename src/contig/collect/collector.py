@@ -10,14 +10,13 @@ from typing import Any
 from ..batch import Batch
 from ..errors import ClosedError, WorkerError
 from ..transport import RemoteReplayBuffer
-from .base import END, CollectorBase
+from .base import END, BaseCollector
 from .gatherer import Gatherer
 from .pace import Pace
 from .policy import PolicyRunner, register_primers
 from .published import Published
 from .roller import Roller
 from .rows import pad_trajectories
-from .sink import RemoteSink, StorageSink, sink_of
 from .vector import as_env
 from .weights import copy_weights, set_weights
 
@@ -32,7 +31,7 @@ def warn_split() -> None:
     )
 
 
-class Collector(CollectorBase):
+class Collector(BaseCollector):
     """Steps an environment with a policy, here in this process.
 
     Batches are ``[T]`` of a single environment, ``[B, T]`` of a batched one; with
@@ -103,11 +102,11 @@ class Collector(CollectorBase):
             max_frames_per_traj=max_frames_per_traj,
             seed=seed,
             keep_trajectories=trajs_per_batch is not None,
+            drop_ahead=reset_at_each_iter,
         )
         self._gatherer = Gatherer(self._roller, trajs_per_batch, set_truncated, reset_at_each_iter)
         self._trajs = trajs_per_batch
         self._postproc, self._hook, self._split = postproc, post_collect_hook, split_trajs
-        self._sink: StorageSink | RemoteSink | None = None
         self._written = 0
         self.dropped_trajectories = self.dropped_frames = 0
         self._taking = threading.Lock()  # guards the next
@@ -170,8 +169,6 @@ class Collector(CollectorBase):
 
     def _collect(self) -> Any:
         self._peek()
-        if self.replay_buffer is not None and self._sink is None:
-            self._sink = sink_of(self.replay_buffer)
         while True:
             frames = self._pace.take()
             if not frames:
@@ -183,9 +180,9 @@ class Collector(CollectorBase):
                 return data
             while (batch := self._gatherer.trajectories()) is not None:
                 data = self._deliver(batch)
-                if self._sink is None:
+                if self.replay_buffer is None:
                     return data  # those that are left are found by the next call
-            if self._sink is not None and self._written:
+            if self.replay_buffer is not None and self._written:
                 return None
             if self._stop:
                 return END
@@ -194,7 +191,7 @@ class Collector(CollectorBase):
         """All frames are there: what is complete is given out, the rest is counted."""
         if self._trajs is None or self._roller.blocks is None:
             return END
-        last = self._gatherer.trajectories(fewer=self._sink is not None)
+        last = self._gatherer.trajectories(fewer=self.replay_buffer is not None)
         if last is not None:
             return self._deliver(last)
         self.dropped_trajectories, self.dropped_frames = self._gatherer.unfinished
@@ -204,11 +201,11 @@ class Collector(CollectorBase):
         data: Any = batch if self._postproc is None else self._postproc(batch)
         if self._split:
             data = pad_trajectories(data)
-        if self._sink is None:
+        if self.replay_buffer is None:
             if self._hook is not None:
                 self._hook(data)
             return data
-        self._sink.write(data, self._hold_still)
+        self._write(data)
         self._written += 1
         if self._hook is not None:
             self._hook(data)

@@ -1,11 +1,13 @@
-"""The Env: what collectors step. B lanes side by side, whatever runs behind them.
+"""EnvBase: what collectors step. B lanes side by side, whatever runs behind them.
 
-    reset(seed)      -> observations of all lanes
-    step(actions)    -> Step: true next observations, and those to act on
-    reset_lanes(...) -> new episodes in some lanes
+    for users         reset(seed)     -> what a policy reads at first, with hidden states
+                      step(action)    -> Step
+                      rollout(n, policy)
+    for subclasses    _reset(lanes, seed), _step(action)
+    for collectors    begin(seed), begin_lanes(mask), advance(action): the same, leaf by leaf
 
-An Env is a recipe until its first reset: it can be pickled, and each process makes its own. Not
-thread-safe.
+An environment is a recipe until its first reset: it can be pickled, and each process makes its own.
+Not thread-safe.
 """
 
 from __future__ import annotations
@@ -15,33 +17,49 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import LayoutError
 from ..layout import ShapeDtype
 from ..tree import Path
-from .specs import Array, Spec, nest
+from .places import check_apart
+from .specs import Array, Spec, as_reward, nest, spec_of_space
 
-__all__ = ["Env", "Step"]
+__all__ = ["EnvBase", "Leaves", "Step"]
+
+_INIT: Path = ("is_init",)
+
+
+class Leaves(list[Array]):
+    """An observation taken apart: its leaves in the spec's order, ``[B, ...]``, nobody else's."""
 
 
 class Step(NamedTuple):
-    """What one step of all lanes gave; arrays are ``[B, ...]`` and the receiver's own.
+    """What one step of all lanes gave; arrays are ``[B, ...]``.
 
     Attributes:
-        next: the true next observation, leaf by leaf; at an episode's end the final one.
+        next: the true next observation; at an episode's end the final one.
         reward, terminated, truncated: of the step.
-        obs: what to act on next: the same, but the first observation after a reset.
+        obs: what to act on next: the same, but the first observation after a reset. None: lanes
+            that ended are yet to be reset.
         stepped: which lanes made a step; None: all. The others only reset.
     """
 
-    next: list[Array]
-    reward: Array
-    terminated: Array
-    truncated: Array
-    obs: list[Array]
+    next: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    obs: Any = None
     stepped: Array | None = None
 
 
-class Env(ABC):
-    """Base of all environments here.
+class EnvBase(ABC):
+    """Base of all environments; subclass it for lanes that are stepped together, as arrays.
+
+    A subclass has `_reset` and `_step`. Everything that they get and return has an env dim first,
+    ``[B, ...]``, also for one environment.
+
+    Args:
+        observation_space, action_space: Gymnasium spaces of one lane.
+        num_envs: B; None: a single environment, whose batches are ``[T]``.
 
     Attributes:
         num_envs: B, the lanes.
@@ -49,58 +67,122 @@ class Env(ABC):
         primers: values that a policy's hidden state starts from at every reset, by path.
     """
 
-    num_envs: int = 1
-    batch_shape: tuple[int, ...] = ()
-
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        observation_space: Any = None,
+        action_space: Any = None,
+        *,
+        num_envs: int | None = None,
+    ) -> None:
+        if num_envs is not None and num_envs < 1:
+            raise ValueError(f"the number of environments must be at least 1, got {num_envs}")
+        self.num_envs = 1 if num_envs is None else num_envs
+        self.batch_shape: tuple[int, ...] = () if num_envs is None else (num_envs,)
         self.primers: dict[Path, Array] = {}
         self.marks_init = False
+        self._observation_space, self._action_space = observation_space, action_space
+        self._spec: Spec | None = None
 
-    @property
-    @abstractmethod
-    def spec(self) -> Spec:
-        """The leaves of an observation."""
-
-    @property
-    @abstractmethod
-    def action_space(self) -> Any:
-        """Of one lane; None if the environment does not say."""
+    # -- for subclasses -----------------------------------------------------------------------
 
     @abstractmethod
-    def reset(self, seed: int | None = None) -> list[Array]:
-        """Starts a new episode in every lane; lane i is seeded with ``seed + i``."""
+    def _reset(self, lanes: Array, seed: int | None) -> Any:
+        """Starts new episodes in the lanes of a mask.
+
+        A seed is only given for all lanes; lane i is seeded with ``seed + i``.
+
+        Returns:
+            observations of all lanes, of which only those of the mask count.
+        """
 
     @abstractmethod
-    def reset_lanes(self, lanes: Array) -> list[Array]:
-        """Starts new episodes in the lanes of a mask; only those are valid in what it returns."""
+    def _step(self, action: Any) -> Any:
+        """Steps every lane.
 
-    @abstractmethod
-    def step(self, action: Any) -> Step:
-        """Steps every lane with a tree of ``[B, ...]`` actions; lanes that end are reset."""
+        Returns:
+            (observation, reward, terminated, truncated), or a `Step`. Lanes that ended are reset by
+            `_reset` then, unless a `Step` says in `obs` that this has happened.
+        """
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027
+        """Lets go of what it holds."""
 
-    @abstractmethod
-    def probe(self) -> Env:
-        """An environment of its own with one lane like those here, to learn its specs from."""
+    def probe(self) -> EnvBase:
+        """An environment like this to learn specs from: itself, if there is no other way."""
+        return self
 
     def single(self) -> Any:
         """The one raw environment behind this, if stepping it alone is all a step does."""
         return None
+
+    # -- specs --------------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> Spec:
+        """The leaves of an observation."""
+        if self._spec is None:
+            if self._observation_space is None:
+                raise ValueError(
+                    f"{type(self).__name__} has no observation_space: give one to EnvBase.__init__"
+                )
+            self._spec = spec_of_space(self._observation_space, "observation")
+        return self._spec
+
+    @property
+    def action_space(self) -> Any:
+        """Of one lane; None if the environment does not say."""
+        return self._action_space
 
     @property
     def full_observation_spec(self) -> dict[str, Any]:
         """Shapes and dtypes of everything a policy may read that the environment emits."""
         leaves = dict(self.spec.leaves)
         if self.marks_init:
-            leaves["is_init",] = ShapeDtype((), np.dtype(np.bool_))
+            leaves[_INIT] = ShapeDtype((), np.dtype(np.bool_))
         return nest(leaves)
 
     @property
     def full_state_spec(self) -> dict[str, Any]:
         """Shapes and dtypes of the hidden states that it starts."""
         return nest({p: ShapeDtype(v.shape, v.dtype) for p, v in self.primers.items()})
+
+    # -- for users ----------------------------------------------------------------------------
+
+    def reset(self, seed: int | None = None) -> dict[str, Any]:
+        """Starts a new episode in every lane.
+
+        Returns:
+            what a policy reads then, as nested dicts of arrays with `batch_shape` first: the
+            observation, hidden states at their defaults, and `is_init` if the environment marks it.
+        """
+        leaves = self.begin(seed)
+        flat = {**dict(zip(self.spec.paths, leaves)), **self.hidden()}
+        if self.marks_init:
+            flat[_INIT] = np.ones(self.num_envs, bool)
+        return nest({p: self._unlaned(v) for p, v in flat.items()})
+
+    def step(self, action: Any) -> Step:
+        """Steps with an action that has `batch_shape` first; lanes that end are reset.
+
+        Returns:
+            a `Step` whose arrays have `batch_shape` first, observations as nested dicts.
+        """
+        step = self.advance(action if self.batch_shape else _laned(action))
+        after, obs = (
+            nest({p: self._unlaned(v) for p, v in zip(self.spec.paths, leaves)})
+            for leaves in (step.next, step.obs)
+        )
+        return Step(
+            after,
+            self._unlaned(step.reward),
+            self._unlaned(step.terminated),
+            self._unlaned(step.truncated),
+            obs,
+            step.stepped,
+        )
+
+    def _unlaned(self, array: Array) -> Any:
+        return array if self.batch_shape else array[0]
 
     def rollout(self, max_steps: int, policy: Any = None, *, seed: int | None = None) -> Any:
         """Steps from a reset until some lane is done, at most `max_steps` times.
@@ -117,3 +199,96 @@ class Env(ABC):
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
+
+    # -- for collectors -----------------------------------------------------------------------
+
+    def begin(self, seed: int | None = None) -> Leaves:
+        """Starts a new episode in every lane; observations, leaf by leaf."""
+        return self._leaves(self._reset(np.ones(self.num_envs, bool), seed))
+
+    def begin_lanes(self, lanes: Array) -> Leaves:
+        """Starts new episodes in the lanes of a mask; only those are valid in what it returns."""
+        return self._leaves(self._reset(lanes, None))
+
+    def advance(self, action: Any) -> Step:
+        """Steps every lane with a tree of ``[B, ...]`` actions; lanes that end are reset.
+
+        Returns:
+            a Step whose observations are `Leaves`.
+        """
+        given = self._step(action)
+        if type(given) is not Step:
+            if not isinstance(given, tuple) or len(given) != 4:
+                raise LayoutError(
+                    f"{type(self).__name__}._step: expected (observation, reward, terminated, "
+                    f"truncated) or a Step, got {_what(given)}"
+                )
+            given = Step(*given)
+        if type(given.next) is Leaves and given.obs is not None:
+            return given
+        after = self._leaves(given.next)
+        terminated = self._flags("terminated", given.terminated)
+        truncated = self._flags("truncated", given.truncated)
+        reward = as_reward(np.array(given.reward), 1)
+        if reward.shape[:1] != (self.num_envs,):
+            raise LayoutError(
+                f"{type(self).__name__}._step: reward: shape {list(reward.shape)}, expected "
+                f"[{self.num_envs}, ...]: one for every lane"
+            )
+        if given.obs is not None:
+            obs = self._leaves(given.obs)
+        else:
+            obs, done = after, terminated | truncated
+            if done.any():
+                fresh = self.begin_lanes(done)
+                obs = Leaves(np.where(_wide(done, o), f, o) for o, f in zip(after, fresh))
+        return Step(after, reward, terminated, truncated, obs, given.stepped)
+
+    def hidden(self) -> dict[Path, Array]:
+        """Hidden states of all lanes at a reset, ``[B, ...]`` by path.
+
+        Raises:
+            LayoutError: one has the name of something else.
+        """
+        check_apart(
+            {
+                "what the environment emits": [*self.spec.paths, _INIT],
+                "a hidden state": self.primers,
+                "the action": [("action",)],
+            }
+        )
+        return {
+            p: np.broadcast_to(v, (self.num_envs, *v.shape)).copy() for p, v in self.primers.items()
+        }
+
+    def _leaves(self, obs: Any) -> Leaves:
+        """An observation of all lanes, checked and copied: some use one array for ever."""
+        if type(obs) is Leaves:
+            return obs
+        return Leaves(leaf.copy() for leaf in self.spec.checked(obs, (self.num_envs,)))
+
+    def _flags(self, name: str, given: Any) -> Array:
+        flags = np.array(given, bool)
+        if flags.shape != (self.num_envs,):
+            raise LayoutError(
+                f"{type(self).__name__}._step: {name}: shape {list(flags.shape)}, expected "
+                f"[{self.num_envs}]: one flag for every lane"
+            )
+        return flags
+
+
+def _what(given: Any) -> str:
+    return f"{len(given)} values" if isinstance(given, tuple) else type(given).__name__
+
+
+def _wide(mask: Array, like: Array) -> Array:
+    return mask.reshape(mask.shape + (1,) * (like.ndim - 1))
+
+
+def _laned(tree: Any) -> Any:
+    """A tree of one lane's values with an env dim."""
+    if isinstance(tree, dict):
+        return {k: _laned(v) for k, v in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_laned(v) for v in tree)
+    return np.asarray(tree)[None]

@@ -10,8 +10,9 @@ import traceback
 from typing import Any
 
 from .batched import make_lane
-from .env import Env
+from .env import EnvBase
 from .parallel import COMMAND, shared_block
+from .places import quiet
 from .protocol import Channel
 from .specs import as_space, at_lane, nest, spec_of_space
 from .trace import Trace
@@ -19,7 +20,7 @@ from .trace import Trace
 __all__ = ["main"]
 
 
-def _serve(env: Env, line: socket.socket) -> None:
+def _serve(env: EnvBase, line: socket.socket) -> None:
     """Steps when told to, until the socket ends."""
     place, fds, _, _ = socket.recv_fds(line, 16, 1)
     if not fds:
@@ -34,9 +35,9 @@ def _serve(env: Env, line: socket.socket) -> None:
     while len(command := line.recv(COMMAND.size, socket.MSG_WAITALL)) == COMMAND.size:
         what, seed = COMMAND.unpack(command)
         if what == b"r":
-            obs = env.reset(None if seed < 0 else seed)
+            obs = env.begin(None if seed < 0 else seed)
         else:
-            step = env.step(_action(taken, single, lane, env.action_space))
+            step = env.advance(_action(taken, single, lane, env.action_space))
             for column, leaf in zip(after, step.next):
                 column[lane] = leaf[0]
             block["reward"][lane] = step.reward[0]
@@ -56,6 +57,7 @@ def _action(columns: dict[Any, Any], single: bool, lane: int, space: Any) -> Any
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    quiet()
     line = socket.socket(fileno=int(sys.argv[1]))
     Trace.answer(int(sys.argv[2]))
     channel = Channel(line)
@@ -68,7 +70,7 @@ def main() -> None:
         import cloudpickle
 
         env = make_lane(cloudpickle.loads(first.raw))
-        spec = (env.spec.leaves, env.spec.root)
+        spec = (env.spec.leaves, env.spec.root, env.spec.sources)
         about = (spec, env.action_space, env.primers, env.marks_init)
         channel.send({}, cloudpickle.dumps(about))
         ready = True

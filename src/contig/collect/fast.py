@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .actor import SingleActor
 from .progress import Stage
 from .rows import DONE, INIT, REWARD, TERMINATED, TRAJ, TRUNCATED, VERSION, check_nan
-from .specs import as_reward, at_lane
+from .specs import as_reward
 
 if TYPE_CHECKING:
     from .roller import Roller
@@ -40,10 +41,12 @@ def advance_single(roller: Roller) -> None:
     col_obs, col_next = before[0], after[0]
     columns = {p: batch[p][0] for p in plan.outputs}
     col_action = columns.get(("action",))
-    col_reward, col_init = batch[REWARD][0], batch[INIT][0]
+    col_reward, col_init, col_traj = batch[REWARD][0], batch[INIT][0], batch[TRAJ][0]
+    col_done, col_terminated, col_truncated = (batch[p][0] for p in (DONE, TERMINATED, TRUNCATED))
     number = not plan.reward  # a reward is one number
     policy, init = roller.policy, bool(roller.init[0])
     draw = policy.policy.one if policy.random and col_action is not None else None
+    act = SingleActor(roller, columns)
     obs: list[Any] = [x[0] for x in roller.obs]
     obs0 = obs[0]
     most = roller.most if roller.most is not None else 1 << 62
@@ -69,20 +72,9 @@ def advance_single(roller: Roller) -> None:
                 action = draw()
                 col_action[t] = action  # type: ignore[index]
             else:
-                roller.init[0] = init
-                inputs = dict(zip(spec.paths, (x[None] for x in ([obs0] if single else obs))))
-                inputs[INIT] = roller.init
                 if enter is not None:
                     enter(Stage.ACTING)
-                outputs = roller.act(inputs)
-                if outputs.keys() != columns.keys():
-                    raise ValueError(
-                        f"the policy returned {sorted(map(str, outputs))}, before it was "
-                        f"{sorted(map(str, columns))}"
-                    )
-                for path, value in outputs.items():
-                    columns[path][t] = plan.check_output(path, value)[0]
-                action = at_lane(roller.action_tree(outputs), 0)
+                action = act([obs0] if single else obs, init, t)
             if enter is not None:
                 enter(Stage.STEPPING)
             given, reward, terminated, truncated, _ = step(action)
@@ -101,15 +93,15 @@ def advance_single(roller: Roller) -> None:
             t += 1
             init = False
             if terminated or truncated or t - begun >= most:
-                batch[TERMINATED][0, t - 1] = bool(terminated)
-                batch[TRUNCATED][0, t - 1] = bool(truncated) or not terminated
-                batch[DONE][0, t - 1] = True
-                batch[TRAJ][0, max(begun, from_t) : t] = roller.traj[0]
+                col_terminated[t - 1] = bool(terminated)
+                col_truncated[t - 1] = bool(truncated) or not terminated
+                col_done[t - 1] = True
+                col_traj[max(begun, from_t) : t] = roller.traj[0]
                 begun = t
                 roller.end(0, first + t)
                 if enter is not None:
                     enter(Stage.RESETTING)
-                obs = [x[0] for x in env.reset()]
+                obs = [x[0] for x in env.begin()]
                 obs0, init = obs[0], True
             if monotonic() > look_at:
                 for path, column in zip((*plan.next_obs, REWARD), (*after, col_reward)):
@@ -118,7 +110,7 @@ def advance_single(roller: Roller) -> None:
     finally:
         if enter is not None:
             enter(Stage.IDLE)
-        batch[TRAJ][0, max(begun, from_t) : t] = roller.traj[0]
+        col_traj[max(begun, from_t) : t] = roller.traj[0]
         batch[VERSION][0, stamped:t] = version
         roller.version = version
         roller.init[0] = init

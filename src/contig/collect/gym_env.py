@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from .env import Env, Step
+from .env import EnvBase, Leaves, Step
 from .raw import is_env, is_vector, raw_env
 from .specs import Array, Spec, as_reward, at_lane, spec_of_space, spec_of_value
 
 __all__ = ["GymEnv"]
 
 
-class GymEnv(Env):
+class GymEnv(EnvBase):
     """A Gymnasium environment, or any object with `reset` and `step`.
 
     Args:
@@ -36,8 +36,6 @@ class GymEnv(Env):
             )
         self._source, self._options = env, options
         self._raw: Any = None
-        self._spec: Spec | None = None
-        self._first: Any = None  # the observation of a reset that was needed to learn the spec
         self._was_reset = False
         if policy is not None:
             from .policy import register_primers
@@ -53,7 +51,7 @@ class GymEnv(Env):
                 "function that makes it to other processes"
             )
         own = isinstance(self._source, str) or not is_env(self._source)
-        drop = {"_raw": None, "_spec": None, "_first": None} if own else {}
+        drop = {"_raw": None, "_spec": None} if own else {}
         return {**self.__dict__, **drop}
 
     def probe(self) -> GymEnv:
@@ -73,7 +71,7 @@ class GymEnv(Env):
                 import gymnasium
 
                 self._raw = gymnasium.make(source, **self._options)
-            elif is_env(source):
+            elif is_env(source) or not callable(source):
                 self._raw = raw_env(source)
             else:
                 self._raw = raw_env(source())
@@ -90,36 +88,29 @@ class GymEnv(Env):
             if space is not None:
                 self._spec = spec_of_space(space, "observation")
             else:
-                self._first = self.raw.reset()[0]
-                self._spec = spec_of_value(self._first, "observation")
+                self._spec = spec_of_value(self.raw.reset()[0], "observation")
         return self._spec
 
     # -- stepping -----------------------------------------------------------------------------
 
-    def reset_one(self, seed: int | None = None) -> list[Array]:
-        """A new episode; leaves without a lane dim."""
+    def _reset(self, lanes: Array, seed: int | None) -> Leaves:
         self._was_reset = True
-        self._first = None
+        spec = self.spec  # may need a reset of its own to be known
         obs = self.raw.reset()[0] if seed is None else self.raw.reset(seed=seed)[0]
-        return [leaf.copy() for leaf in self.spec.checked(obs)]  # some use one array for ever
+        return Leaves(
+            leaf[None].copy() for leaf in spec.checked(obs)
+        )  # some use one array for ever
 
-    def reset(self, seed: int | None = None) -> list[Array]:
-        return [leaf[None] for leaf in self.reset_one(seed)]
-
-    def reset_lanes(self, lanes: Array) -> list[Array]:
-        return self.reset()
-
-    def step(self, action: Any) -> Step:
-        spec = self.spec
+    def _step(self, action: Any) -> Step:
         obs, reward, terminated, truncated, _ = self.raw.step(at_lane(action, 0))
-        after = [leaf[None].copy() for leaf in spec.checked(obs)]
+        after = Leaves(leaf[None].copy() for leaf in self.spec.checked(obs))
         done = bool(terminated) or bool(truncated)
         return Step(
             after,
             as_reward(reward)[None],
             np.array([bool(terminated)]),
             np.array([bool(truncated)]),
-            self.reset() if done else after,
+            self.begin() if done else after,
         )
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .job import Job
-from .progress import LIMITS, Page
+from .progress import LIMITS, Page, Stage
 from .protocol import Channel, Message
 from .trace import Trace
 
@@ -21,6 +21,11 @@ __all__ = ["Event", "Handle"]
 
 _STOP_S = 3.0
 _LOOKS = 5
+_LOOK_S = 0.1
+_SILENT_S = 4.0  # a process that waits shows several times a second that it runs
+_COPYING_S = (
+    20.0  # our own code copies batches, which may be very large, and nothing runs meanwhile
+)
 _BOOT_S = 120.0  # until the interpreter and what the job needs is loaded
 
 
@@ -116,6 +121,17 @@ class Handle:
         self.collected += self.asked or 0
         self.asked = None
 
+    def given(self, relayed: bool, whole: bool) -> int:
+        """Frames that are where they belong: written, or about to be when it died, or sent back.
+
+        Args:
+            relayed: it sends batches back.
+            whole: these are complete trajectories; else a stretch counts when all of it is there.
+        """
+        if not relayed:
+            return self.page.given
+        return self.received if whole else self.collected
+
     # -- faults -------------------------------------------------------------------------------
 
     def _forget(self) -> None:
@@ -137,6 +153,29 @@ class Handle:
             return None
         most = step_s if limit.quick else start_s
         return f"hangs in {limit.what} for more than {most} s" if spent > most else None
+
+    @property
+    def silence_s(self) -> float:
+        """How long ago it showed that it runs; 0 before it began to."""
+        beat = self.page.beaten
+        return (time.monotonic_ns() - beat) / 1e9 if beat else 0.0
+
+    def silent(self) -> str | None:
+        """What is wrong if it does not even run, as if it was stopped; or None.
+
+        The user's code may hold the interpreter's lock, and then nothing else runs: while it is
+        in such code, `hangs` judges.
+        """
+        stage = self.page.stage
+        waits = stage in (Stage.READY, Stage.HELD)
+        if stage in LIMITS or self.silence_s < (_SILENT_S if waits else _COPYING_S):
+            return None
+        before = self.page.beaten
+        for _ in range(_LOOKS):  # if all processes stood still, it gets the time to go on first
+            time.sleep(_LOOK_S)
+            if self.page.beaten != before:
+                return None
+        return f"gave no sign of life for {self.silence_s:.0f} s; was it stopped?"
 
     def traceback(self) -> str:
         """Where its threads are now."""

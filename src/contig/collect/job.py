@@ -1,12 +1,13 @@
-"""What a worker process is told at its start."""
+"""Job: what a worker process is told at its start."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .sink import Address
+from .sink import Address, address_of
 
-__all__ = ["Job"]
+__all__ = ["Job", "jobs_for"]
 
 
 class Job(NamedTuple):
@@ -43,3 +44,33 @@ class Job(NamedTuple):
     hook: Any
     layout: str | None
     board: int
+
+    def after(self, frames: int) -> Job:
+        """The same with as many random frames as are left after so many."""
+        return self._replace(random_frames=max(self.random_frames - frames, 0))
+
+
+def jobs_for(envs: Sequence[Any], like: Job, replay_buffer: Any) -> list[Job]:
+    """A job for each of some environments.
+
+    Args:
+        like: what they have in common; its seed is the first worker's, its random frames are those
+            of all together, and its functions run where the rows are written.
+        replay_buffer: where to; None: batches go back.
+    """
+    share, more = divmod(like.random_frames, len(envs))
+    out = []
+    for number, env in enumerate(envs):
+        address = None if replay_buffer is None else address_of(replay_buffer, number)
+        out.append(
+            like._replace(
+                number=number,
+                env=env,
+                seed=None if like.seed is None else like.seed + number * like.lanes,
+                random_frames=share + (number < more),
+                address=address,
+                postproc=like.postproc if address is not None else None,
+                hook=like.hook if address is not None else None,
+            )
+        )
+    return out

@@ -25,17 +25,17 @@ from ..batch import Batch, stack_batches
 from ..errors import ClosedError, WorkerError
 from ..layout import Layout
 from ..transport.board import WeightsBoard
-from .base import END, CollectorBase
+from .base import END, BaseCollector
 from .collector import check_arguments, warn_split
 from .handle import Event, Handle
-from .job import Job
+from .job import Job, jobs_for
 from .pace import Pace
 from .probe import probe_layout
 from .progress import Stage
 from .protocol import batch_of
 from .published import Published
 from .rows import join_batches, pad_trajectories
-from .sink import RemoteSink, StorageSink, address_of, sink_of
+from .sink import sink_of
 from .vector import as_env
 from .weights import get_weights, make_board, set_weights
 
@@ -44,7 +44,7 @@ __all__ = ["MultiAsyncCollector", "MultiCollector", "MultiSyncCollector"]
 _SLICE_S = 0.05
 
 
-class MultiCollector(CollectorBase):
+class MultiCollector(BaseCollector):
     """Steps environments in worker processes, one or more in each.
 
     With `sync`, an iteration waits for all workers, and `frames_per_batch` is shared by them;
@@ -64,8 +64,9 @@ class MultiCollector(CollectorBase):
             those of the n-th replacement start ``n * W * B`` later.
         step_timeout_s: a worker that is longer in one `env.step` or one call of the policy hangs,
             and is killed.
-        start_timeout_s: the same for what may take longer: `make_env`, `env.reset`, the policy's
-            first call, `postproc` and `post_collect_hook`.
+        start_timeout_s: the same for what may take longer: `make_env`, `env.reset`, the first
+            `env.step` and the first call of the policy, which may compile, `postproc` and
+            `post_collect_hook`.
     """
 
     def __init__(
@@ -141,35 +142,30 @@ class MultiCollector(CollectorBase):
                 wanted=replay_buffer is not None and postproc is None,
             )
         )
-        self._sinks: dict[int, StorageSink | RemoteSink] = {}
-        self._jobs = []
-        for number, env in enumerate(envs):
-            address = None if replay_buffer is None else address_of(replay_buffer, number)
-            here = address is not None
-            random_share = init_random_frames // self.num_workers
-            random_share += number < init_random_frames % self.num_workers
-            self._jobs.append(
-                Job(
-                    number=number,
-                    env=env,
-                    policy=policy,
-                    device=device,
-                    seed=None if seed is None else seed + number * self._lanes,
-                    random_frames=random_share,
-                    max_frames_per_traj=max_frames_per_traj,
-                    set_truncated=set_truncated,
-                    reset_at_each_iter=reset_at_each_iter,
-                    trajs_per_batch=trajs_per_batch,
-                    register_primers=auto_register_policy_transforms,
-                    rows=self._stretch // self._lanes,
-                    lanes=self._lanes,
-                    address=address,
-                    postproc=postproc if here else None,
-                    hook=post_collect_hook if here else None,
-                    layout=layout,
-                    board=board_fd,
-                )
-            )
+        self._jobs = jobs_for(
+            envs,
+            Job(
+                number=0,
+                env=None,
+                policy=policy,
+                device=device,
+                seed=seed,
+                random_frames=init_random_frames,
+                max_frames_per_traj=max_frames_per_traj,
+                set_truncated=set_truncated,
+                reset_at_each_iter=reset_at_each_iter,
+                trajs_per_batch=trajs_per_batch,
+                register_primers=auto_register_policy_transforms,
+                rows=self._stretch // self._lanes,
+                lanes=self._lanes,
+                address=None,
+                postproc=postproc,
+                hook=post_collect_hook,
+                layout=layout,
+                board=board_fd,
+            ),
+            replay_buffer,
+        )
         self._relays = any(job.address is None for job in self._jobs)
         self._killer = weakref.finalize(self, _kill, self._handles)
         try:
@@ -328,8 +324,7 @@ class MultiCollector(CollectorBase):
         if self._split:
             data = pad_trajectories(data)
         if self.replay_buffer is not None:  # one that only this process can write to
-            sink = self._sinks.get(0) or self._sinks.setdefault(0, sink_of(self.replay_buffer))
-            self._wrote += sink.write(data, self._hold_still)
+            self._wrote += self._write(data)
             data, given = None, data
         else:
             given = data
@@ -411,39 +406,37 @@ class MultiCollector(CollectorBase):
             return
         self._looked = now
         for handle in list(self._handles):
-            if handle.asked is None and handle.ready:
-                continue
-            if what := handle.hangs(*self._limits_s):
+            idle = handle.asked is None and handle.ready
+            what = None if idle else handle.hangs(*self._limits_s)
+            if what := what or handle.silent():
                 self._replace(handle, f"{what}:\n{handle.traceback()}")
 
     def _replace(self, handle: Handle, why: str) -> Handle:
         """A worker failed: starts another in its place, or raises."""
-        pid, number, asked = handle.pid, handle.number, handle.asked
-        finished, rows = handle.page.finished, handle.page.rows
+        pid, number = handle.pid, handle.number
+        if handle.asked is not None and handle.page.finished > handle.stretches:
+            handle.done()  # it only could not say so
+            self._done.append(number)
+        asked, rows = handle.asked, handle.page.rows
+        given = handle.given(relayed=self._relays, whole=self._trajs is not None)
         handle.kill()
         if self.restarts >= self._max_restarts:
             raise WorkerError(f"worker {number} (pid {pid}) {why}")
         self.restarts += 1
-        if asked is not None and finished > handle.stretches:  # it only could not say so
-            handle.done()
-            self._done.append(number)
-            asked = None
-        owed = handle.owed if asked is None else asked
-        if self._trajs is not None:
-            # What it has not given is lost; what it gave of a stretch is not collected again.
-            lost = handle.collected - (handle.received if self._relays else rows)
-            owed = max(owed + min(lost, 0), 0)
-            self.dropped_frames += max(lost, 0)
-            self.dropped_trajectories += lost > 0
-        elif asked is not None:
+        if asked is not None and self._relays and self._trajs is None:
             self._batches.pop(number, None)  # of a stretch that is collected again
+        # What it gave of a stretch is not collected again; of trajectories, the rest is lost.
+        owed = handle.owed if asked is None else asked
+        owed = max(owed - max(given - handle.collected, 0), 0)
+        lost = max(handle.collected - given, 0)
+        self.dropped_frames += lost
+        self.dropped_trajectories += lost > 0
         self._wrote_before += 0 if self._relays else rows
-        job = self._jobs[number]
-        seed = job.seed
-        if seed is not None:
-            seed += self.restarts * self.num_workers * self._lanes
-        random_left = max(job.random_frames - handle.collected, 0)
-        fresh = Handle(job._replace(seed=seed, random_frames=random_left), self._events)
+        job = self._jobs[number] = self._jobs[number].after(max(handle.collected, given))
+        if job.seed is not None:
+            later = self.restarts * self.num_workers * self._lanes
+            job = job._replace(seed=job.seed + later)
+        fresh = Handle(job, self._events)
         self._handles[number] = fresh
         fresh.owed = owed
         if asked is not None and not self._paused:
@@ -472,9 +465,13 @@ class MultiCollector(CollectorBase):
     def _peek(self) -> None:
         if self._weights.failure is not None:
             raise WorkerError(f"no weights from the server: {self._weights.failure}")
+        if self.restarts < self._max_restarts:
+            return  # the next call that collects replaces them
         for handle in self._handles:
-            if handle.ended and not handle.dead and self.restarts >= self._max_restarts:
-                why = handle.describe_end()
+            if handle.dead:
+                continue
+            why = handle.describe_end() if handle.ended else handle.silent()
+            if why is not None:
                 raise WorkerError(f"worker {handle.number} (pid {handle.pid}) {why}")
 
     # -- end ----------------------------------------------------------------------------------

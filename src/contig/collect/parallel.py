@@ -23,7 +23,8 @@ from ..batch import Batch
 from ..errors import LayoutError, WorkerError
 from ..layout import Layout, ShapeDtype
 from .batched import BatchedEnv, check_lanes
-from .env import Step
+from .env import Leaves, Step
+from .places import say_moved
 from .protocol import Channel
 from .specs import Array, Spec, nest, spec_of_space
 from .trace import Trace
@@ -31,7 +32,7 @@ from .trace import Trace
 __all__ = ["COMMAND", "ParallelEnv", "shared_block"]
 
 COMMAND = struct.Struct("<cq")  # what to do, and a seed (-1: none)
-_START_S = 120.0
+_START_S = 120.0  # until an environment is made
 _STOP_S = 3.0
 
 
@@ -58,6 +59,7 @@ class ParallelEnv(BatchedEnv):
         make_env: makes one of them; or a list of n factories or environments.
         policy: as in GymEnv.
         step_timeout_s: an environment that is longer in one step or reset hangs.
+        start_timeout_s: the same for the first reset and the first step, which may compile.
 
     Raises:
         WorkerError: a process died or failed, with its number, pid and traceback.
@@ -70,13 +72,14 @@ class ParallelEnv(BatchedEnv):
         *,
         policy: Any = None,
         step_timeout_s: float = 60.0,
+        start_timeout_s: float = 120.0,
     ) -> None:
         super().__init__(num_envs, make_env, policy=policy)
-        self._timeout_s = step_timeout_s
+        self._limits_s = (step_timeout_s, start_timeout_s)
 
     def _made(self) -> _Children:
         if self._lanes is None:
-            self._lanes = _Children(self._recipes, self._timeout_s)
+            self._lanes = _Children(self._recipes, *self._limits_s)
             self._adopt(self._lanes.primers, self._lanes.marks_init)
         return self._lanes  # type: ignore[no-any-return]
 
@@ -93,18 +96,13 @@ class ParallelEnv(BatchedEnv):
         """Of the processes."""
         return [p.pid for p in self._made().processes]
 
-    def reset(self, seed: int | None = None) -> list[Array]:
+    def _reset(self, lanes: Array, seed: int | None) -> Leaves:
         self._was_reset = True
         seeds = [-1 if seed is None else seed + i for i in range(self.num_envs)]
-        self._made().tell(b"r", list(range(self.num_envs)), seeds)
+        self._made().tell(b"r", [int(i) for i in np.flatnonzero(lanes)], seeds)
         return self._made().read("obs")
 
-    def reset_lanes(self, lanes: Array) -> list[Array]:
-        numbers = [int(i) for i in np.flatnonzero(lanes)]
-        self._made().tell(b"r", numbers, [-1] * self.num_envs)
-        return self._made().read("obs")
-
-    def step(self, action: Any) -> Step:
+    def _step(self, action: Any) -> Step:
         children = self._made()
         spec = children.actions
         for path, value in zip(spec.paths, spec.checked(action, (self.num_envs,))):
@@ -124,8 +122,11 @@ class ParallelEnv(BatchedEnv):
 class _Children:
     """The processes behind a ParallelEnv."""
 
-    def __init__(self, made: list[Any], timeout_s: float) -> None:
+    def __init__(self, made: list[Any], step_s: float, start_s: float) -> None:
         import cloudpickle
+
+        self._step_s, self._start_s, self._limit_s = step_s, start_s, _START_S
+        self._met: set[bytes] = set()  # commands that were given before
 
         self.processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
@@ -150,12 +151,12 @@ class _Children:
             self._channels.append(Channel(mine))
             self._channels[-1].send({"path": sys.path}, cloudpickle.dumps(recipe))
         try:
-            self._meet(len(made), timeout_s)
+            self._meet(len(made))
         except BaseException:
             self._closer()
             raise
 
-    def _meet(self, lanes: int, timeout_s: float) -> None:
+    def _meet(self, lanes: int) -> None:
         import cloudpickle
 
         said = []
@@ -167,6 +168,7 @@ class _Children:
         specs = [Spec(*spec) for spec, *_ in said]
         check_lanes(specs)
         self.spec = specs[0]
+        say_moved(self.spec.places)
         self.action_space: Any = said[0][1]
         self.primers: dict[Any, Array] = said[0][2]
         self.marks_init: bool = said[0][3]
@@ -180,11 +182,15 @@ class _Children:
         for number, channel in enumerate(self._channels):
             place = struct.pack("<qq", number, lanes)
             socket.send_fds(channel.line, [place], [fd])
-            channel.line.settimeout(timeout_s)
         os.close(fd)
 
     def tell(self, what: bytes, lanes: list[int], seeds: list[int]) -> None:
         """Gives some children a command and waits for all of them."""
+        limit_s = self._step_s if what in self._met else self._start_s
+        if limit_s != self._limit_s:
+            self._limit_s = limit_s
+            for channel in self._channels:
+                channel.line.settimeout(limit_s)
         for lane in lanes:
             try:
                 self._channels[lane].line.sendall(COMMAND.pack(what, seeds[lane]))
@@ -197,12 +203,13 @@ class _Children:
             except TimeoutError:
                 where = self._traces[lane].ask(self.processes[lane])
                 self.processes[lane].kill()
-                self._fail(lane, f"hangs for more than {line.gettimeout()} s:\n{where}")
+                self._fail(lane, f"hangs for more than {limit_s} s:\n{where}")
             except OSError:
                 answer = b""
             if answer != b"k":
                 message = self._channels[lane].receive() if answer else None
                 self._fail(lane, message.content["error"] if message else None)
+        self._met.add(what)
 
     def _fail(self, number: int, said: str | None) -> None:
         process = self.processes[number]
@@ -215,9 +222,9 @@ class _Children:
                 process.kill()
         raise WorkerError(f"environment {number} (pid {process.pid}) failed: {said}")
 
-    def read(self, name: str) -> list[Array]:
+    def read(self, name: str) -> Leaves:
         """The lanes' observations, copied."""
-        return [self.block[name, str(i)].copy() for i in range(len(self.spec.paths))]
+        return Leaves(self.block[name, str(i)].copy() for i in range(len(self.spec.paths)))
 
     def close(self) -> None:
         self._closer()

@@ -16,7 +16,7 @@ import numpy as np
 from ..convert import as_array, plain_tree, to_tensordict, to_torch
 from ..errors import LayoutError
 from ..tree import Path, as_path, show_path
-from .env import Env
+from .env import EnvBase
 from .random_policy import RandomPolicy
 from .specs import Array, nest
 
@@ -44,18 +44,57 @@ class PolicyRunner:
             raise TypeError(f"policy: expected a callable, got {type(policy).__name__}")
         self.kind = _kind(self.policy)
         self._device = device
+        self._flags: dict[bool, Any] = {}  # tensors of `is_init`, which are always the same two
+        self._no_grad: Any = _no_grad() if self.kind != "numpy" else None
 
     def __call__(self, inputs: dict[Path, Array]) -> dict[Path, Array]:
-        """What the policy returns for inputs ``[B, ...]``, by path, as numpy arrays.
+        """What the policy returns for inputs ``[B, ...]``, by path, as numpy arrays."""
+        return self.outputs(self.call(inputs), inputs)
+
+    def call(self, inputs: dict[Path, Array]) -> Any:
+        """What the policy returns, as it is. Its inputs are copies, which it may change."""
+        if self.random:
+            return self.policy(nest(inputs))
+        if self.kind == "numpy":
+            return self.policy(nest({p: v.copy() for p, v in inputs.items()}))
+        tensors = {p: self._tensor(v) for p, v in inputs.items()}
+        with self._no_grad:  # made once: that takes longer than entering it
+            if self.kind == "torch":
+                return self.policy(nest(tensors))
+            tensors[_INIT] = tensors[_INIT].unsqueeze(-1)
+            flat = {tuple(str(k) for k in p): t for p, t in tensors.items()}
+            return self.policy(to_tensordict(flat, inputs[_INIT].shape, self._device))
+
+    def call_one(self, names: list[str], obs: list[Array], init: bool) -> Any:
+        """The same, in one environment whose observation is not nested; not of a TensorDictModule.
+
+        Args:
+            names: of the observation's leaves.
+            obs: the leaves, without an env dim.
+            init: whether they are the first of an episode.
+        """
+        if self.kind == "numpy":
+            arrays = {n: x[None].copy() for n, x in zip(names, obs)}
+            return self.policy({**arrays, "is_init": np.array([init])})
+        flag = self._flags.get(init)
+        if flag is None or flag._version:  # nobody may have changed it in place
+            flag = self._flags[init] = self._tensor(np.array([init]))
+        inputs = {n: self._tensor(x[None]) for n, x in zip(names, obs)}
+        inputs["is_init"] = flag
+        with self._no_grad:
+            return self.policy(inputs)
+
+    def _tensor(self, array: Array) -> Any:
+        tensor = to_torch(np.array(array, order="C"))
+        return tensor if self._device is None else tensor.to(self._device)
+
+    def outputs(self, given: Any, inputs: dict[Path, Array]) -> dict[Path, Array]:
+        """What the policy returned for inputs, by path, as numpy arrays.
 
         Raises:
             LayoutError: no action, or an output without the env dim.
         """
         lanes = len(inputs[_INIT])
-        if self.kind == "numpy":
-            given = self.policy(nest(inputs))
-        else:
-            given = self._call_torch(inputs, lanes)
         given, _ = plain_tree(given)
         if isinstance(given, Mapping):
             out = _flat_outputs(given, ())
@@ -72,19 +111,6 @@ class PolicyRunner:
                     f"[{lanes}, ...]: inputs have an env dim first, and so must outputs"
                 )
         return out
-
-    def _call_torch(self, inputs: dict[Path, Array], lanes: int) -> Any:
-        import torch
-
-        tensors = {p: to_torch(np.ascontiguousarray(v)) for p, v in inputs.items()}
-        if self._device is not None:
-            tensors = {p: t.to(self._device) for p, t in tensors.items()}
-        with torch.no_grad():
-            if self.kind == "tensordict":
-                tensors[_INIT] = tensors[_INIT].unsqueeze(-1)
-                flat = {tuple(str(k) for k in p): t for p, t in tensors.items()}
-                return self.policy(to_tensordict(flat, (lanes,), self._device))
-            return self.policy(nest(tensors))
 
 
 def _flat_outputs(given: Mapping[Any, Any], prefix: Path) -> dict[Path, Array]:
@@ -114,6 +140,12 @@ def modules_of(policy: Any) -> list[Any]:
         except ValueError:  # not assigned yet
             continue
     return found or [x for x in held if isinstance(x, torch.nn.Module)]
+
+
+def _no_grad() -> Any:
+    import torch
+
+    return torch.no_grad()
 
 
 def _kind(policy: Any) -> str:
@@ -152,7 +184,7 @@ def policy_primers(policy: Any) -> dict[Path, Array]:
     return out
 
 
-def register_primers(env: Env, policy: Any) -> None:
+def register_primers(env: EnvBase, policy: Any) -> None:
     """Gives an environment what a policy's recurrent parts need and it lacks."""
     wanted = policy_primers(policy)
     if wanted:

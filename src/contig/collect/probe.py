@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..layout import Layout
-from .env import Env
+from .env import EnvBase
 from .policy import PolicyRunner, register_primers
 from .raw import is_env
 from .roller import Roller
@@ -14,7 +14,7 @@ __all__ = ["probe_layout"]
 
 
 def probe_layout(
-    first: Env, given: Any, policy: Any, *, register: bool, seed: int | None, wanted: bool
+    first: EnvBase, given: Any, policy: Any, *, register: bool, seed: int | None, wanted: bool
 ) -> Layout | None:
     """Rows' layout, by one reset, policy call and step of one environment.
 

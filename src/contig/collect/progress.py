@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from typing import NamedTuple
 
 __all__ = ["LIMITS", "Limit", "Page", "Stage"]
@@ -15,12 +16,14 @@ _STAGE_BITS = 4
 class Stage:
     """What a worker is doing.
 
-    IDLE: nothing that could hang. MAKING: its environment. FIRST_ACT: the first call of a policy,
-    which may compile. PROCESSING: a user's function is given a batch. WAITING: for room to write.
-    HELD: the same, while paused.
+    READY: waiting to be told what to do. IDLE: nothing that could hang. MAKING: its environment.
+    FIRST_ACT, FIRST_STEP: the first call of a policy, or of `env.step`, which may compile.
+    PROCESSING: a user's function is given a batch. WAITING: for room to write. HELD: the same,
+    while paused.
     """
 
     IDLE, MAKING, STEPPING, RESETTING, ACTING, FIRST_ACT, PROCESSING, WAITING, HELD = range(9)
+    FIRST_STEP, READY = 9, 10
 
 
 class Limit(NamedTuple):
@@ -33,6 +36,7 @@ class Limit(NamedTuple):
 LIMITS = {
     Stage.MAKING: Limit("make_env", False),
     Stage.STEPPING: Limit("env.step", True),
+    Stage.FIRST_STEP: Limit("the first env.step", False),
     Stage.RESETTING: Limit("env.reset", False),
     Stage.ACTING: Limit("the policy", True),
     Stage.FIRST_ACT: Limit("the policy's first call", False),
@@ -41,10 +45,12 @@ LIMITS = {
 
 
 class Page:
-    """A page of shared memory. Words 0 to 2 are the worker's, word 3 is the collector's.
+    """A page of shared memory. Word 3 is the collector's, the others are the worker's.
 
     Word 0 is a counter of stages with the stage in its low bits; word 1 the stretches it has
-    finished; word 2 the rows it has written; word 3 whether it must not write now.
+    finished; word 2 the rows it has written; word 3 whether it must not write now; word 4 the
+    frames that it has written, or was about to write when it died; word 5 the time of its last
+    heartbeat, by the clock that all processes of a machine share.
     """
 
     def __init__(self, fd: int) -> None:
@@ -72,6 +78,14 @@ class Page:
         """Says that rows were written."""
         self._words[2] += rows
 
+    def give(self, frames: int) -> None:
+        """Says that frames are being written; before they are, so that none is counted too late."""
+        self._words[4] += frames
+
+    def beat(self) -> None:
+        """Says that the process runs. Called several times a second by a thread of its own."""
+        self._words[5] = time.monotonic_ns()
+
     def hold(self, still: bool) -> None:
         """Tells the worker not to write, or to go on."""
         self._words[3] = still
@@ -92,6 +106,15 @@ class Page:
     @property
     def rows(self) -> int:
         return self._words[2]
+
+    @property
+    def given(self) -> int:
+        return self._words[4]
+
+    @property
+    def beaten(self) -> int:
+        """When it last said that it runs; 0 before it does."""
+        return self._words[5]
 
     @property
     def held(self) -> bool:

@@ -16,9 +16,10 @@ import numpy as np
 from ..batch import Batch, stack_batches
 from ..errors import LayoutError
 from ..tree import Path, show_path
-from .env import Env, Step
+from .env import EnvBase, Step
 from .fast import advance_single
 from .ids import TrajectoryIds
+from .places import check_apart
 from .policy import PolicyRunner
 from .progress import Stage
 from .random_policy import RandomPolicy
@@ -61,11 +62,12 @@ class Roller:
         max_frames_per_traj: cuts longer trajectories, with a reset.
         seed: of lane 0; lane i has ``seed + i``.
         keep_trajectories: collect complete trajectories instead of blocks.
+        drop_ahead: rows beyond the goal will be dropped by `restart`: they are no frames.
     """
 
     def __init__(
         self,
-        env: Env,
+        env: EnvBase,
         policy: PolicyRunner,
         rows: int,
         *,
@@ -73,6 +75,7 @@ class Roller:
         max_frames_per_traj: int | None = None,
         seed: int | None = None,
         keep_trajectories: bool = False,
+        drop_ahead: bool = False,
     ) -> None:
         self.env, self.policy = env, policy
         self.lanes = env.num_envs
@@ -80,6 +83,7 @@ class Roller:
         self.random_left = random_frames  # frames that still get a random action
         self.most = max_frames_per_traj
         self.keep = keep_trajectories
+        self._drop_ahead = drop_ahead
         self.seed = seed
         self.goal = np.zeros(self.lanes, np.int64)  # rows each lane was asked for, ever
         self.version = 0
@@ -107,9 +111,9 @@ class Roller:
             return
         self._begun = True
         self._say(Stage.RESETTING)
-        self.obs = self.env.reset(self.seed)
+        self.obs = self.env.begin(self.seed)
         self._say(Stage.IDLE)
-        self.hidden = {p: self._default(p) for p in self.env.primers}
+        self.hidden = self.env.hidden()
         try:
             space = self.env.action_space
             self._actions = None if space is None else spec_of_space(space, "action")
@@ -128,18 +132,29 @@ class Roller:
         return np.broadcast_to(value, (self.lanes, *value.shape)).copy()
 
     def restart(self) -> None:
-        """A new episode in every lane; open trajectories are cut first."""
-        if not self._begun:
+        """A new episode in every lane; open trajectories are cut at the goal first.
+
+        Rows of faster lanes beyond it are dropped: they belong to episodes that go no further.
+        """
+        if not self._begun or self.blocks is None:
             return
+        goal, ahead = self.goal, self.blocks.position > self.goal
         for lane in range(self.lanes):
-            self.cut(lane)
+            self.cut(lane, int(goal[lane]) - 1)
+        self.traj[ahead], self.start[ahead] = self.ids.many(int(ahead.sum())), goal[ahead]
+        self.finished = [
+            f._replace(last=min(f.last, int(goal[f.lane])))
+            for f in self.finished
+            if f.first < goal[f.lane]
+        ]
+        self.blocks.position = goal.copy()
         if self.init.all():
             return  # all of them just did
         self._say(Stage.RESETTING)
-        self.obs = self.env.reset()
+        self.obs = self.env.begin()
         self._say(Stage.IDLE)
         self.init[:] = True
-        self.hidden = {p: self._default(p) for p in self.env.primers}
+        self.hidden = self.env.hidden()
 
     # -- cuts ---------------------------------------------------------------------------------
 
@@ -201,8 +216,8 @@ class Roller:
         inputs.update(self.hidden)
         self._say(Stage.FIRST_ACT if self.plan is None else Stage.ACTING)
         outputs = self.act(inputs)
-        self._say(Stage.STEPPING)
-        step = self.env.step(self.action_tree(outputs))
+        self._say(Stage.FIRST_STEP if self.plan is None else Stage.STEPPING)
+        step = self.env.advance(self.action_tree(outputs))
         self._say(Stage.IDLE)
         stepped = step.stepped
         done = step.terminated | step.truncated
@@ -229,15 +244,17 @@ class Roller:
         values[TERMINATED], values[TRUNCATED], values[DONE] = step.terminated, truncated, done
         values[TRAJ] = self.traj
         values[VERSION] = np.full(self.lanes, self.version, np.int64)
+        self._count_random(stepped)
         self.blocks.put(values, stepped)
-        drawn = self._randomly
-        self.random_left -= drawn if stepped is None else int(np.count_nonzero(stepped[:drawn]))
         self._move_on(obs, outputs, done, stepped)
         return step
 
     def act(self, inputs: dict[Path, Array]) -> dict[Path, Array]:
         """What the policy returns, with a random action while those are asked for."""
-        outputs = self.policy(inputs)
+        return self.completed(self.policy(inputs))
+
+    def completed(self, outputs: dict[Path, Array]) -> dict[Path, Array]:
+        """The policy's outputs, checked, with an action in the dtypes of its space."""
         for path in outputs:
             if path[0] == "next" and path[1:] not in self.hidden:
                 raise LayoutError(
@@ -246,6 +263,8 @@ class Roller:
                     "auto_register_policy_transforms=True, GymEnv(..., policy=policy) or a "
                     "TensorDictPrimer"
                 )
+        if self.plan is None:
+            check_apart({"what the policy returns": outputs})
         self._randomly = min(max(self.random_left, 0), self.lanes)
         if self._randomly:
             outputs = self._with_random(outputs)
@@ -267,6 +286,16 @@ class Roller:
             actions = {p: np.where(wide(which, v), v, outputs[p]) for p, v in actions.items()}
         return {**{p: v for p, v in outputs.items() if p[0] != "action"}, **actions}
 
+    def _count_random(self, stepped: Array | None) -> None:
+        """Counts the rows of this step whose action was drawn, before they are put."""
+        if not self._randomly:
+            return
+        assert self.blocks is not None
+        rows = np.ones(self.lanes, bool) if stepped is None else stepped
+        if self._drop_ahead:
+            rows = rows & (self.blocks.position < self.goal)
+        self.random_left -= int(np.count_nonzero(rows[: self._randomly]))
+
     def action_tree(self, outputs: dict[Path, Array]) -> Any:
         if ("action",) in outputs:
             return outputs["action",]
@@ -286,7 +315,7 @@ class Roller:
         if not long.any():
             return step.truncated, step.obs, done
         self._say(Stage.RESETTING)
-        fresh = self.env.reset_lanes(long)
+        fresh = self.env.begin_lanes(long)
         self._say(Stage.IDLE)
         obs = [np.where(wide(long, old), new, old) for old, new in zip(step.obs, fresh)]
         return step.truncated | long, obs, done | long

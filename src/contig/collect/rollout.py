@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ..batch import Batch
-from .env import Env
+from .env import EnvBase
 from .policy import PolicyRunner
 from .roller import Roller
 
 __all__ = ["rollout"]
 
 
-def rollout(env: Env, max_steps: int, policy: Any, seed: int | None) -> Batch:
+def rollout(env: EnvBase, max_steps: int, policy: Any, seed: int | None) -> Batch:
     """Rows from a reset until some lane is done, at most `max_steps` of each lane."""
     if max_steps < 1:
         raise ValueError(f"max_steps must be at least 1, got {max_steps}")

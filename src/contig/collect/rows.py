@@ -16,6 +16,7 @@ from ..convert import cast
 from ..errors import LayoutError
 from ..layout import Layout, ShapeDtype
 from ..tree import Path, show_path
+from .places import check_apart
 from .specs import Array, nest
 
 __all__ = ["Blocks", "RowPlan", "check_nan", "join_batches", "pad_trajectories"]
@@ -47,6 +48,14 @@ class RowPlan:
         obs: Sequence[Path],
         reward: Array,
     ) -> None:
+        own = (REWARD, DONE, TERMINATED, TRUNCATED, TRAJ, VERSION)
+        check_apart(
+            {
+                "what the collector writes": own,
+                "what the environment emits": [*inputs, *((*_NEXT, *p) for p in obs)],
+                "what the policy returns": outputs,
+            }
+        )
         flag = ShapeDtype((), np.dtype(np.bool_))
         word = ShapeDtype((), np.dtype(np.int64))
         leaves: dict[Path, ShapeDtype] = {}
@@ -246,6 +255,7 @@ def pad_trajectories(batch: Batch) -> Batch:
     starts = np.flatnonzero(cuts.reshape(-1))
     lengths = np.diff(np.append(starts, lanes * rows))
     most = int(lengths.max())
+    check_apart({"an observation": batch.layout.by_path, "what split_trajs adds": [("mask",)]})
     layout, _ = batch.layout.with_leaves([(("mask",), (), np.dtype(np.bool_))])
     out = Batch.empty(layout, (len(starts), most))
     out.block[:] = 0

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .batched import BatchedEnv, check_lanes, make_lane, own_copy
-from .env import Env, Step
+from .env import EnvBase, Leaves, Step
 from .specs import Array, Spec, at_lane
 
 __all__ = ["SerialEnv"]
@@ -22,7 +22,7 @@ class SerialEnv(BatchedEnv):
         policy: as in GymEnv.
     """
 
-    def _made(self) -> list[Env]:
+    def _made(self) -> list[EnvBase]:
         if self._lanes is None:
             made = [make_lane(own_copy(recipe)) for recipe in self._recipes]
             check_lanes([env.spec for env in made])
@@ -38,28 +38,24 @@ class SerialEnv(BatchedEnv):
     def action_space(self) -> Any:
         return self._made()[0].action_space
 
-    def reset(self, seed: int | None = None) -> list[Array]:
+    def _reset(self, lanes: Array, seed: int | None) -> Leaves:
         self._was_reset = True
-        lanes = [e.reset(None if seed is None else seed + i) for i, e in enumerate(self._made())]
-        return [np.concatenate(leaves) for leaves in zip(*lanes)]
-
-    def reset_lanes(self, lanes: Array) -> list[Array]:
         spec, made = self.spec, self._made()
-        out = [np.zeros((self.num_envs, *s), d) for s, d in zip(spec.shapes, spec.dtypes)]
+        out = Leaves(np.zeros((self.num_envs, *s), d) for s, d in zip(spec.shapes, spec.dtypes))
         for i in np.flatnonzero(lanes):
-            for leaf, value in zip(out, made[i].reset()):
+            for leaf, value in zip(out, made[i].begin(None if seed is None else seed + int(i))):
                 leaf[i] = value[0]
         return out
 
-    def step(self, action: Any) -> Step:
+    def _step(self, action: Any) -> Step:
         steps = []
         for i, env in enumerate(self._made()):
             lane: Any = slice(i, i + 1)
-            steps.append(env.step(at_lane(action, lane)))
-        after = [np.concatenate(leaves) for leaves in zip(*(s.next for s in steps))]
+            steps.append(env.advance(at_lane(action, lane)))
+        after = Leaves(np.concatenate(leaves) for leaves in zip(*(s.next for s in steps)))
         obs = after
         if any(s.obs is not s.next for s in steps):
-            obs = [np.concatenate(leaves) for leaves in zip(*(s.obs for s in steps))]
+            obs = Leaves(np.concatenate(leaves) for leaves in zip(*(s.obs for s in steps)))
         return Step(
             after,
             np.concatenate([s.reward for s in steps]),

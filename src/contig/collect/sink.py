@@ -60,6 +60,10 @@ def _always() -> None:
     """Nobody minds the wait."""
 
 
+def _untold(going: bool) -> None:
+    """Nobody counts."""
+
+
 class StorageSink:
     """Appends to a storage with a writer of its own. For one thread."""
 
@@ -72,15 +76,31 @@ class StorageSink:
         self._storage, self._on_write, self._limiter = storage, on_write, limiter
         self._writer = storage.writer()
 
-    def write(self, batch: Any, go_on: Callable[[], None] = _always) -> int:
-        """Appends a batch; returns its rows. `go_on` is called while it waits for room."""
+    def write(
+        self,
+        batch: Any,
+        go_on: Callable[[], None] = _always,
+        tell: Callable[[bool], None] = _untold,
+    ) -> int:
+        """Appends a batch; returns its rows.
+
+        Args:
+            go_on: called while it waits for room.
+            tell: called with True right before rows are there, with False if they are not after
+                all: whoever dies in between may have written them.
+        """
         if self._on_write is not None:
             batch = self._on_write(Batch.from_tree(batch, self._storage.batch_ndim(batch)))
         if self._limiter is not None:
             shape = Batch.from_tree(batch, self._storage.batch_ndim(batch)).shape
             rows = int(np.prod(shape, dtype=np.int64))
             self._limiter.await_insert(self._storage, rows, go_on)
-        return len(self._writer.extend(batch))
+        tell(True)
+        try:
+            return len(self._writer.extend(batch))
+        except Exception:
+            tell(False)
+            raise
 
     def fix(self, layout: Layout) -> None:
         """Says what rows will be."""
@@ -97,8 +117,14 @@ class RemoteSink:
     def __init__(self, buffer: RemoteReplayBuffer, own: bool = False) -> None:
         self._buffer, self._own = buffer, own
 
-    def write(self, batch: Any, go_on: Callable[[], None] = _always) -> int:
+    def write(
+        self,
+        batch: Any,
+        go_on: Callable[[], None] = _always,
+        tell: Callable[[bool], None] = _untold,
+    ) -> int:
         """Sends a batch and waits until it is in the table; returns its rows."""
+        tell(True)
         self._buffer.extend(batch)
         deadline = time.monotonic() + _ROOM_S
         while True:

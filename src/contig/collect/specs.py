@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from ..convert import as_array, cast, leaf_spec
 from ..errors import LayoutError
 from ..layout import ShapeDtype
 from ..tree import Path, show_path
+from .places import place_of, say_moved
 
 __all__ = [
     "Array",
@@ -26,8 +27,6 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 
-_RESERVED = ("action", "collector", "is_init", "next")
-
 
 class Spec:
     """The leaves of an observation or action, in a fixed order.
@@ -35,9 +34,15 @@ class Spec:
     Args:
         leaves: shape and dtype of each leaf, by its path in the row.
         root: the key below which the value is; None: its keys are at the root.
+        sources: the paths of the leaves in the value, where they are others than in the row.
     """
 
-    def __init__(self, leaves: Mapping[Path, ShapeDtype], root: str | None) -> None:
+    def __init__(
+        self,
+        leaves: Mapping[Path, ShapeDtype],
+        root: str | None,
+        sources: Sequence[Path] | None = None,
+    ) -> None:
         self.leaves = dict(leaves)
         self.paths = list(leaves)
         self.shapes = [tuple(x.shape) for x in leaves.values()]
@@ -45,7 +50,8 @@ class Spec:
         self.root = root
         self.single = root is not None and self.paths == [(root,)]
         skip = 0 if root is None else 1
-        self._getters = [_getter(path[skip:]) for path in self.paths]
+        self.sources = [p[skip:] for p in self.paths] if sources is None else list(sources)
+        self._getters = [_getter(path) for path in self.sources]
 
     def flat(self, value: Any) -> list[Any]:
         """The leaves of a value, in order."""
@@ -54,7 +60,7 @@ class Spec:
         try:
             return [get(value) for get in self._getters]
         except (KeyError, TypeError, IndexError) as error:
-            known = ", ".join(show_path(p) for p in self.paths)
+            known = ", ".join(show_path(p) for p in self.sources)
             raise LayoutError(
                 f"expected a value with the leaves {known}, got {type(value).__name__} without "
                 f"{error}; the spaces of an environment must describe what it emits"
@@ -77,6 +83,11 @@ class Spec:
                 )
             out.append(array if array.dtype == dtype else cast(array, dtype, path))
         return out
+
+    @property
+    def places(self) -> dict[Path, Path]:
+        """If keys are at the root: the leaves' paths in rows, by those in the value."""
+        return dict(zip(self.sources, self.paths)) if self.root is None else {}
 
     def tree(self) -> dict[str, Any]:
         return nest(self.leaves)
@@ -115,18 +126,14 @@ def nest(flat: Mapping[Path, Any]) -> dict[str, Any]:
 def spec_of_space(space: Any, root: str) -> Spec:
     """The spec of a Gymnasium space; a Dict observation's keys are at the root."""
     if root == "observation" and _is_dict(space):
-        leaves = _space_leaves(space, ())
-        _check_names(leaves)
-        return Spec(leaves, None)
+        return _dict_spec(_space_leaves(space, ()))
     return Spec(_space_leaves(space, (root,)), root)
 
 
 def spec_of_value(value: Any, root: str) -> Spec:
     """The same from a value, where there is no space."""
     if root == "observation" and isinstance(value, Mapping):
-        leaves = _value_leaves(value, ())
-        _check_names(leaves)
-        return Spec(leaves, None)
+        return _dict_spec(_value_leaves(value, ()))
     return Spec(_value_leaves(value, (root,)), root)
 
 
@@ -168,13 +175,11 @@ def _value_leaves(value: Any, path: Path) -> dict[Path, ShapeDtype]:
     return out
 
 
-def _check_names(leaves: Mapping[Path, Any]) -> None:
-    for path in leaves:
-        if path[0] in _RESERVED:
-            raise LayoutError(
-                f"{show_path(path)}: an observation may not be called {path[0]!r}, which rows use "
-                "for something else; rename it in a wrapper"
-            )
+def _dict_spec(leaves: Mapping[Path, ShapeDtype]) -> Spec:
+    """The spec of a Dict observation, with its leaves where they are in rows."""
+    places = place_of(leaves)
+    say_moved(places)
+    return Spec({places[p]: leaf for p, leaf in leaves.items()}, None, list(places))
 
 
 def as_reward(value: Any, lead: int = 0) -> Array:

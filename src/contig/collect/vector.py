@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from ..errors import LayoutError
-from .env import Env, Step
+from .env import EnvBase, Leaves, Step
 from .gym_env import GymEnv
 from .raw import is_env, is_vector
-from .specs import Array, Spec, as_reward, at_lane, spec_of_space
+from .specs import Array, as_reward, at_lane
 
 __all__ = ["VectorEnv", "as_env"]
 
 
-def as_env(given: Any) -> Env:
-    """An Env of whatever a user calls an environment, or of a function that makes one."""
-    if isinstance(given, Env):
+def as_env(given: Any) -> EnvBase:
+    """The EnvBase of whatever a user calls an environment, or of a function that makes one."""
+    if isinstance(given, EnvBase):
         return given
     if isinstance(given, str):
         return GymEnv(given)
@@ -29,7 +29,7 @@ def as_env(given: Any) -> Env:
     return GymEnv(given)
 
 
-class VectorEnv(Env):
+class VectorEnv(EnvBase):
     """A vector environment of Gymnasium's, with its own auto-reset, whichever mode that is.
 
     Args:
@@ -38,12 +38,11 @@ class VectorEnv(Env):
     """
 
     def __init__(self, env: Any, *, policy: Any = None) -> None:
-        super().__init__()
+        super().__init__(
+            env.single_observation_space, env.single_action_space, num_envs=int(env.num_envs)
+        )
         self.raw = env
-        self.num_envs = int(env.num_envs)
-        self.batch_shape = (self.num_envs,)
         self._mode = _autoreset_mode(env)
-        self._spec = spec_of_space(env.single_observation_space, "observation")
         self._ended = np.zeros(self.num_envs, bool)  # lanes whose next step is a reset
         self._was_reset = False
         if policy is not None:
@@ -56,29 +55,11 @@ class VectorEnv(Env):
             raise TypeError("this vector environment was reset: give a function that makes it")
         return self.__dict__
 
-    def probe(self) -> Env:
-        return self  # it cannot be taken apart; the collector's own reset follows
-
-    @property
-    def spec(self) -> Spec:
-        return self._spec
-
-    @property
-    def action_space(self) -> Any:
-        return self.raw.single_action_space
-
-    def reset(self, seed: int | None = None) -> list[Array]:
-        self._was_reset = True
-        self._ended[:] = False
-        return self._own(self.raw.reset(seed=seed)[0])
-
-    def _own(self, obs: Any) -> list[Array]:
-        """Observations of all lanes, copied: some environments use one array for ever."""
-        return [leaf.copy() for leaf in self._spec.checked(obs, (self.num_envs,))]
-
-    def reset_lanes(self, lanes: Array) -> list[Array]:
+    def _reset(self, lanes: Array, seed: int | None) -> Leaves:
         if lanes.all():
-            return self.reset()
+            self._was_reset = True
+            self._ended[:] = False
+            return self._leaves(self.raw.reset(seed=seed)[0])
         if self._mode != "disabled" and not _resets_lanes(self.raw):
             raise ValueError(
                 f"{type(self.raw.unwrapped).__name__} cannot reset some of its environments alone, "
@@ -86,11 +67,11 @@ class VectorEnv(Env):
                 "async vector environments"
             )
         self._ended[lanes] = False
-        return self._own(self.raw.reset(options={"reset_mask": lanes.copy()})[0])
+        return self._leaves(self.raw.reset(options={"reset_mask": lanes.copy()})[0])
 
-    def step(self, action: Any) -> Step:
+    def _step(self, action: Any) -> Step:
         obs, reward, terminated, truncated, info = self.raw.step(action)
-        after = self._own(obs)
+        after = self._leaves(obs)
         terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
         reward = as_reward(np.array(reward), 1)
         done = terminated | truncated
@@ -102,20 +83,20 @@ class VectorEnv(Env):
             return Step(after, reward, terminated, truncated, after)
         if self._mode == "same_step":
             return Step(self._finals(after, info, done), reward, terminated, truncated, after)
-        fresh = self._own(self.raw.reset(options={"reset_mask": done.copy()})[0])
+        fresh = self._leaves(self.raw.reset(options={"reset_mask": done.copy()})[0])
         return Step(after, reward, terminated, truncated, fresh)
 
-    def _finals(self, after: list[Array], info: dict[str, Any], done: Array) -> list[Array]:
+    def _finals(self, after: Leaves, info: dict[str, Any], done: Array) -> Leaves:
         finals = info.get("final_obs", info.get("final_observation"))
         if finals is None:
             raise LayoutError(
                 'info["final_obs"]: missing, though the environment resets in the same step; the '
                 "true final observation is lost: use another auto-reset mode"
             )
-        out = [leaf.copy() for leaf in after]
+        out = Leaves(leaf.copy() for leaf in after)
         for lane in np.flatnonzero(done):
             one = finals[lane] if isinstance(finals, np.ndarray) else at_lane(finals, int(lane))
-            for leaf, value in zip(out, self._spec.checked(one)):
+            for leaf, value in zip(out, self.spec.checked(one)):
                 leaf[lane] = value
         return out
 

@@ -17,9 +17,12 @@ import time
 import traceback
 from typing import Any
 
+import numpy as np
+
 from ..errors import ClosedError
 from .gatherer import Gatherer
 from .job import Job
+from .places import quiet
 from .policy import PolicyRunner, register_primers
 from .progress import Page, Stage
 from .protocol import Channel, Message, batch_parts
@@ -34,6 +37,7 @@ __all__ = ["Worker", "main"]
 
 _NONE = -(1 << 62)  # older than any version
 _HOLD_S = 0.005
+_BEAT_S = 0.2
 
 
 class Worker:
@@ -46,7 +50,7 @@ class Worker:
         self._version = _NONE if job.board >= 0 else 0
         self._board = attach_board(job.board) if job.board >= 0 else None
 
-    # -- the thread that listens --------------------------------------------------------------
+    # -- threads that listen and beat ----------------------------------------------------------
 
     def listen(self) -> None:
         """Takes commands in; the end of the socket is the end of the process."""
@@ -56,10 +60,18 @@ class Worker:
             self._commands.put(message)
         os._exit(0)
 
+    def beat(self) -> None:
+        """Shows that the process runs, also while there is nothing to do; in a thread."""
+        while True:
+            self._page.beat()
+            time.sleep(_BEAT_S)
+
     # -- the thread that works ----------------------------------------------------------------
 
     def run(self) -> None:
         job = self._job
+        if job.number or job.layout is not None:
+            quiet()  # one process says it
         self._page.enter(Stage.MAKING)
         env = as_env(job.env)
         if env.num_envs != job.lanes:
@@ -78,6 +90,7 @@ class Worker:
             max_frames_per_traj=job.max_frames_per_traj,
             seed=job.seed,
             keep_trajectories=job.trajs_per_batch is not None,
+            drop_ahead=job.reset_at_each_iter,
         )
         roller.poll, roller.enter = self._poll, self._page.enter
         # Without a buffer, single trajectories go back: the collector counts them out.
@@ -85,10 +98,10 @@ class Worker:
         count = job.trajs_per_batch if direct or job.trajs_per_batch is None else 1
         gatherer = Gatherer(roller, count, job.set_truncated, job.reset_at_each_iter)
         sink = None if job.address is None else open_sink(job.address, job.layout)
-        self._page.enter(Stage.IDLE)
-        self._channel.send({"op": "ready"})
+        self._report({"op": "ready"})
         while True:
             content = self._commands.get().content
+            self._page.enter(Stage.IDLE)
             if content["op"] == "stop":
                 break
             try:
@@ -124,7 +137,7 @@ class Worker:
             while (batch := gatherer.trajectories()) is not None:
                 self._give(batch, sink)
         self._page.finish()
-        self._channel.send({"op": "done"})
+        self._report({"op": "done"})
 
     def _give(self, batch: Any, sink: Any) -> None:
         job, page = self._job, self._page
@@ -137,7 +150,12 @@ class Worker:
             page.enter(Stage.PROCESSING)
             data = job.postproc(batch)
         page.enter(Stage.WAITING)
-        page.wrote(int(sink.write(data, self._hold_still)))
+        frames = int(np.prod(batch.shape, dtype=np.int64))  # whatever postproc made of them
+
+        def tell(going: bool) -> None:
+            page.give(frames if going else -frames)
+
+        page.wrote(int(sink.write(data, self._hold_still, tell)))
         if job.hook is not None:
             page.enter(Stage.PROCESSING)
             job.hook(data)
@@ -159,7 +177,12 @@ class Worker:
             last = gatherer.trajectories(fewer=True)
             if last is not None:
                 self._give(last, sink)
-        self._channel.send({"op": "finished", "dropped": gatherer.unfinished})
+        self._report({"op": "finished", "dropped": gatherer.unfinished})
+
+    def _report(self, content: dict[str, Any]) -> None:
+        """Says that it did what it was told; it shows that it waits before anybody can know."""
+        self._page.enter(Stage.READY)
+        self._channel.send(content)
 
 
 def main() -> None:
@@ -175,6 +198,7 @@ def main() -> None:
         import cloudpickle
 
         worker = Worker(cloudpickle.loads(first.raw), channel, Page(page))
+        threading.Thread(target=worker.beat, name="contig-heartbeat", daemon=True).start()
         threading.Thread(target=worker.listen, name="contig-commands", daemon=True).start()
         worker.run()
     except BaseException:

@@ -10,21 +10,21 @@ import numpy as np
 from ..convert import as_array
 from ..layout import ShapeDtype
 from ..tree import Path, as_path, show_path
-from .env import Env, Step
+from .env import EnvBase, Leaves, Step
+from .places import check_apart
 from .specs import Array, Spec
 from .vector import as_env
 
 __all__ = ["InitTracker", "StepCounter", "TensorDictPrimer"]
 
 
-class _Wrapper(Env):
+class _Wrapper(EnvBase):
     """Passes everything on."""
 
     def __init__(self, env: Any) -> None:
         super().__init__()
         self.env = as_env(env)
-        self.num_envs = self.env.num_envs
-        self.batch_shape = self.env.batch_shape
+        self.num_envs, self.batch_shape = self.env.num_envs, self.env.batch_shape
         self.primers = dict(self.env.primers)
         self.marks_init = self.env.marks_init
 
@@ -53,21 +53,18 @@ class _Wrapper(Env):
         self._adopt()
         return super().full_state_spec
 
-    def reset(self, seed: int | None = None) -> list[Array]:
-        obs = self.env.reset(seed)
+    def _reset(self, lanes: Array, seed: int | None) -> Leaves:
+        obs = self.env.begin(seed) if lanes.all() else self.env.begin_lanes(lanes)
         self._adopt()
         return obs
 
-    def reset_lanes(self, lanes: Array) -> list[Array]:
-        return self.env.reset_lanes(lanes)
-
-    def step(self, action: Any) -> Step:
-        return self.env.step(action)
+    def _step(self, action: Any) -> Step:
+        return self.env.advance(action)
 
     def close(self) -> None:
         self.env.close()
 
-    def probe(self) -> Env:
+    def probe(self) -> EnvBase:
         inner = self.env.probe()
         wrapper = self.__class__.__new__(self.__class__)
         wrapper.__dict__.update(self.__dict__)
@@ -145,25 +142,24 @@ class StepCounter(_Wrapper):
     def spec(self) -> Spec:
         if self._wider is None:
             inner = self.env.spec
-            leaf = ShapeDtype((), np.dtype(np.int64))
-            self._wider = Spec({**inner.leaves, ("step_count",): leaf}, None)
+            leaf, path = ShapeDtype((), np.dtype(np.int64)), ("step_count",)
+            check_apart({"an observation": inner.paths, "what StepCounter adds": [path]})
+            sources = [*(inner.sources if inner.root is None else inner.paths), path]
+            self._wider = Spec({**inner.leaves, path: leaf}, None, sources)
         return self._wider
 
-    def probe(self) -> Env:
+    def probe(self) -> EnvBase:
         wrapper = super().probe()
         wrapper._counts = np.zeros(wrapper.num_envs, np.int64)  # type: ignore[attr-defined]
         return wrapper
 
-    def reset(self, seed: int | None = None) -> list[Array]:
-        self._counts = np.zeros(self.num_envs, np.int64)
-        return [*super().reset(seed), self._counts.copy()]
-
-    def reset_lanes(self, lanes: Array) -> list[Array]:
+    def _reset(self, lanes: Array, seed: int | None) -> Leaves:
+        obs = super()._reset(lanes, seed)
         self._counts[lanes] = 0
-        return [*self.env.reset_lanes(lanes), self._counts.copy()]
+        return Leaves([*obs, self._counts.copy()])
 
-    def step(self, action: Any) -> Step:
-        step = self.env.step(action)
+    def _step(self, action: Any) -> Step:
+        step = self.env.advance(action)
         stepped = np.ones(self.num_envs, bool) if step.stepped is None else step.stepped
         self._counts = np.where(stepped, self._counts + 1, 0)
         after = self._counts.copy()
@@ -173,14 +169,14 @@ class StepCounter(_Wrapper):
             cut = (self._counts >= self._most) & ~done & stepped
             if cut.any():
                 truncated = truncated | cut
-                fresh = self.env.reset_lanes(cut)
-                obs = [np.where(_wide(cut, o), f, o) for o, f in zip(obs, fresh)]
+                fresh = self.env.begin_lanes(cut)
+                obs = Leaves(np.where(_wide(cut, o), f, o) for o, f in zip(obs, fresh))
                 done = done | cut
         self._counts[done] = 0
         return step._replace(
-            next=[*step.next, after],
+            next=Leaves([*step.next, after]),
             truncated=truncated,
-            obs=[*obs, self._counts.copy()],
+            obs=Leaves([*obs, self._counts.copy()]),
         )
 
 
