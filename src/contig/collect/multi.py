@@ -120,7 +120,7 @@ class MultiCollector(BaseCollector):
         self._whole: deque[Batch] = deque()  # complete trajectories that came back
         self._wrote = self._wrote_before = 0  # by all workers; by those that were replaced
         self._finishing = False
-        self._looked = 0.0
+        self._looked = self._peeked = 0.0
         self._board: WeightsBoard | None = None
         self._weights = Published(policy, replay_buffer, self._put_weights)
         board_fd = self._make_board()
@@ -477,8 +477,11 @@ class MultiCollector(BaseCollector):
             raise WorkerError(f"no weights from the server: {self._weights.failure}")
         if self.restarts < self._max_restarts:
             return  # the next call that collects replaces them
+        now = time.monotonic()
+        look = now - self._peeked > 2 * _SLICE_S  # every sample asks
+        self._peeked = now if look else self._peeked
         for handle in self._handles:
-            if handle.dead:
+            if handle.dead or not (handle.ended or look):
                 continue
             why = handle.describe_end() if handle.ended else handle.silent()
             if why is not None:
