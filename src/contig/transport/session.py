@@ -230,6 +230,20 @@ class Session:
         self.flight.leave(seconds)
         self.wake()
 
+    def hurry(self) -> None:
+        """Sends what is there at once, rather than gather more."""
+        self.flight.close()
+        self.wake()
+
+    def settle(self, deadline: float) -> None:
+        """Waits until everything is acked, the thread has ended, or it is late."""
+        while self.pending and self.thread.is_alive():
+            seen, left = self.flight.changes, deadline - time.monotonic()
+            if left <= 0:
+                return
+            self.kick()
+            self.flight.wait(seen, int(self.flight.outbox.next), min(left, 0.1))
+
     @property
     def over(self) -> bool:
         """Whether the thread is to end."""
