@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 
 from ... import _native
-from ...batch import Batch
 from ...convert import plain_tree
-from ...errors import EmptyBufferError, LayoutError, StorageFull
+from ...errors import LayoutError, StorageFull
 from ...layout import Layout
 from ..boundaries import complete_flags
 from ..contents import Contents
+from ..folding import Steps
 from ..schema import ExtraLeaf, Schema
 from ..segment import Segment
 from ..storage import Storage
@@ -136,7 +136,9 @@ class DiskStorage(Storage):
             described = read_description(self.path)
             rows = _MOST_ROWS if capacity is None else capacity
             nbytes = _native.control_bytes(rows)
-            segment = Segment.anonymous(nbytes, lambda m: _native.format_control(m, rows))
+            segment = Segment.anonymous(
+                nbytes, lambda m: _native.format_control(m, rows), _native.table_bytes(rows)
+            )
             super().__init__(segment, ndim)
             if described is not None:
                 self._attach(described)
@@ -336,18 +338,19 @@ class DiskStorage(Storage):
             except (OSError, sqlite3.Error) as error:
                 log.warning("%s: the quarantine could not be written: %s", self.path, error)
 
-    def gather(self, seqs: np.ndarray[Any, Any], extras: tuple[ExtraLeaf, ...] = ()) -> Any:
+    def gather(
+        self,
+        seqs: np.ndarray[Any, Any],
+        extras: tuple[ExtraLeaf, ...] = (),
+        steps: Steps | None = None,
+    ) -> Any:
         """As `Storage.gather`; rows that are damaged or set aside count as lost: then `lost` is a
         mask over `seqs`."""
-        self._open()
-        schema = self.schema
-        if schema is None:
-            raise EmptyBufferError("nothing has been written to this storage yet")
-        wide = schema.wide(self.tape, extras)
-        block, lost, damaged = wide.gatherer.gather(seqs)
-        batch = Batch(block, wide.layout, (len(seqs),), wide.extras)
+        batch, lost, damaged = self._gathered(seqs, extras, steps)
         if damaged is None and not len(self._bad_rows):
             return batch, lost
+        if steps is not None:
+            seqs = steps.rows
         gone = seqs < lost
         if damaged is not None:
             bad = seqs[damaged]
@@ -364,6 +367,8 @@ class DiskStorage(Storage):
         if len(self._bad_rows):
             at = np.searchsorted(self._bad_rows[:, 0], seqs, side="right") - 1
             gone |= (at >= 0) & (seqs < self._bad_rows[np.maximum(at, 0), 1])
+        if steps is not None:  # one bad row spoils what it is a part of
+            gone = np.logical_or.reduceat(gone, np.cumsum(steps.lengths) - steps.lengths)
         return batch, (gone if gone.any() else 0)
 
     # -- writing ------------------------------------------------------------------------------
