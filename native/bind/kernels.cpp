@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "../block.h"
+#include "../exchange.h"
 #include "../gather.h"
 #include "../marks.h"
 #include "../permute.h"
@@ -298,6 +299,10 @@ void bind_kernels(nb::module_& m) {
       .def("weights", &SumTree::weights, nb::arg("seqs").noconvert(), nb::arg("head"),
            nb::arg("beta"))
       .def("at", &SumTree::at, nb::arg("u").noconvert());
+  m.def(
+      "exchange_paths",
+      [](nb::bytes one, nb::bytes other) { return exchange_paths(one.c_str(), other.c_str()); },
+      nb::arg("one"), nb::arg("other"), "0, or an errno.");
   m.def(
       "permute",
       [](uint64_t key, uint64_t n, uint64_t from, size_t count) {

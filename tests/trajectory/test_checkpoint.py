@@ -208,9 +208,12 @@ def test_other_things_are_never_replaced(tmp_path: Path) -> None:
 
 def test_the_own_directory_is_no_checkpoint(tmp_path: Path) -> None:
     with filled(1, auto_save=True, auto_save_path=tmp_path) as buffer:
-        for call in (buffer.save_checkpoint, buffer.load_checkpoint, buffer.export_rlinf):
-            with pytest.raises(ValueError, match="auto_save_path"):
+        with pytest.raises(ValueError, match="auto_save_path"):
+            buffer.load_checkpoint(tmp_path)
+        for call in (buffer.save_checkpoint, buffer.export_rlinf):
+            with pytest.raises(FileExistsError, match="the storage that is being saved is there"):
                 call(tmp_path)
+        check(buffer.sample(9), 9)
 
 
 def test_a_failed_save_leaves_the_earlier_one(

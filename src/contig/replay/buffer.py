@@ -314,6 +314,14 @@ class ReplayBuffer:
 
         Batches drawn ahead but not delivered are discarded: after `load`, the next batch is the
         one that would have come next.
+
+        Args:
+            path: nothing may be there, or an empty directory, or an earlier checkpoint, which is
+                replaced at once or not at all.
+
+        Raises:
+            FileExistsError: something else is there, the storage's own files for example. Nothing
+                was changed.
         """
         self._drain()
         with self._turn:

@@ -7,7 +7,8 @@
     index.bin         the index's live entries, 16 little-endian words each
     array-N.npy       arrays of the sampler's state
 
-Made under a temporary name, synced, then renamed: a checkpoint is whole or not there.
+Made under a temporary name, synced, then put in its place: a checkpoint is whole or not there
+(see `folder`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ import io
 import json
 import logging
 import os
-import shutil
-import uuid
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -28,9 +28,10 @@ import numpy as np
 from ..errors import EmptyBufferError, LayoutError
 from ..layout import Layout
 from ..tape import Contents, PackedRows, Storage
-from ..tape.disk import files as files_on_disk
+from ..tape.disk import DiskStorage
 from ..tape.disk.linked import LinkedRows
 from ..tape.episodes import FIRST, NUMBER, ORDINAL, STEPS_FLAGS, read_index
+from .folder import Kind, new_directory, reading
 
 if TYPE_CHECKING:
     from .buffer import ReplayBuffer
@@ -44,12 +45,14 @@ _CHUNK_BYTES = 16 << 20
 
 
 def save(buffer: ReplayBuffer, path: Path) -> None:
-    """Writes a checkpoint of a buffer. Lock-free: writers go on; rows they evict are left out."""
-    files_on_disk.make_dir(path.parent)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    temporary.mkdir()
-    try:
-        files = _Files(temporary)
+    """Writes a checkpoint of a buffer. Lock-free: writers go on; rows they evict are left out.
+
+    Raises:
+        FileExistsError: something else than a checkpoint is there.
+    """
+    live = [buffer.storage.path] if isinstance(buffer.storage, DiskStorage) else []
+    with new_directory(path, _KIND, live) as folder:
+        files = _Files(folder)
         meta = {"format": FORMAT, **_save_rows(buffer.storage, files)}
         arrays: list[np.ndarray[Any, Any]] = []
         meta["sampler"] = buffer.sampler.name
@@ -60,12 +63,30 @@ def save(buffer: ReplayBuffer, path: Path) -> None:
             np.save(image, array, allow_pickle=False)
             files.write(f"array-{i}.npy", [image.getbuffer()])
         meta["files"] = files.sums
-        files.write("checkpoint.json", [json.dumps(meta).encode()])
-        files_on_disk.fsync_dir(temporary)
-        _replace(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        files.write(_META, [json.dumps(meta).encode()])
+
+
+def _fault(path: Path) -> str | None:
+    """Why a directory is no checkpoint, or None."""
+    try:
+        meta = json.loads((path / _META).read_bytes())
+    except (OSError, ValueError):
+        return f"there is no {_META} that can be read"
+    if not (isinstance(meta, dict) and {"format", "sampler", "files"} <= meta.keys()):
+        return f"{_META} there is not that of a checkpoint"
+    return None
+
+
+_META = "checkpoint.json"
+_KIND = Kind(
+    "a checkpoint of a ReplayBuffer",
+    _META,
+    re.compile(
+        rf"{re.escape(_META)}|records\.bin|index\.bin|array-\d+\.npy"
+        r"|extents/|extents/\d{8,}\.rec(\.tmp)?"
+    ),
+    _fault,
+)
 
 
 class _Files:
@@ -161,6 +182,11 @@ def load(buffer: ReplayBuffer, path: Path, shard: tuple[int, int] = (0, 1)) -> N
     rank, world_size = shard
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size}: expected 0 <= rank < world_size")
+    with reading(path, _META) as found:
+        _load(buffer, found, rank, world_size)
+
+
+def _load(buffer: ReplayBuffer, path: Path, rank: int, world_size: int) -> None:
     try:
         saved = _read(path, buffer)
         contents, renumbered = _wanted(saved, path, buffer.storage, rank, world_size)
@@ -276,9 +302,9 @@ def _read_contents(path: Path, meta: dict[str, Any], record_size: int) -> Conten
 
 def _read_meta(path: Path) -> dict[str, Any]:
     try:
-        meta: dict[str, Any] = json.loads((path / "checkpoint.json").read_bytes())
+        meta: dict[str, Any] = json.loads((path / _META).read_bytes())
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: no checkpoint (no checkpoint.json) there") from None
+        raise FileNotFoundError(f"{path}: no checkpoint (no {_META}) there") from None
     if meta["format"] != FORMAT:
         raise LayoutError(f"{path}: format {meta['format']}, this contig reads format {FORMAT}")
     return meta
@@ -320,18 +346,3 @@ def _decode(value: Any, path: Path) -> Any:
     if isinstance(value, list):
         return [_decode(v, path) for v in value]
     return value
-
-
-def _replace(temporary: Path, path: Path) -> None:
-    """Puts the new checkpoint in the old one's place; one of them is there at any time but for the
-    instant between two renames, when the old one is beside it under a name that says so."""
-    old = None
-    if path.exists():
-        old = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.old")
-        path.rename(old)
-    temporary.rename(path)
-    try:
-        files_on_disk.fsync_dir(path.parent)
-    finally:
-        if old is not None:
-            shutil.rmtree(old, ignore_errors=True)

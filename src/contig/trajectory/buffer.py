@@ -305,15 +305,18 @@ class TrajectoryReplayBuffer:
 
         It appears whole or not at all, and replaces an earlier checkpoint there. Of a buffer with
         `auto_save` it is made by hard links. Adding waits meanwhile.
+
+        Raises:
+            FileExistsError: something else is there, this buffer's own directory for example.
         """
         path = FilePath(save_path)
         self._drain()
         with self._turn, self._adding:
             self._open()
-            self._not_own(path)
             metadata = {**self._about(), "size": len(self), "total_samples": self.total_samples}
             metadata["rng"] = self._rng.state()
-            checkpoint.save(path, self._store.rows.storage, self._store.table.entries(), metadata)
+            entries = self._store.table.entries()
+            checkpoint.save(path, self._store.rows.storage, entries, metadata, self._live())
 
     def load_checkpoint(
         self,
@@ -335,7 +338,11 @@ class TrajectoryReplayBuffer:
                 a buffer with `auto_save` may have a part of it.
         """
         path = FilePath(load_path)
-        self._not_own(path)
+        if self.auto_save_path is not None and path.resolve() == self.auto_save_path.resolve():
+            raise ValueError(
+                f"{path} is this buffer's auto_save_path: what is there is open already; a "
+                "checkpoint has a directory of its own"
+            )
         rank, world = (local_rank, world_size) if is_distributed else (0, 1)
         newest = 0 if self.auto_save else self.sample_window_size
         with open_source(path, rank, world, newest) as source:
@@ -369,21 +376,17 @@ class TrajectoryReplayBuffer:
         path = FilePath(save_path)
         with self._adding:
             self._open()
-            self._not_own(path)
             store = self._store
             pairs = ((e, store.whole(store.gather(e), e, to_torch)) for e in store.table.entries())
-            rlinf.export_rlinf(path, pairs, self.trajectory_format, self._about())
+            rlinf.export_rlinf(path, pairs, self.trajectory_format, self._about(), self._live())
 
     def _about(self) -> dict[str, Any]:
         return {"trajectory_counter": self._store.counter, "seed": self.seed}
 
-    def _not_own(self, path: FilePath) -> None:
-        own = self.auto_save_path
-        if own is not None and path.resolve() == own.resolve():
-            raise ValueError(
-                f"{path} is this buffer's auto_save_path: what is there is open already; a "
-                "checkpoint needs a directory of its own"
-            )
+    def _live(self) -> list[FilePath]:
+        """Directories that no checkpoint may take the place of."""
+        buffers = (self,) if self.demo_buffer is None else (self, self.demo_buffer)
+        return [b.auto_save_path for b in buffers if b.auto_save_path is not None]
 
     # -- life ---------------------------------------------------------------------------------
 

@@ -11,27 +11,37 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ..tape import Storage
 from ..tape.disk import DiskStorage, files
 from ..tape.disk.index import DiskIndex
-from .folder import METADATA, new_directory, read_json, write_json
+from .folder import CONTIG, METADATA, new_directory, read_json, write_json
 from .journal import Journal
 from .rows import DiskRows, gather_entry
 from .table import Entry
 
-__all__ = ["CONTIG", "is_checkpoint", "save"]
-
-CONTIG = "contig"  # metadata's `trajectory_format` of a checkpoint
+__all__ = ["is_checkpoint", "save"]
 
 
 def save(
-    path: Path, storage: Storage | None, entries: list[Entry], metadata: dict[str, Any]
+    path: Path,
+    storage: Storage | None,
+    entries: list[Entry],
+    metadata: dict[str, Any],
+    live: Iterable[Path] = (),
 ) -> None:
-    """Writes a checkpoint. Nobody may write to the storage meanwhile."""
-    with new_directory(path) as folder:
+    """Writes a checkpoint. Nobody may write to the storage meanwhile.
+
+    Args:
+        live: directories of storages that are in use.
+
+    Raises:
+        FileExistsError: something else than a checkpoint is there.
+    """
+    with new_directory(path, live) as folder:
         if isinstance(storage, DiskStorage):
             _link(storage, folder, entries)
         elif storage is not None and entries:

@@ -4,58 +4,59 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from ..errors import LayoutError
+from ..replay import folder
 from ..tape.disk import files
+from ..tape.disk.directory import hold_directory
 from .journal import JOURNAL
 
-__all__ = ["METADATA", "new_directory", "read_json", "shard", "write_json"]
+__all__ = ["CONTIG", "METADATA", "new_directory", "read_json", "shard", "write_json"]
 
 METADATA = "metadata.json"
-# What checkpoints and exports consist of; nothing else is ever replaced.
-_OURS = re.compile(
-    rf"{re.escape(METADATA)}|trajectory_index\.json|{re.escape(JOURNAL)}|layout\.json|extents|lock"
-    r"|index\.sqlite(-wal|-shm)?|trajectory_\d+_.*\.(pt|pkl)"
-)
+CONTIG = "contig"  # metadata's `trajectory_format` of a checkpoint, and `exporter` of an export
 
 
-@contextmanager
-def new_directory(path: Path) -> Iterator[Path]:
-    """A directory to fill; at the end of the block it takes the place of what is at `path`.
+def new_directory(path: Path, live: Iterable[Path]) -> AbstractContextManager[Path]:
+    """A directory to fill with a checkpoint or an export; see `replay.folder`.
 
     Raises:
-        FileExistsError: there is something else than a checkpoint or an export.
+        FileExistsError: something else than an earlier one is there.
     """
-    path = path.resolve()
-    if path.exists():
-        other = [name for name in files.listing(path) if not _OURS.fullmatch(name)]
-        if other:
-            raise FileExistsError(
-                f"{path}: {other[0]} is there; a checkpoint replaces its whole directory, so give "
-                "it one of its own"
-            )
-    files.make_dir(path.parent)
-    tag = uuid.uuid4().hex[:8]
-    temporary = path.with_name(f".{path.name}.{tag}.tmp")
-    old = path.with_name(f".{path.name}.{tag}.old")
-    temporary.mkdir()
+    return folder.new_directory(path, _KIND, live)
+
+
+def _fault(path: Path) -> str | None:
+    """Why a directory is neither a checkpoint nor an export, or None."""
     try:
-        yield temporary
-        files.fsync_dir(temporary)
-        if path.exists():
-            files.rename(path, old)
-        files.rename(temporary, path)
-        files.fsync_dir(path.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        metadata = read_json(path / METADATA)
+    except (FileNotFoundError, LayoutError):
+        return f"there is no {METADATA} that can be read"
+    if metadata.get("trajectory_format") != CONTIG and metadata.get("exporter") != CONTIG:
+        return f"{METADATA} there is not that of a checkpoint or an export of contig"
+    if files.exists(path / "lock"):
+        try:
+            with hold_directory(path):
+                pass
+        except OSError as busy:  # BlockingIOError: somebody writes to it
+            return str(busy)
+    return None
+
+
+_KIND = folder.Kind(
+    "a checkpoint or an export of a TrajectoryReplayBuffer",
+    METADATA,
+    re.compile(
+        rf"({re.escape(METADATA)}|trajectory_index\.json|{re.escape(JOURNAL)}|layout\.json"
+        r"|extents/\d{8,}\.rec)(\.tmp)?|extents/|lock|index\.sqlite(-wal|-shm|-journal)?"
+        r"|trajectory_\d+_(?s:[^/]*)\.(pt|pkl)"
+    ),
+    _fault,
+)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import LayoutError
-from .folder import METADATA, new_directory, read_json, write_json
+from .folder import CONTIG, METADATA, new_directory, read_json, write_json
 from .table import Entry
 from .trajectory import BOOTSTRAPPED
 from .unpickle import check_torch, load_arrays
@@ -166,18 +166,23 @@ def export_rlinf(
     trajectories: Iterable[tuple[Entry, dict[str, Any]]],
     form: str,
     metadata: dict[str, Any],
+    live: Iterable[Path] = (),
 ) -> None:
     """Writes a directory that RLinf loads.
 
     Args:
         trajectories: entries, each with the fields of its trajectory, tensors ``[T, B, ...]``.
         metadata: trajectory_counter and seed.
+        live: directories of storages that are in use.
+
+    Raises:
+        FileExistsError: something else than an earlier export is there.
     """
     import torch
 
     index: dict[str, Any] = {}
     samples = 0
-    with new_directory(path) as folder:
+    with new_directory(path, live) as folder:
         for entry, fields in trajectories:
             with open(folder / _file_name(entry, form), "wb") as file:
                 if form == "pt":
@@ -190,5 +195,6 @@ def export_rlinf(
             samples += entry.num_samples
         order = [int(key) for key in index]
         about = {"trajectory_format": form, "size": len(index), "total_samples": samples}
+        about["exporter"] = CONTIG  # so that a later one may replace it
         write_json(folder / METADATA, {**about, **metadata})
         write_json(folder / INDEX, {"trajectory_index": index, "trajectory_id_list": order})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import LayoutError
+from ..replay.folder import reading
 from ..tape.disk import files
 from .checkpoint import is_checkpoint
 from .folder import METADATA, read_json, shard
@@ -45,6 +46,12 @@ def open_source(path: Path, rank: int, world_size: int, newest: int = 0) -> Iter
         ValueError: no such rank.
     """
     shard(0, rank, world_size)
+    with reading(path, METADATA) as found, _open(found, rank, world_size, newest) as source:
+        yield source
+
+
+@contextmanager
+def _open(path: Path, rank: int, world_size: int, newest: int) -> Iterator[Source]:
     if not is_checkpoint(path):
         directory = read_rlinf(path)
         part = directory.entries[shard(len(directory.entries), rank, world_size)][-newest:]
