@@ -7,7 +7,7 @@ referenced. Arrays are made when they are asked for. Not thread-safe to modify, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -271,11 +271,16 @@ class Batch:
             out[key][...] = value
         return out
 
-    def stored(self) -> Any:
-        """The tree without what a sampler added: what a buffer would store."""
-        if not self._extras:
+    def stored(self, but: Collection[Path] = ()) -> Any:
+        """The tree without what a sampler added: what a buffer would store.
+
+        Args:
+            but: leaves that stay all the same, because the buffer has leaves of that name.
+        """
+        added = self._extras.difference(but)
+        if not added:
             return self.tree()
-        structure = self._layout.structure.without(self._extras)
+        structure = self._layout.structure.without(added)
         return unflatten(structure, (self[p] for p in structure.paths()))
 
     def __reduce__(self) -> Any:

@@ -392,7 +392,10 @@ class Layout:
                 try:
                     structure = structure.with_leaf(path)
                 except ValueError as error:
-                    raise LayoutError(f"{show_path(path)}: {error}") from error
+                    raise LayoutError(
+                        f"{show_path(path)}: {error}; a batch gets a leaf there, so give what is "
+                        "stored another name"
+                    ) from error
         order = list(structure.paths()) if structure.kind == "dict" else list(specs)
         wide = Layout.of(structure, [specs[p] for p in order])
         return wide, [wide.number[x.path] for x in self.leaves]

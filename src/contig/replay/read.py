@@ -10,7 +10,7 @@ from ..batch import Batch, stack_batches
 from ..errors import EmptyBufferError, NothingEligibleError
 from ..sample import Draw, Index, Request, Rng, Sampler
 from ..tape import Storage
-from ..tape.schema import INDEX
+from ..tape.schema import INDEX, ExtraLeaf
 
 __all__ = ["read_batch"]
 
@@ -116,13 +116,11 @@ def _extras(draw: Draw) -> tuple[Any, ...]:
     known = _BY_COLUMNS.get(id(columns))
     if known is not None and known[0] is columns:
         return known[1]
-    key = tuple((p, v.dtype, v.shape[1:]) for p, v in columns.items())
+    key = tuple((p, v.shape[1:], v.dtype, p in draw.kept) for p, v in columns.items())
     found = _BY_KEY.get(key)
     if found is None:
-        found = (
-            (INDEX, (), np.dtype(np.int64)),
-            *((path, shape, np.dtype(dtype)) for path, dtype, shape in key),
-        )
+        index = ExtraLeaf(INDEX, (), np.dtype(np.int64))
+        found = (index, *(ExtraLeaf(*leaf) for leaf in key))
         _BY_KEY[key] = found
     if all(v.ndim == 0 for v in columns.values()):  # a sampler's constant: the same dict each time
         if len(_BY_COLUMNS) > 256:

@@ -48,7 +48,9 @@ class Draw(NamedTuple):
         seqs: rows, int64 [m].
         lengths: rows of each group, or None if every row is one.
         ends: of each group, how its trajectory ended with its last row (index flags), or 0.
-        columns: leaves to add to the batch: an array of m rows, or one value for all.
+        columns: leaves to add to the batch: an array of m rows, or one value for all. They take
+            the place of stored leaves of the same path.
+        kept: those of them that do not, where there is such a leaf.
         finish: called with the gathered batch; may change its leaves or return another.
         steps: rows that follow each row, to be folded into it when it is gathered.
     """
@@ -59,6 +61,7 @@ class Draw(NamedTuple):
     finish: Callable[[Batch, Draw], Batch] | None = None
     ends: Array | None = None
     steps: Steps | None = None
+    kept: frozenset[Path] = frozenset()
 
     @property
     def groups(self) -> int:
@@ -73,7 +76,7 @@ class Draw(NamedTuple):
         }
         lengths = None if self.lengths is None else self.lengths[keep]
         ends = None if self.ends is None else self.ends[keep]
-        return Draw(self.seqs[rows], lengths, columns, self.finish, ends)
+        return Draw(self.seqs[rows], lengths, columns, self.finish, ends, kept=self.kept)
 
 
 class Rng:

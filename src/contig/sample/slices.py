@@ -59,6 +59,8 @@ class SliceMarks:
             self.columns[self.init] = np.False_
         if self._flags is not None:
             self.columns.update(dict.fromkeys(self._flags, np.False_))
+        # Stored marks stay, and more are set.
+        self._kept = frozenset(self.columns) - {SLICE_END}
 
     def draw(self, slices: Slices, length: int) -> Draw:
         """The Draw of some slices, which are padded to `length` if slices are."""
@@ -69,7 +71,7 @@ class SliceMarks:
             columns = {**columns, MASK: mask}
         if self.burn_in:
             columns = {**columns, BURN_IN: _burn_column(lengths, burn)}
-        return Draw(seqs, lengths, columns, self.finish, ends)
+        return Draw(seqs, lengths, columns, self.finish, ends, kept=self._kept)
 
     def finish(self, batch: Batch, draw: Draw) -> Batch:
         assert draw.lengths is not None and draw.ends is not None

@@ -15,12 +15,25 @@ from .boundaries import FLAGS
 
 __all__ = ["ExtraLeaf", "Fold", "Recipe", "Steps", "fold_of"]
 
-ExtraLeaf = tuple[Path, tuple[int, ...], np.dtype[Any]]
 Array = np.ndarray[Any, Any]
 
 STEPS: Path = ("steps_to_next_obs",)
 REWARD: Path = ("next", "reward")
 DONE: Path = ("next", FLAGS[0])
+
+
+class ExtraLeaf(NamedTuple):
+    """A leaf that a sampler adds to what is stored.
+
+    Attributes:
+        path, shape, dtype: of one row.
+        kept: if there is a stored leaf of that path, it stays; else the sampler's takes its place.
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +107,7 @@ def fold_of(layout: Layout, recipe: Recipe) -> Fold:
         )
     # Whole-number rewards have fractional returns.
     dtype = np.dtype(np.float32) if reward.dtype.kind in "biu" else reward.dtype
-    made = ((STEPS, (), np.dtype(np.int64)), (REWARD, reward.shape, dtype))
+    made = (ExtraLeaf(STEPS, (), np.dtype(np.int64)), ExtraLeaf(REWARD, reward.shape, dtype))
     after = {x.path for x in layout.leaves if x.path[0] == "next"}
     return Fold(layout, recipe, made, frozenset({*after, STEPS}))
 

@@ -53,7 +53,8 @@ class Schema:
         return found
 
     def wide(self, tape: Any, extras: tuple[ExtraLeaf, ...]) -> Wide:
-        """The layout of batches to which a sampler adds these leaves; stored ones win.
+        """The layout of batches to which a sampler adds these leaves, in place of stored ones of
+        the same path unless those are to be kept.
 
         An extra leaf ``index`` gets the seqs.
         """
@@ -87,14 +88,16 @@ class Schema:
         replaced: tuple[ExtraLeaf, ...],
         not_copied: frozenset[Path],
     ) -> Wide:
-        new = [x for x in extras if x[0] not in self.layout.by_path]
-        layout, moved = self.layout.with_leaves([*new, *replaced])
+        leaves = [ExtraLeaf(*x) for x in extras]
+        new = [x for x in leaves if not (x.kept and x.path in self.layout.by_path)]
+        layout, moved = self.layout.with_leaves(x[:3] for x in (*new, *replaced))
+        # What is made of stored leaves below `next` is not added, it is those leaves.
+        added = frozenset(x.path for x in (*new, *replaced) if x in new or x.path[0] != "next")
         stored = [
             (m, x.offset, x.nbytes)
             for m, x in zip(moved, self.layout.leaves)
-            if x.path not in not_copied
+            if x.path not in not_copied and x.path not in added
         ]
-        added = frozenset(x[0] for x in (*new, *replaced) if x[0] not in self.layout.by_path)
         gatherer = _native.Gatherer(
             tape,
             np.array([x.nbytes for x in layout.leaves], np.int64),

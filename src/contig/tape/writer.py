@@ -56,7 +56,7 @@ class Writer:
             seq = self._native.add(self._plan, step)
             if seq >= 0:
                 return int(seq)
-        tree, shape = _tree_of(step)
+        tree, shape = _tree_of(step, self._storage.schema)
         if shape:
             raise LayoutError(f"add takes one row, got batch shape {list(shape)}; use extend")
         schema = self._ready(tree, 0)
@@ -65,7 +65,7 @@ class Writer:
 
     def add_step(self, step: Any) -> np.ndarray[Any, Any]:
         """One step of B envs, ``[B, ...]``: row b continues env b until its done row."""
-        tree, _ = _rows_of(step)
+        tree, _ = _rows_of(step, self._storage.schema)
         schema = self._ready(tree, 1)
         return self._seqs(*self._write(schema, tree, 1, _EACH_ROW, _IF_OPEN))
 
@@ -78,7 +78,7 @@ class Writer:
             continues: whether the rows go on where this writer's last ones stopped, when no mark
                 in the data says so. None: yes, if there is one lane and its last row was not done.
         """
-        tree, shape = _rows_of(data)
+        tree, shape = _rows_of(data, self._storage.schema)
         ndim = self._storage.ndim if shape is None else len(shape)
         if ndim == 0:
             raise LayoutError("extend takes rows with a leading dim; use add for a single one")
@@ -106,7 +106,7 @@ class Writer:
         without done flags in the data, it is truncated. Arguments may close what the last row
         leaves open, and must not contradict a done row.
         """
-        tree, shape = _tree_of(data)
+        tree, shape = _tree_of(data, self._storage.schema)
         if shape is not None and len(shape) != 1:
             raise LayoutError(f"a trajectory is [T, ...], got batch shape {list(shape)}")
         schema = self._ready(tree, 1)
@@ -211,15 +211,15 @@ def _writer_of(storage: Storage, orphans: list[Any]) -> Writer:
     return storage.writer(orphans)
 
 
-def _tree_of(data: Any) -> tuple[Any, tuple[int, ...] | None]:
+def _tree_of(data: Any, schema: Schema | None) -> tuple[Any, tuple[int, ...] | None]:
     if isinstance(data, Batch):
-        return data.stored(), data.shape
+        return data.stored(() if schema is None else schema.layout.by_path), data.shape
     return plain_tree(data)
 
 
-def _rows_of(data: Any) -> tuple[Any, tuple[int, ...] | None]:
+def _rows_of(data: Any, schema: Schema | None) -> tuple[Any, tuple[int, ...] | None]:
     """As `_tree_of`, but a TensorDict stays what it is: the native packer reads it as it stands."""
-    return _tree_of(data) if isinstance(data, Batch) else (data, tensordict_shape(data))
+    return _tree_of(data, schema) if isinstance(data, Batch) else (data, tensordict_shape(data))
 
 
 def batch_ndim_of(schema: Schema, tree: Any, ndim: int) -> int:

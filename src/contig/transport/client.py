@@ -140,7 +140,7 @@ class TcpClient:
         if self._tape is not None:
             self._tape.extend(tree)
             return
-        plain = tree.stored() if isinstance(tree, Batch) else plain_tree(tree)[0]
+        plain = tree.stored(self.layout.by_path) if isinstance(tree, Batch) else plain_tree(tree)[0]
         columns, batch = self.layout.columns(plain, 1)
         records = self.layout.join([as_bytes(c) for c in columns], batch[0])
         size = self.layout.record_size

@@ -133,7 +133,7 @@ class SharedClient:
             self.extend(tree)
             return
         layout = self._open_queue().layout
-        plain = tree.stored() if isinstance(tree, Batch) else plain_tree(tree)[0]
+        plain = tree.stored(layout.by_path) if isinstance(tree, Batch) else plain_tree(tree)[0]
         columns, batch = layout.columns(plain, 1)
         self._accept(layout.join([as_bytes(c) for c in columns], batch[0]))
 
