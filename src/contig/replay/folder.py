@@ -6,10 +6,10 @@
                   old    the earlier one, for an instant, where two names cannot change places
 
 Names change places in one step (`renameat2`, `renamex_np`): whoever is killed, and wherever, a
-whole directory is at NAME. A file system without that call needs two renames; who is killed between them
-leaves the earlier one as `old`, where readers find it and from where the next save puts it back.
-What killed saves leave is removed by the next one, which knows by a lock (`flock`) what is in use.
-Where there are no locks, nothing is taken for left behind.
+whole directory is at NAME. A file system without that call needs two renames; who is killed between
+them leaves the earlier one as `old`, where readers find it and from where the next save puts it
+back. What killed saves leave is removed by the next one, which knows by a lock (`flock`) what is in
+use. Where there are no locks, nothing is taken for left behind.
 
 Only what is known to be ours is ever removed.
 """
