@@ -102,6 +102,15 @@ void Writer::add_lanes(uint64_t from, uint64_t n, uint64_t lanes, const Marks& m
     split_lane(marks, lane, from + lane * steps, steps, rule);
 }
 
+void Writer::add_rows(uint64_t from, uint64_t n, const int64_t* lanes, const Marks& marks,
+                      Continue rule) {
+  for (uint64_t i = 0; i < n; ++i) {
+    const auto lane = static_cast<uint64_t>(lanes[i]);
+    if (!marks.id && lanes_.size() <= lane) lanes_.resize(lane + 1);
+    split_lane(marks, lane, from + i, 1, rule);
+  }
+}
+
 void Writer::split_lane(const Marks& marks, uint64_t lane, uint64_t from, uint64_t steps,
                         Continue rule) {
   Slot* slot = marks.id ? nullptr : &lanes_[lane];

@@ -55,6 +55,8 @@ class Writer {
   void start(const Rows& rows);
   // Rows [from, from + n) as lanes, one after another; boundaries by their marks.
   void add_lanes(uint64_t from, uint64_t n, uint64_t lanes, const Marks& marks, Continue rule);
+  // Rows [from, from + n), each the next one of the lane that `lanes` says.
+  void add_rows(uint64_t from, uint64_t n, const int64_t* lanes, const Marks& marks, Continue rule);
   // Rows of a trajectory that no other rows of this writer belong to.
   void add_whole(uint64_t from, uint64_t n, const Marks& marks, const Told& told);
   // Rows of the trajectory of this id, which goes on unless it begins. One that this writer does

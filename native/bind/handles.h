@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "../block.h"
@@ -96,15 +97,20 @@ class WriterHandle {
   // Each returns the first seq, or -1 if the plan did not understand the tree.
   int64_t add(const Plan& plan, nb::handle tree);
   // Lanes are: 0, none (one run of rows); 1, all batch dims but the last; 2, single rows.
-  int64_t extend(const Plan& plan, nb::handle tree, size_t batch_ndim, int lanes_are, int rule);
+  // With `envs`, each row is the next one of that lane instead.
+  int64_t extend(const Plan& plan, nb::handle tree, size_t batch_ndim, int lanes_are, int rule,
+                 std::optional<Seqs> envs);
   int64_t append_records(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records,
                          uint64_t lanes, int rule);
-  int64_t append_columns(nb::list arrays, nb::list offsets, uint64_t rows, uint64_t lanes,
-                         int rule);
+  int64_t append_columns(nb::list arrays, nb::list offsets, uint64_t rows, uint64_t lanes, int rule,
+                         std::optional<Seqs> envs);
   int64_t append_whole(nb::list arrays, nb::list offsets, uint64_t rows, uint64_t flags,
                        int64_t traj_id, int64_t version);
   uint64_t id() const { return writer_.id(); }
   uint64_t last_rows() const { return writer_.rows(); }
+  // How many envs its steps have, or 0 while that is not known; see Writer.add_step in Python.
+  uint64_t envs() const { return mine() ? envs_ : 0; }
+  void set_envs(uint64_t envs) { envs_ = envs; }
   uint64_t record_size() const { return tape_.tape.record_size(); }
   // Packed rows of one trajectory, which goes on unless flags say that it begins.
   void append_part(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records, uint64_t flags,
@@ -125,10 +131,12 @@ class WriterHandle {
  private:
   Marks marks(const Rows& rows) const;
   std::vector<Column> columns_of(nb::list arrays, nb::list offsets, uint64_t rows) const;
+  bool mine() const;  // no other thread or process had it last
   void claim();
   int64_t commit(const Rows& rows);
   void stage(const Rows& rows);
-  int64_t write(const Rows& rows, uint64_t lanes, int rule);
+  int64_t write(const Rows& rows, uint64_t lanes, int rule,
+                const std::optional<Seqs>& envs = std::nullopt);
 
   TapeHandle& tape_;
   Writer writer_;
@@ -138,6 +146,7 @@ class WriterHandle {
   nb::object staged_;
   Sender sender_;
   uint64_t thread_, generation_;
+  uint64_t envs_ = 0;
   std::atomic<bool> busy_{false};
 };
 

@@ -1,4 +1,5 @@
 // Writers, as Python sees them: trees or columns in, one append out.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <cstring>
@@ -66,6 +67,16 @@ Mark* mark_of(Marks& m, int role) {
   Mark* const all[] = {&m.id, &m.done, &m.terminated, &m.truncated, &m.init, &m.version, &m.reward};
   return all[role];
 }
+
+// Lanes have memory up to the highest one.
+constexpr int64_t kMostEnvs = 1 << 20;
+
+void check_envs(const Seqs& envs, uint64_t rows) {
+  if (envs.shape(0) != rows) throw std::invalid_argument("envs: expected one for each row");
+  for (uint64_t i = 0; i < rows; ++i)
+    if (envs.data()[i] < 0 || envs.data()[i] >= kMostEnvs)
+      throw std::invalid_argument("envs: expected numbers from 0 to MOST_ENVS - 1");
+}
 }  // namespace
 
 WriterHandle::WriterHandle(TapeHandle& tape, nb::dict marks, bool id_alone, bool stage)
@@ -111,12 +122,16 @@ Marks WriterHandle::marks(const Rows& rows) const {
   return m;
 }
 
+bool WriterHandle::mine() const {
+  return thread_number() == thread_ && fork_generation.load() == generation_;
+}
+
 void WriterHandle::claim() {
   if (tape_.closed) throw std::runtime_error("this storage is closed");
-  const uint64_t thread = thread_number(), generation = fork_generation.load();
-  if (thread == thread_ && generation == generation_) return;
-  thread_ = thread;
-  generation_ = generation;
+  if (mine()) return;
+  thread_ = thread_number();
+  generation_ = fork_generation.load();
+  envs_ = 0;
   writer_.restart(random_id());
 }
 
@@ -153,10 +168,15 @@ int64_t WriterHandle::commit(const Rows& rows) {
                    [&] { return static_cast<int64_t>(writer_.commit()); });
 }
 
-int64_t WriterHandle::write(const Rows& rows, uint64_t lanes, int rule) {
+int64_t WriterHandle::write(const Rows& rows, uint64_t lanes, int rule,
+                            const std::optional<Seqs>& envs) {
+  if (envs) check_envs(*envs, rows.n);
   claim();
   writer_.start(rows);
-  writer_.add_lanes(0, rows.n, lanes, marks(rows), static_cast<Continue>(rule));
+  if (envs)
+    writer_.add_rows(0, rows.n, envs->data(), marks(rows), static_cast<Continue>(rule));
+  else
+    writer_.add_lanes(0, rows.n, lanes, marks(rows), static_cast<Continue>(rule));
   return commit(rows);
 }
 
@@ -171,7 +191,7 @@ int64_t WriterHandle::add(const Plan& plan, nb::handle tree) {
 }
 
 int64_t WriterHandle::extend(const Plan& plan, nb::handle tree, size_t batch_ndim, int lanes_are,
-                             int rule) {
+                             int rule, std::optional<Seqs> envs) {
   const Turn turn(busy_);
   ColumnSet set;
   if (!plan.columns(tree.ptr(), batch_ndim, &set) || set.rows == 0) return -1;
@@ -179,7 +199,15 @@ int64_t WriterHandle::extend(const Plan& plan, nb::handle tree, size_t batch_ndi
   uint64_t lanes = 1;
   if (lanes_are == 1) lanes = set.rows / static_cast<uint64_t>(set.batch.back());
   if (lanes_are == 2) lanes = set.rows;
-  return write(rows, lanes, rule);
+  if (lanes_are == 2 && !envs) {
+    const uint64_t known = this->envs();
+    if (known != 0 && known != set.rows) return -1;  // Python words the error
+    const int64_t first = write(rows, lanes, rule);
+    envs_ = set.rows;
+    return first;
+  }
+  if (envs && envs->shape(0) != set.rows) return -1;
+  return write(rows, lanes, rule, envs);
 }
 
 int64_t WriterHandle::append_records(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records,
@@ -212,13 +240,13 @@ std::vector<Column> WriterHandle::columns_of(nb::list arrays, nb::list offsets,
 }
 
 int64_t WriterHandle::append_columns(nb::list arrays, nb::list offsets, uint64_t n, uint64_t lanes,
-                                     int rule) {
+                                     int rule, std::optional<Seqs> envs) {
   if (lanes == 0 || n % lanes != 0)
     throw std::invalid_argument("columns: expected a whole number of rows for each lane");
   const std::vector<Column> columns = columns_of(arrays, offsets, n);
   const Rows rows = rows_of(columns, n);
   const Turn turn(busy_);
-  return write(rows, lanes, rule);
+  return write(rows, lanes, rule, envs);
 }
 
 int64_t WriterHandle::append_whole(nb::list arrays, nb::list offsets, uint64_t n, uint64_t flags,
@@ -324,6 +352,7 @@ void bind_writer(nb::module_& m) {
 #if defined(__linux__) || defined(__APPLE__)
   pthread_atfork(nullptr, nullptr, [] { fork_generation.fetch_add(1); });
 #endif
+  m.attr("MOST_ENVS") = kMostEnvs;
   nb::class_<WriterHandle>(m, "Writer")
       .def(nb::init<TapeHandle&, nb::dict, bool, bool>(), nb::arg("tape"), nb::arg("marks"),
            nb::arg("id_alone"), nb::arg("stage") = false, nb::keep_alive<1, 2>())
@@ -331,13 +360,17 @@ void bind_writer(nb::module_& m) {
       .def("commit_staged", &WriterHandle::commit_staged)
       .def_prop_ro("id", &WriterHandle::id)
       .def_prop_ro("last_rows", &WriterHandle::last_rows)
+      .def_prop_rw("envs", &WriterHandle::envs, &WriterHandle::set_envs)
       .def("open_trajectories", &WriterHandle::open_trajectories)
       .def("orphan", &WriterHandle::orphan)
       .def("add", &WriterHandle::add, nb::arg("plan"), nb::arg("tree").none())
       .def("extend", &WriterHandle::extend, nb::arg("plan"), nb::arg("tree").none(),
-           nb::arg("batch_ndim"), nb::arg("lanes_are"), nb::arg("rule"))
+           nb::arg("batch_ndim"), nb::arg("lanes_are"), nb::arg("rule"),
+           nb::arg("envs").noconvert() = nb::none())
       .def("append_records", &WriterHandle::append_records)
-      .def("append_columns", &WriterHandle::append_columns)
+      .def("append_columns", &WriterHandle::append_columns, nb::arg("arrays"), nb::arg("offsets"),
+           nb::arg("rows"), nb::arg("lanes"), nb::arg("rule"),
+           nb::arg("envs").noconvert() = nb::none())
       .def("append_whole", &WriterHandle::append_whole)
       .def("append_part", &WriterHandle::append_part);
 }

@@ -11,6 +11,7 @@ _Slices = tuple[Array, Array, Array, Array]  # seqs; lengths, burn-in rows and e
 
 ROBUST_LOCKS: bool
 ENTRY_WORDS: int
+MOST_ENVS: int
 
 class TapeBusy(TimeoutError):
     """The tape's lock was not released before the deadline; the text names the holder's pid."""
@@ -175,15 +176,28 @@ class Writer:
     def id(self) -> int: ...
     @property
     def last_rows(self) -> int: ...
+    envs: int
     def open_trajectories(self) -> list[tuple[int, int, bool]]: ...
     def orphan(self, open: list[tuple[int, int, bool]], /) -> None: ...
     def add(self, plan: Plan, tree: Any, /) -> int: ...
     def extend(
-        self, plan: Plan, tree: Any, batch_ndim: int, lanes_are: int, rule: int, /
+        self,
+        plan: Plan,
+        tree: Any,
+        batch_ndim: int,
+        lanes_are: int,
+        rule: int,
+        envs: Array | None = None,
     ) -> int: ...
     def append_records(self, records: Array, lanes: int, rule: int, /) -> int: ...
     def append_columns(
-        self, arrays: list[Array], offsets: list[int], rows: int, lanes: int, rule: int, /
+        self,
+        arrays: list[Array],
+        offsets: list[int],
+        rows: int,
+        lanes: int,
+        rule: int,
+        envs: Array | None = None,
     ) -> int: ...
     def append_part(self, records: Array, flags: int, traj_id: int, version: int, /) -> None: ...
     def append_whole(

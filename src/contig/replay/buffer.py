@@ -21,6 +21,7 @@ from ..convert import as_array
 from ..errors import ClosedError, EmptyBufferError, NothingEligibleError, RateLimitError
 from ..sample import Index, RandomSampler, RateLimiter, Rng, Sampler
 from ..tape import LazyTensorStorage, Storage
+from ..tape.env_step import EnvStep
 from . import checkpoint
 from .output import to_output
 from .prefetch import Cancelled, Prefetcher
@@ -108,13 +109,16 @@ class ReplayBuffer:
             self.limiter.await_insert(self.storage, 1)
         return self.storage.default_writer.add(step)
 
-    def add_step(self, step: Any) -> np.ndarray[Any, Any]:
-        """Appends one step of B envs, ``[B, ...]``; row b goes on with env b. Returns seqs."""
-        if self._on_write is not None:
-            step = self._on_write(Batch.from_tree(step, 1))
-        if self.limiter is not None:
-            self.limiter.await_insert(self.storage, _rows_of(step, 1))
-        return self.storage.default_writer.add_step(step)
+    def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> np.ndarray[Any, Any]:
+        """Appends one step of B envs, ``[B, ...]``; row b goes on with env b, or `env_ids[b]`. Rows
+        that `mask` has False for are not stored, and end nothing. Returns seqs."""
+        some = EnvStep.of(step, env_ids, mask)
+        rows = _rows_of(some.data, 1) if some.envs is None else len(some.envs)
+        if rows and self._on_write is not None:
+            some = some._replace(data=self._on_write(Batch.from_tree(some.data, 1)))
+        if rows and self.limiter is not None:
+            self.limiter.await_insert(self.storage, _rows_of(some.data, 1))
+        return self.storage.default_writer.add_env_step(some)
 
     def extend(self, data: Any, *, continues: bool | None = None) -> np.ndarray[Any, Any]:
         """Appends rows, or lanes of rows; see `Writer.extend`. Returns seqs."""

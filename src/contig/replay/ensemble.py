@@ -75,6 +75,12 @@ class ReplayBufferEnsemble:
         """Appends rows to one member; see `ReplayBuffer.extend`."""
         return self.member_for(member).extend(data, **options)
 
+    def add_step(
+        self, step: Any, env_ids: Any = None, mask: Any = None, *, member: int = 0
+    ) -> np.ndarray[Any, Any]:
+        """Appends one step of B envs to one member; see `ReplayBuffer.add_step`."""
+        return self.member_for(member).add_step(step, env_ids, mask)
+
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """A batch of all members' shares, with root key `buffer_ids`."""
         size = self.batch_size if batch_size is None else batch_size

@@ -16,6 +16,7 @@ from ..errors import LayoutError
 from ..layout import as_bytes
 from ..tree import Path, flatten, show_path
 from .boundaries import FLAGS, fill_flags
+from .env_step import EnvStep, check_total
 
 if TYPE_CHECKING:
     from .schema import Schema
@@ -63,11 +64,33 @@ class Writer:
         seq = self._native.add(self._plan, tree)
         return int(seq) if seq >= 0 else self._append(schema, tree, 0, _ONE_LANE, _IF_OPEN)[0]
 
-    def add_step(self, step: Any) -> np.ndarray[Any, Any]:
-        """One step of B envs, ``[B, ...]``: row b continues env b until its done row."""
-        tree, _ = _rows_of(step, self._storage.schema)
+    def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> np.ndarray[Any, Any]:
+        """One step of B envs, ``[B, ...]``: row b continues env b until its done row.
+
+        Args:
+            step: a row of each env.
+            env_ids: whose the rows are, whole numbers ``[B]``, each once; row b is env b's if None,
+                and then every step must be of as many envs.
+            mask: rows to store, bool ``[B]``. Others are not stored, and end nothing.
+
+        Returns:
+            seqs of the rows that are stored.
+        """
+        return self.add_env_step(EnvStep.of(step, env_ids, mask))
+
+    def add_env_step(self, step: EnvStep) -> np.ndarray[Any, Any]:
+        """`add_step` of what is to be stored of a step."""
+        if step.total is not None and self._native is not None:
+            check_total(self._native.envs, step.total)
+        if step.envs is not None and len(step.envs) == 0:
+            self._storage.check_open()
+            return np.empty(0, np.int64)
+        tree, _ = _rows_of(step.data, self._storage.schema)
         schema = self._ready(tree, 1)
-        return self._seqs(*self._write(schema, tree, 1, _EACH_ROW, _IF_OPEN))
+        seqs = self._seqs(*self._write(schema, tree, 1, _EACH_ROW, _IF_OPEN, step.envs))
+        if step.total is not None:
+            self._native.envs = step.total
+        return seqs
 
     def extend(self, data: Any, continues: bool | None = None) -> np.ndarray[Any, Any]:
         """Rows ``[N, ...]``, or lanes of rows ``[B, T, ...]``, ``[W, B, T, ...]``.
@@ -165,15 +188,27 @@ class Writer:
             self._plan = schema.plan(self._missing)
 
     def _write(
-        self, schema: Schema, tree: Any, batch_ndim: int, lanes_are: int, rule: int
+        self,
+        schema: Schema,
+        tree: Any,
+        batch_ndim: int,
+        lanes_are: int,
+        rule: int,
+        envs: np.ndarray[Any, Any] | None = None,
     ) -> tuple[int, int]:
-        first = self._native.extend(self._plan, tree, batch_ndim, lanes_are, rule)
+        first = self._native.extend(self._plan, tree, batch_ndim, lanes_are, rule, envs)
         if first >= 0:
             return first, self._native.last_rows
-        return self._append(schema, plain_tree(tree)[0], batch_ndim, lanes_are, rule)
+        return self._append(schema, plain_tree(tree)[0], batch_ndim, lanes_are, rule, envs)
 
     def _append(
-        self, schema: Schema, tree: Any, batch_ndim: int, lanes_are: int, rule: int
+        self,
+        schema: Schema,
+        tree: Any,
+        batch_ndim: int,
+        lanes_are: int,
+        rule: int,
+        envs: np.ndarray[Any, Any] | None = None,
     ) -> tuple[int, int]:
         """The slower way: converts, casts, completes flags, or says what is wrong."""
         columns, batch = schema.layout.columns(tree, batch_ndim, schema.flag_paths)
@@ -191,11 +226,18 @@ class Writer:
         rows = int(np.prod(batch, dtype=np.int64))
         if rows == 0:
             return 0, 0
+        by_place = lanes_are == _EACH_ROW and envs is None
+        if by_place:
+            check_total(self._native.envs, rows)
+        elif envs is not None and len(envs) != rows:
+            raise LayoutError(f"{rows} rows for {len(envs)} env_ids")
         lanes = {_ONE_LANE: 1, _EACH_ROW: rows}.get(lanes_are) or rows // batch[-1]
         offsets = [x.offset for x in schema.layout.leaves]
         first = self._native.append_columns(
-            [as_bytes(c) for c in columns], offsets, rows, lanes, rule
+            [as_bytes(c) for c in columns], offsets, rows, lanes, rule, envs
         )
+        if by_place:
+            self._native.envs = rows
         return first, rows
 
     def _seqs(self, first: int, rows: int) -> np.ndarray[Any, Any]:

@@ -154,6 +154,11 @@ class TcpClient:
         """Sends rows to a tape as `ReplayBuffer.extend` takes them."""
         self._need_tape().extend(data, continues)
 
+    def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> None:
+        """Sends one step of B envs to a tape, row b going on with env b. Steps of some of them
+        (`env_ids`, `mask`) need a `writer` for each env."""
+        self._need_tape().add_step(step, env_ids, mask)
+
     def send_trajectory(self, tree: Any, **end: Any) -> None:
         """Sends one whole trajectory ``[T, ...]``: one frame, one append.
 

@@ -79,6 +79,11 @@ class RemoteReplayBuffer:
         """Sends rows, or lanes of rows; see `Writer.extend`."""
         self._client.extend(data, continues=continues)
 
+    def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> None:
+        """Sends one step of B envs, row b going on with env b. Steps of some of them (`env_ids`,
+        `mask`) need a `TcpClient.writer` for each env."""
+        self._client.add_step(step, env_ids, mask)
+
     def extend_trajectory(self, data: Any, **end: Any) -> None:
         """Sends one whole trajectory."""
         self._client.send_trajectory(data, **end)

@@ -50,6 +50,12 @@ class RemoteTape:
     def extend(self, data: Any, continues: bool | None = None) -> None:
         self._link.add(partial(self._writer.extend, data, continues))
 
+    def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> None:
+        with self.link.lock:
+            self.link.reserve()
+            self._writer.add_step(step, env_ids, mask)
+            self.link.kick()
+
     def extend_trajectory(self, data: Any, **end: Any) -> None:
         self._link.add(partial(self._writer.extend_trajectory, data, **end))
 
@@ -83,6 +89,7 @@ class _Runs:
 
     id = 0
     last_rows = 0
+    envs = 0
 
     def __init__(self, rows: _Rows) -> None:
         self._link = rows.link
@@ -100,8 +107,19 @@ class _Runs:
         return -1  # the general way, which makes columns
 
     def append_columns(
-        self, columns: list[Any], offsets: list[int], rows: int, lanes: int, rule: int
+        self,
+        columns: list[Any],
+        offsets: list[int],
+        rows: int,
+        lanes: int,
+        rule: int,
+        envs: Array | None = None,
     ) -> int:
+        if envs is not None:
+            raise LayoutError(
+                "add_step: steps of some envs do not go over the network; use one client.writer() "
+                "for each env, or give all rows without env_ids and mask"
+            )
         flags = wire.MARKED | _RULES[rule]
         self._add(columns, rows, flags, -1, -1, lanes, lanes == 1)
         return 0

@@ -29,6 +29,7 @@ from ..errors import (
 from ..layout import Layout, as_bytes
 from ..sample import RateLimiter
 from ..tape import BatchQueue, SharedStorage, Writer
+from ..tape.env_step import EnvStep
 from .announce import FoundServer
 from .board import Weights, WeightsBoard
 from .stream import StreamWriter
@@ -163,6 +164,12 @@ class SharedClient:
         """Appends rows to a tape as `ReplayBuffer.extend` takes them."""
         rows = _rows(data)
         self._insert(rows).extend(data, continues)
+
+    def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> None:
+        """Appends one step of B envs to a tape as `ReplayBuffer.add_step` does."""
+        some = EnvStep.of(step, env_ids, mask)
+        rows = _rows(some.data) if some.envs is None else len(some.envs)
+        self._insert(rows).add_env_step(some)
 
     def send_trajectory(self, tree: Any, **end: Any) -> None:
         """Appends one whole trajectory ``[T, ...]``; arguments as in `extend_trajectory`."""

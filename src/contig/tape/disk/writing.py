@@ -29,6 +29,14 @@ class StagedWriter:
     def last_rows(self) -> int:
         return self.native.last_rows
 
+    @property
+    def envs(self) -> int:
+        return self.native.envs
+
+    @envs.setter
+    def envs(self, envs: int) -> None:
+        self.native.envs = envs
+
     def orphan(self, orphans: list[Any]) -> None:
         self.native.orphan(orphans)
 
