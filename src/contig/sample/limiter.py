@@ -18,13 +18,16 @@ class RateLimiter:
     """Blocks, or raises, when samplers or writers run ahead.
 
     With i rows inserted and s sampled, `i * samples_per_insert - s` stays within `error_buffer` of
-    its value at `min_size`; sampling needs `min_size` rows first. The counters live in the tape's
-    header, so they are shared by all processes of a storage.
+    its value at `min_size`; sampling needs `min_size` rows first. An append or a batch of more rows
+    than that is let through when its own side is not ahead, and may go as far as its rows take it:
+    so at any time one side or the other may go on, whatever the sizes. The counters live in the
+    tape's header, so they are shared by all processes of a storage.
 
     Args:
         samples_per_insert: rows sampled for each row inserted.
         min_size: rows before the first sample.
-        error_buffer: how far it may drift; at least `max(1, samples_per_insert)`.
+        error_buffer: how far it may drift, in sampled rows; at least `max(1, samples_per_insert)`,
+            which it is by default: then both sides go on in turns.
         block: wait (True) or raise at once.
         timeout_s: how long a wait may take before it raises.
     """
@@ -42,7 +45,7 @@ class RateLimiter:
             raise ValueError(
                 f"samples_per_insert must be a positive number, got {samples_per_insert}"
             )
-        if min_size < 1:
+        if not min_size >= 1:
             raise ValueError(f"min_size must be at least 1, got {min_size}")
         least = max(1.0, samples_per_insert)
         self.error_buffer = least if error_buffer is None else float(error_buffer)
@@ -64,20 +67,20 @@ class RateLimiter:
 
     def take_samples(self, storage: Storage, rows: int) -> bool:
         """Counts rows as sampled, if that is allowed now. Atomic: two samplers cannot both use one
-        allowance. A batch larger than the whole allowance is drawn from its upper edge."""
+        allowance."""
         tape = storage.tape
         inserted = tape.inserted
         if inserted < self.min_size:
             return False
         limit = inserted * self.samples_per_insert - self._middle + self.error_buffer
-        return tape.reserve_sampled(rows, min(float(rows), self.error_buffer * 2), limit)
+        return tape.reserve_sampled(rows, min(float(rows), self.error_buffer), limit)
 
     def can_insert(self, storage: Storage, rows: int) -> bool:
         """Whether rows may be appended now. Writers that ask at the same time may all be let in:
         together they overshoot by at most one append each."""
         if storage.tape.inserted + rows <= self.min_size:
             return True
-        more = min(rows * self.samples_per_insert, self.error_buffer * 2)
+        more = min(rows * self.samples_per_insert, self.error_buffer)
         return self.drift(storage) + more <= self.error_buffer
 
     def room(self, storage: Storage) -> int:
