@@ -188,12 +188,24 @@ static size_t step(double* rest, double part) {
   return over;
 }
 
-void tree_draw(const Tree& tree, const double* u, int64_t* out, size_t n) {
+// The sum of the leaves before one.
+static double sum_before(const Tree& tree, size_t leaf) {
+  double sum = 0;
+  for (size_t level = 0; level + 1 < tree.shape.sums.size(); ++level, leaf /= kFan) {
+    const double* s = tree.nodes + tree.shape.sums[level] + leaf / kFan * kFan;
+    for (size_t i = 0; i < leaf % kFan; ++i) sum += s[i];
+  }
+  return sum;
+}
+
+void tree_draw(const Tree& tree, const double* u, int64_t* out, size_t n, uint64_t first) {
   const TreeShape& shape = tree.shape;
   std::vector<double> rest(n);
   const double total = tree.total();
+  const double before = first > 0 ? sum_before(tree, first) : 0;
   for (size_t i = 0; i < n; ++i) {
-    rest[i] = u[i] * total;
+    const double share = u[i] * total, after = share - (total - before);
+    rest[i] = after < 0 ? share + before : after;
     out[i] = 0;
   }
   for (size_t level = shape.sums.size() - 1; level > 0; --level) {

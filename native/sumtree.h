@@ -48,8 +48,10 @@ PriorityUpdate tree_prioritize(const Tree& tree, const int64_t* seqs, const doub
                                size_t n, int64_t tail, int64_t head, double alpha, double eps);
 // Sets leaves [from, to) of the ring of n_leaves (to may exceed it: it wraps) to one value.
 void tree_fill(const Tree& tree, uint64_t from, uint64_t to, double value);
-// For each u in [0, 1): the leaf at that share of the total. A leaf of value 0 is never returned.
-void tree_draw(const Tree& tree, const double* u, int64_t* out, size_t n);
+// For each u in [0, 1): the leaf at that share of the total, counted from leaf `first` on and
+// around. A leaf of value 0 is never returned. Counted from head % n_leaves, which is where the
+// oldest row of a ring may be, a share is the same row in a ring of any size.
+void tree_draw(const Tree& tree, const double* u, int64_t* out, size_t n, uint64_t first = 0);
 // Leaves in place: each becomes the newest row below head that it can stand for.
 void newest_rows(int64_t* leaves, size_t n, uint64_t head, uint64_t n_leaves);
 // Importance weights of rows below head: (q / least q)^-beta; 0 for rows the ring has not.

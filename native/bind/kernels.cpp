@@ -71,7 +71,7 @@ std::vector<int64_t> SumTree::draw_rows(State& rng, size_t n, uint64_t head) con
   std::vector<double> u(n);
   for (double& x : u) x = r.unit();
   std::vector<int64_t> out(n);
-  tree_draw(tree(), u.data(), out.data(), n);
+  tree_draw(tree(), u.data(), out.data(), n, head % shape_.n_leaves);
   newest_rows(out.data(), n, head, shape_.n_leaves);
   return out;
 }

@@ -15,7 +15,7 @@ import contig
 from contig import DiskStorage, LayoutError, ReplayBuffer
 from contig.testing import episode, identity
 from contig.testing.storage import contents, rows_at, steps_of
-from tests.checkpoint.buffers import CAPACITY, SAMPLERS, buffer_of, filled, images
+from tests.checkpoint.buffers import CAPACITY, SAMPLERS, buffer_of, filled, image, images
 from tests.checkpoint.test_restore import check_table
 
 KINDS = ("memory", "shared", "disk", "disk, other files")
@@ -90,6 +90,90 @@ def test_another_capacity(name: str, capacity: int, make: Any, tmp_path: Path) -
             images(loaded, 2)
         loaded.extend(episode(900, 7))
         check_table(loaded.storage)
+
+
+def marked(buffer: ReplayBuffer, n: int) -> list[Any]:
+    """Batches, with priorities set on the way where there are any."""
+    found = []
+    for turn in range(n):
+        batch = buffer.sample()
+        found.append(image(batch))
+        if ("priority_weight",) in batch.extras:
+            buffer.update_priority(batch["index"], 0.1 + (batch["index"] * 7 + turn) % 5)
+    return found
+
+
+@pytest.mark.parametrize("capacity", [CAPACITY + 1, 1000])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_larger_one_goes_on_exactly(name: str, capacity: int, make: Any, tmp_path: Path) -> None:
+    for kind in ("memory", "disk"):
+        world = filled(make("memory"))
+        assert int(world.storage.tape.snapshot()[0]) % CAPACITY, "the ring's seam is inside"
+        buffer = buffer_of(world.storage, name)
+        marked(buffer, 3)
+        buffer.save(tmp_path / "a")
+        loaded = buffer_of(make(kind, capacity), name, seed=1)
+        loaded.load(tmp_path / "a")
+        assert marked(loaded, 4) == marked(buffer, 4)
+        # And once more, from there.
+        loaded.save(tmp_path / "b")
+        again = buffer_of(make("memory", CAPACITY), name, seed=2)
+        again.load(tmp_path / "b")
+        assert marked(again, 2) == marked(buffer, 2)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_larger_one_goes_on_while_rows_come_in(name: str, make: Any, tmp_path: Path) -> None:
+    buffer = buffer_of(make("memory"), name)
+    for number in range(6):
+        buffer.extend(episode(number, 12))
+    marked(buffer, 3)
+    buffer.save(tmp_path / "a")
+    loaded = buffer_of(make("memory", 999), name, seed=1)
+    loaded.load(tmp_path / "a")
+    for number in range(6, 12):  # no more than fit into both
+        for one in (buffer, loaded):
+            one.extend(episode(number, 12))
+        assert marked(loaded, 2) == marked(buffer, 2)
+
+
+def test_priorities_of_a_few_rows_in_a_huge_storage(tmp_path: Path) -> None:
+    """A directory has room for a billion rows if nothing else is said."""
+    with DiskStorage(tmp_path / "a") as storage:
+        buffer = buffer_of(storage, "prioritized")
+        for number in range(8):
+            buffer.extend(episode(number, 20))
+        expected = marked(buffer, 2)
+        buffer.save(tmp_path / "saved")
+        assert sum(f.stat().st_size for f in (tmp_path / "saved").glob("array*")) < 10_000
+        following = marked(buffer, 2)
+        buffer.load(tmp_path / "saved")
+        assert marked(buffer, 2) == following
+    loaded = buffer_of(contig.LazyTensorStorage(CAPACITY + 50), "prioritized", seed=1)
+    loaded.load(tmp_path / "saved")
+    assert marked(loaded, 2) == following != expected
+
+
+def test_states_of_the_first_version() -> None:
+    """By slot of the ring instead of by row."""
+    for name in ("prioritized", "retiring"):
+        world = filled()
+        buffer = buffer_of(world.storage, name)
+        marked(buffer, 3)
+        state = buffer.state()
+        tree = state["sampler"]["tree" if name == "prioritized" else "left"]
+        head, tail = tree["bounds"]
+        slots = np.arange(tail, head) % CAPACITY
+        weights = np.zeros(CAPACITY)
+        weights[slots] = tree.pop("rows")
+        tree["weights"] = weights
+        if name == "retiring":
+            times = np.zeros(CAPACITY, np.int64)
+            times[slots] = state["sampler"]["times"]
+            state["sampler"]["times"] = times
+        other = buffer_of(world.storage, name, seed=1)
+        other.load_state(state)
+        assert marked(other, 3) == marked(buffer, 3)
 
 
 @pytest.mark.parametrize("here", KINDS[:3])

@@ -124,11 +124,34 @@ def test_draw_takes_its_shares_from_the_stream(n: int, state: list[int], more: i
     t.update(np.arange(n), np.arange(1.0, n + 1))
     words = np.array(state, np.uint64)
     reference = Xoshiro(state)
-    leaves = t.at(np.array([reference.unit() for _ in range(20)]))
-    # Seqs: of all rows below head, the newest one that each leaf can stand for.
-    want = [max(s for s in range(head - n, head) if s % n == leaf) for leaf in leaves]
-    assert t.draw(words, 20, head).tolist() == want
+    shares = [reference.unit() for _ in range(20)]
+    # Of all rows below head, the newest one that each leaf can stand for, in their order.
+    seqs = np.arange(head - n, head)
+    upto = np.cumsum(1.0 + seqs % n)
+    want = seqs[np.searchsorted(upto, np.array(shares) * upto[-1], side="right")]
+    assert t.draw(words, 20, head).tolist() == want.tolist()
     assert words.tolist() == reference.s
+
+
+@given(
+    weights=st.lists(st.floats(0, 8), min_size=1, max_size=200).filter(lambda w: sum(w) > 1e-3),
+    before=st.integers(0, 1000),
+    spare=st.lists(st.integers(0, 3000), min_size=1, max_size=3),
+)
+def test_the_same_rows_in_rings_of_any_size(
+    weights: list[float], before: int, spare: list[int]
+) -> None:
+    head = before + len(weights)
+    seqs = np.arange(before, head)
+    drawn = []
+    for more in (0, *spare):
+        n = len(weights) + more
+        t = tree(n)
+        t.update(seqs % n, np.round(np.array(weights) * 1024) / 1024)  # sums without rounding
+        if t.total == 0:
+            return
+        drawn.append(t.draw(np.array([1, 2, 3, 4], np.uint64), 50, head).tolist())
+    assert all(d == drawn[0] for d in drawn)
 
 
 def test_draws_come_in_proportion() -> None:

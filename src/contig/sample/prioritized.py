@@ -20,6 +20,7 @@ from .sumtree import RowTree, draw_rows, draw_starts
 __all__ = ["PrioritizedSampler", "PrioritizedSliceSampler", "Priorities", "WEIGHT"]
 
 WEIGHT = ("priority_weight",)
+_MANY = 1 << 20
 
 
 class Priorities:
@@ -36,10 +37,11 @@ class Priorities:
 
     def tree(self, index: Index) -> RowTree:
         """The tree, caught up with the tape."""
+        places = _places(index)
         if self._tree is None:
-            self._tree = RowTree(index.capacity)
-        elif self._tree.capacity != index.capacity:
-            self._tree = self._tree.move_to(index.capacity)
+            self._tree = RowTree(places)
+        elif not places <= self._tree.capacity <= index.capacity:
+            self._tree = self._tree.move_to(places)
         self._tree.follow(index, float((self.largest + self.eps) ** self.alpha))
         return self._tree
 
@@ -79,8 +81,16 @@ class Priorities:
         self.stale_updates = int(state["stale_updates"])
         self._tree = None
         if "tree" in state:
-            self._tree = RowTree(len(state["tree"]["weights"]))
-            self._tree.load(state["tree"])
+            self._tree = RowTree.of_state(state["tree"])
+
+
+def _places(index: Index) -> int:
+    """Places that a tree needs: as many as the storage has, or, of a very large one that is not
+    full, as it holds."""
+    places = min(index.capacity, _MANY)
+    while places < int(index.view.head) - int(index.view.tail):
+        places = min(places * 2, index.capacity)
+    return places
 
 
 def check_priorities(p: Array) -> None:

@@ -61,7 +61,7 @@ class RowTree:
         """Takes in new rows at a weight and lets go of evicted ones."""
         head, tail = int(index.view.head), int(index.view.tail)
         if head < self.head or tail < self.tail:  # a checkpoint was loaded below us
-            self._tree.fill(0, self.capacity, 0.0)
+            self._clear()
             self.head = self.tail = tail
         if tail > self.tail:
             # Slots of evicted rows that no newer row has taken.
@@ -116,16 +116,46 @@ class RowTree:
                 part.reweigh(slots, self.weights)
         return done
 
+    def _clear(self) -> None:
+        """All weights 0; places that no row has had are not touched."""
+        self._tree.fill(max(self.tail, self.head - self.capacity), self.head, 0.0)
+
+    def seqs(self) -> Array:
+        """The rows that have places."""
+        return np.arange(max(self.tail, self.head - self.capacity), self.head)
+
     def state(self) -> dict[str, Any]:
-        return {"weights": self.weights.copy(), "bounds": [self.head, self.tail]}
+        """What is stored, and no more: the capacity may be far larger."""
+        rows = self.weights[self.seqs() % self.capacity]
+        return {"rows": rows, "bounds": [self.head, self.tail]}
 
     def load(self, state: dict[str, Any]) -> None:
-        weights = np.asarray(state["weights"], float)
-        self._tree.fill(0, self.capacity, 0.0)
-        if len(weights) == self.capacity:
-            self.update(np.arange(self.capacity), weights)
-        self.head, self.tail = (int(x) for x in state["bounds"])
+        """Back to a state of this tree."""
+        self._clear()
+        self.head, self.tail = _bounds(state)
         self._parts.clear()
+        self.update(self.seqs() % self.capacity, np.asarray(state["rows"], float))
+
+    @staticmethod
+    def of_state(state: dict[str, Any]) -> RowTree:
+        """A tree that is just large enough; `move_to` gives it a ring's size.
+
+        Raises:
+            KeyError, ValueError: it is no state.
+        """
+        head, tail = _bounds(state)
+        if "weights" in state:  # by slot, as the first version kept them
+            weights = np.asarray(state["weights"], float)
+            tree = RowTree(len(weights))
+            tree.update(np.arange(len(weights)), weights)
+            tree.head, tree.tail = head, tail
+            return tree
+        rows = np.asarray(state["rows"], float)
+        if rows.ndim != 1 or len(rows) > head - tail or not np.all(rows >= 0):
+            raise ValueError(f"weights of rows {tail} to {head}: {rows.shape} of them, or bad ones")
+        tree = RowTree(max(len(rows), 1))
+        tree.load(state)
+        return tree
 
     def move_to(self, capacity: int) -> RowTree:
         """The same weights in a ring of another size; rows that do not fit are dropped."""
@@ -180,6 +210,13 @@ def draw_rows(tree: RowTree, rng: Rng, n: int, index: Index) -> Array | None:
     """Seqs of n rows of the window in proportion to their weights; None if all weigh 0."""
     rows = tree.among(index)
     return rows.draw(rng.words, n, tree.head) if rows.total > 0 else None
+
+
+def _bounds(state: dict[str, Any]) -> tuple[int, int]:
+    head, tail = (int(x) for x in state["bounds"])
+    if not 0 <= tail <= head:
+        raise ValueError(f"rows {tail} to {head} make no sense")
+    return head, tail
 
 
 def draw_starts(

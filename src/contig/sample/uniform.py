@@ -110,14 +110,19 @@ class RandomSampler(Sampler):
     def state(self) -> dict[str, Any]:
         if self._left is None:
             return {}
-        return {"left": self._left.state(), "times": self._times.copy()}
+        times = self._times[self._left.seqs() % self._left.capacity]
+        return {"left": self._left.state(), "times": times}
 
     def load(self, state: dict[str, Any]) -> None:
         self.reset()
         if "times" in state:
+            self._left = RowTree.of_state(state["left"])
             self._times = np.array(state["times"], np.int64)
-            self._left = RowTree(len(self._times))
-            self._left.load(state["left"])
+            if "rows" in state["left"]:  # else they are by slot, as the first version kept them
+                slots = self._left.seqs() % self._left.capacity
+                by_slot = np.zeros(self._left.capacity, np.int64)
+                by_slot[slots] = self._times
+                self._times = by_slot
 
 
 class SamplerWithoutReplacement(Sampler):

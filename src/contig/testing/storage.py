@@ -335,7 +335,10 @@ class StorageSuite:
                     episode(n, steps, start=length.get(n, 0), end=end, version=w) for n in lanes
                 ]
                 data = joined(parts)
-                seqs = writers[w].extend(data) if len(lanes) == 1 else writers[w].add_step(data)
+                if len(lanes) == 1:
+                    seqs = writers[w].extend(data)
+                else:
+                    seqs = writers[w].add_step(data, env_ids=range(len(lanes)))
                 assert seqs.tolist() == list(range(written, written + len(seqs)))
                 for n in lanes:
                     alive += [(n, length.get(n, 0) + t) for t in range(steps)]

@@ -64,7 +64,9 @@ class World:
     def interleave(self, envs: int, length: int, *, end: str | None = "terminated") -> None:
         numbers = [self._next() for _ in range(envs)]
         for t, data in enumerate(interleaved(numbers, length, end=end, version=self.version)):
-            self._note(self.writer.add_step(data), [(n, t) for n in numbers])
+            self._note(
+                self.writer.add_step(data, env_ids=range(len(numbers))), [(n, t) for n in numbers]
+            )
         self.ended.update(dict.fromkeys(numbers, end))
 
     def _next(self) -> int:
