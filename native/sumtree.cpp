@@ -9,6 +9,7 @@ namespace contig {
 
 namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kLeastWeight = 1e-150;
 
 void prefetch(const double* p) {
 #if defined(__GNUC__) || defined(__clang__)
@@ -129,7 +130,7 @@ PriorityUpdate tree_prioritize(const Tree& tree, const int64_t* seqs, const doub
                                size_t n, int64_t tail, int64_t head, double alpha, double eps) {
   PriorityUpdate result{-1, 0, 0};
   for (size_t i = 0; i < n; ++i)
-    if (!(priorities[i] >= 0) || priorities[i] == kInf) {
+    if (!(priorities[i] >= 0 && priorities[i] <= kLargestPriority)) {
       result.bad = static_cast<int64_t>(i);
       return result;
     }
@@ -147,7 +148,8 @@ PriorityUpdate tree_prioritize(const Tree& tree, const int64_t* seqs, const doub
     prefetch(tree.nodes + leaf);
     result.largest = std::max(result.largest, p);
     leaves[count] = static_cast<int64_t>(leaf);
-    values[count++] = p > 0 ? power(p + eps, alpha) : 0;
+    // A priority that is too small for its power is not 0: its row may be drawn.
+    values[count++] = p > 0 ? std::max(power(p + eps, alpha), kLeastWeight) : 0;
   }
   tree_update(tree, leaves.data(), values.data(), count);
   return result;

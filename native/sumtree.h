@@ -39,6 +39,7 @@ void tree_update(const Tree& tree, const int64_t* leaves, const double* values, 
 // Priorities of rows: q = (p + eps)^alpha, 0 for p = 0, at leaf seq % n_leaves. Rows outside
 // [tail, head), at most n_leaves of them, are left out. Returns the first bad priority's place
 // (nothing is set then) or -1.
+constexpr double kLargestPriority = 1e30;
 struct PriorityUpdate {
   int64_t bad;
   size_t stale;

@@ -283,6 +283,7 @@ void bind_kernels(nb::module_& m) {
   m.def("mark_slices", &mark, nb::arg("block"), nb::arg("lengths").noconvert(),
         nb::arg("real").noconvert(), nb::arg("ends").noconvert(), nb::arg("columns"),
         nb::arg("told"), "columns: init, done, terminated, truncated, slice_end.");
+  m.attr("LARGEST_PRIORITY") = kLargestPriority;
   nb::class_<SumTree>(m, "SumTree")
       .def(nb::init<size_t, Doubles>(), nb::arg("n"), nb::arg("nodes").noconvert())
       .def_static("size", &SumTree::size)

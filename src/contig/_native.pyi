@@ -12,6 +12,7 @@ _Slices = tuple[Array, Array, Array, Array]  # seqs; lengths, burn-in rows and e
 ROBUST_LOCKS: bool
 ENTRY_WORDS: int
 MOST_ENVS: int
+LARGEST_PRIORITY: float
 
 class TapeBusy(TimeoutError):
     """The tape's lock was not released before the deadline; the text names the holder's pid."""

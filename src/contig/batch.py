@@ -140,9 +140,10 @@ class Batch:
         return array
 
     def __getitem__(self, key: Any) -> Any:
-        """The column at a path, the subtree below one, or, by number, slice or array, some rows."""
-        if isinstance(key, (int, slice, np.ndarray, np.integer)):
-            return self._rows_at(key)
+        """The column at a path, the subtree below one, or some rows: by number, slice, or a list,
+        array or tensor of numbers or booleans."""
+        if not isinstance(key, (str, tuple)) and _is_rows(key):
+            return self._rows_at(_row_index(key))
         path = as_path(key)
         number = self._layout.number.get(path)
         if number is not None:
@@ -285,6 +286,26 @@ class Batch:
 
     def __reduce__(self) -> Any:
         return _rebuild, (self._layout, self.block, self._shape, self._extras)
+
+
+def _is_rows(key: Any) -> bool:
+    if isinstance(key, list):  # of keys it is a path
+        return all(isinstance(k, (int, np.integer, np.bool_)) for k in key)
+    return isinstance(key, (int, slice, np.integer)) or hasattr(key, "dtype")
+
+
+def _row_index(key: Any) -> Any:
+    """What numpy takes for some rows."""
+    if isinstance(key, slice):
+        return key
+    index = as_array(key)
+    if index.size == 0:
+        return np.empty(0, np.int64)
+    if index.dtype.kind not in "iu" and not (index.dtype.kind == "b" and index.ndim):
+        raise IndexError(
+            f"rows by {index.dtype}: expected whole numbers, a slice, or a boolean for each row"
+        )
+    return index if index.ndim else int(index)
 
 
 def _child(node: Any, key: str | int) -> Any:

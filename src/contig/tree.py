@@ -29,6 +29,9 @@ __all__ = [
 
 Path = tuple[str | int, ...]
 
+MOST_LEVELS = 256  # each is a few calls deep wherever a tree is walked
+_IN_ONE = 32  # levels of dicts that are built by one expression
+
 
 @dataclass(frozen=True)
 class Structure:
@@ -157,6 +160,11 @@ def flatten(tree: Any) -> tuple[list[Path], list[Any], Structure]:
     leaves: list[Any] = []
 
     def walk(node: Any, path: Path) -> Structure:
+        if len(path) > MOST_LEVELS:
+            raise ValueError(
+                f"{show_path(path[:3])[:-1]}, ...): more than {MOST_LEVELS} levels deep; a record "
+                "is a few leaves with names, so flatten it first"
+            )
         if isinstance(node, Mapping):
             if type(node).__module__.startswith("tensordict"):
                 raise ValueError(
@@ -217,19 +225,21 @@ def tree_builder(structure: Structure) -> Callable[[Sequence[Any]], Any]:
     walking the structure takes.
     """
     parts: dict[str, Any] = {}
-    text, _ = _expression(structure, 0, parts)
+    text, _ = _expression(structure, 0, parts, _IN_ONE)
     build: Callable[[Sequence[Any]], Any] = eval(f"lambda leaves: {text}", parts)
     return build
 
 
-def _expression(structure: Structure, first: int, parts: dict[str, Any]) -> tuple[str, int]:
+def _expression(
+    structure: Structure, first: int, parts: dict[str, Any], levels: int
+) -> tuple[str, int]:
     """The source that builds a structure of the leaves from `first` on, and where those end."""
     if structure.kind == "leaf":
         return f"leaves[{first}]", first + 1
-    if structure.kind == "dict" and structure.keys:
+    if structure.kind == "dict" and structure.keys and levels > 0:
         items, at = [], first
         for key, child in zip(structure.keys, structure.children):
-            text, at = _expression(child, at, parts)
+            text, at = _expression(child, at, parts, levels - 1)
             parts[name := f"key{len(parts)}"] = key
             items.append(f"{name}: {text}")
         return "{" + ", ".join(items) + "}", at

@@ -202,7 +202,8 @@ class Buffers(RuleBasedStateMachine):
         who = self.pick(who)
         lanes = self.rows(who, list(ends[:4]), given, ids)
         step = build(self.form, [r for lane in lanes for r in lane], given=given)
-        self.write(who, lanes, IF_OPEN, lambda: self.writers[who].add_step(step))
+        envs = range(len(lanes))  # not as many in every step
+        self.write(who, lanes, IF_OPEN, lambda: self.writers[who].add_step(step, env_ids=envs))
 
     @rule(
         who=numbers,

@@ -402,3 +402,43 @@ def test_through_a_real_process() -> None:
     assert np.array_equal(back["obs"], -batch["obs"][::-1])
     assert type(back["pair"]) is trees.Pair
     assert rows_of(batch) == [0, 1, 2, 3, 4]
+
+
+def index_cases() -> list[Any]:
+    mask = np.array([True, False, True, False, False, True])
+    return [
+        [0, 2, 5],
+        [np.int64(0), 2, 5],
+        [True, False, True, False, False, True],
+        mask,
+        np.array([0, 2, 5], np.uint8),
+        np.array([-6, -4, 5]),
+    ]
+
+
+@pytest.mark.parametrize("form", ["numpy", "torch", "jax"])
+def test_rows_by_any_index(form: str) -> None:
+    batch = Batch.from_tree({"x": np.arange(6), "next": {"y": np.arange(12).reshape(6, 2)}}, 1)
+    for index in index_cases():
+        if form == "torch":
+            torch = pytest.importorskip("torch")
+            index = torch.tensor(np.asarray(index))
+        elif form == "jax":
+            index = pytest.importorskip("jax.numpy").asarray(np.asarray(index))
+        picked = batch[index]
+        assert picked.shape == (3,)
+        assert picked["x"].tolist() == [0, 2, 5]
+        assert picked["next", "y"].tolist() == [[0, 1], [4, 5], [10, 11]]
+    for one in (np.array(3), np.int32(3), 3):
+        assert batch[one]["x"] == 3
+    assert batch[[]].shape == (0,)
+    assert batch[["next", "y"]].shape == (6, 2)  # a path
+    assert batch.reshape(2, 3)[[1, 0]]["x"].tolist() == [[3, 4, 5], [0, 1, 2]]
+    assert batch.reshape(2, 3)[np.array([[True, False, True], [False] * 3])]["x"].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("index", [[6], [-7], np.array([0.0, 1.0]), 1.5, True, [True, False]])
+def test_no_such_rows(index: Any) -> None:
+    batch = Batch.from_tree({"x": np.arange(6)}, 1)
+    with pytest.raises((IndexError, KeyError)):
+        batch[index]

@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arguments import check_kind, whole, whole_numbers
 from ..batch import Batch
 from ..convert import as_array
 from ..errors import ClosedError, EmptyBufferError, NothingEligibleError, RateLimitError
 from ..sample import Index, RandomSampler, RateLimiter, Rng, Sampler
 from ..tape import LazyTensorStorage, Storage
 from ..tape.env_step import EnvStep
+from ..tape.stacking import stack_rows
 from . import checkpoint
 from .output import to_output
 from .prefetch import Cancelled, Prefetcher
@@ -80,8 +82,14 @@ class ReplayBuffer:
     ) -> None:
         self.storage = LazyTensorStorage(1_000_000) if storage is None else storage
         self.sampler = RandomSampler() if sampler is None else sampler
-        self.batch_size = batch_size
+        hint = "give LazyTensorStorage(10_000) for that many rows"
+        check_kind("storage", self.storage, Storage, hint)
+        check_kind("sampler", self.sampler, Sampler, "give a sampler such as RandomSampler()")
+        self.batch_size = None if batch_size is None else whole("batch_size", batch_size, 1, "rows")
+        if limiter is not None:
+            check_kind("limiter", limiter, RateLimiter, "give RateLimiter(samples_per_insert)")
         self.limiter = limiter
+        prefetch = whole("prefetch", prefetch, 0, "a number of batches")
         self.sample_timeout_s = sample_timeout_s
         self.output = output
         self._output = to_output(output, device)
@@ -94,8 +102,6 @@ class ReplayBuffer:
         self._feeders: list[Callable[[], None]] = []
         self._watched: list[Callable[[], None]] = []  # those of them that every draw asks
         self._closed = False
-        if prefetch < 0:
-            raise ValueError(f"prefetch is a number of batches, got {prefetch}")
         self._prefetcher = Prefetcher(self.draw, self._mark, prefetch) if prefetch else None
 
     # -- writing ------------------------------------------------------------------------------
@@ -122,6 +128,7 @@ class ReplayBuffer:
 
     def extend(self, data: Any, *, continues: bool | None = None) -> np.ndarray[Any, Any]:
         """Appends rows, or lanes of rows; see `Writer.extend`. Returns seqs."""
+        data = stack_rows(data, self.storage.schema)
         if self._on_write is not None:
             data = self._on_write(Batch.from_tree(data, self.storage.batch_ndim(data)))
         return self.extend_untransformed(data, continues=continues)
@@ -187,8 +194,7 @@ class ReplayBuffer:
         size = self.batch_size if batch_size is None else batch_size
         if size is None:
             raise ValueError("no batch size: give one to sample() or to the buffer")
-        if size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {size}")
+        size = whole("batch_size", size, 1, "rows")
         for check in self._watched:
             check()  # raises if the feeder died
         request = self.sampler.request(size if of is None else of)
@@ -287,7 +293,7 @@ class ReplayBuffer:
         if isinstance(index, slice):
             seqs = np.arange(tail, head, dtype=np.int64)[index]
         else:
-            seqs = np.atleast_1d(np.ascontiguousarray(as_array(index), np.int64)).reshape(-1)
+            seqs = whole_numbers("rows by seq", as_array(index))
         batch, lost = None, 0
         if len(seqs) and (int(seqs.min()) < tail or int(seqs.max()) >= head):
             raise IndexError(f"rows {tail} to {head - 1} are stored, asked for {index!r}")
@@ -300,7 +306,7 @@ class ReplayBuffer:
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Sets priorities of rows by their `index` (seqs); evicted rows are ignored and counted."""
-        seqs, values = as_array(index), as_array(priority)
+        seqs, values = whole_numbers("index", as_array(index)), as_array(priority)
         with self._turn:
             self._index.refresh()
             self.sampler.update_priority(self._index, seqs, values)

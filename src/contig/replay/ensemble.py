@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native
+from ..arguments import check_kind, whole, whole_numbers
 from ..batch import stack_batches
 from ..convert import as_array
 from ..sample import Rng
@@ -46,6 +47,10 @@ class ReplayBufferEnsemble:
     ) -> None:
         if not buffers:
             raise ValueError("an ensemble needs at least one buffer")
+        for i, buffer in enumerate(buffers):
+            check_kind(
+                f"buffers[{i}]", buffer, ReplayBuffer, "give the members one by one, *buffers"
+            )
         if p is not None and sample_from_all:
             raise ValueError("p has no meaning with sample_from_all=True: every member is sampled")
         if p is not None and not (
@@ -55,7 +60,7 @@ class ReplayBufferEnsemble:
         self.buffers = buffers
         self.sample_from_all = sample_from_all
         self.p = None if p is None else np.asarray(p, float) / float(sum(p))
-        self.batch_size = batch_size
+        self.batch_size = None if batch_size is None else whole("batch_size", batch_size, 1, "rows")
         own = next((b.output for b in buffers), "numpy")
         self._output = to_output(output or own, device)
         self._rng = Rng(seed)
@@ -86,6 +91,7 @@ class ReplayBufferEnsemble:
         size = self.batch_size if batch_size is None else batch_size
         if size is None:
             raise ValueError("no batch size: give one to sample() or to the ensemble")
+        size = whole("batch_size", size, 1, "rows")
         parts = []
         for i, rows in enumerate(self._shares(size)):
             if rows:
@@ -117,7 +123,9 @@ class ReplayBufferEnsemble:
 
     def update_priority(self, index: Any, priority: Any, buffer_ids: Any) -> None:
         """Sets priorities of rows by `index` (seqs) and `buffer_ids`, as a sample has them."""
-        seqs, values, ids = (as_array(x).reshape(-1) for x in (index, priority, buffer_ids))
+        seqs = whole_numbers("index", as_array(index))
+        ids = whole_numbers("buffer_ids", as_array(buffer_ids))
+        values = as_array(priority).reshape(-1)
         if not len(seqs) == len(values) == len(ids):
             raise ValueError(f"{len(seqs)} rows, {len(values)} priorities, {len(ids)} buffer_ids")
         known = (ids >= 0) & (ids < len(self.buffers))

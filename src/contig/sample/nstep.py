@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import check_kind
 from ..tape import Recipe, Steps
 from .base import Array, Draw, Index, Request, Rng, Sampler
 from .uniform import RandomSampler
@@ -34,6 +35,7 @@ class NStepSampler(Sampler):
         self.n, self.gamma = n, gamma
         self._recipe, self._made_of = _recipe(n, gamma), (n, gamma)
         self.sampler = RandomSampler() if sampler is None else sampler
+        check_kind("sampler", self.sampler, Sampler)
         self.traj_key, self.end_key = self.sampler.traj_key, self.sampler.end_key
 
     @property

@@ -9,10 +9,14 @@ an evicted row is ignored and counted, never applied to the row that took its pl
 
 from __future__ import annotations
 
+import math
+import numbers
 from typing import Any
 
 import numpy as np
 
+from .. import _native
+from ..arguments import whole_numbers
 from .base import Array, Draw, Index, Request, Rng, Sampler
 from .slices import SliceSampler
 from .sumtree import RowTree, draw_rows, draw_starts
@@ -21,19 +25,29 @@ __all__ = ["PrioritizedSampler", "PrioritizedSliceSampler", "Priorities", "WEIGH
 
 WEIGHT = ("priority_weight",)
 _MANY = 1 << 20
+# Sums of weights stay finite: (2 * LARGEST)^_MOST_ALPHA of 2^63 rows are.
+LARGEST = _native.LARGEST_PRIORITY
+_MOST_ALPHA = 5
 
 
 class Priorities:
     """Priorities of the rows of one buffer. Belongs to its sampler; not thread-safe."""
 
     def __init__(self, alpha: float, beta: float, eps: float) -> None:
-        for name, value in (("alpha", alpha), ("beta", beta), ("eps", eps)):
-            if not np.isfinite(value) or value < 0:
-                raise ValueError(f"{name} must be a number of at least 0, got {value}")
-        self.alpha, self.beta, self.eps = float(alpha), float(beta), float(eps)
+        self.alpha = _number("alpha", alpha, _MOST_ALPHA)
+        self.eps = _number("eps", eps, LARGEST)
+        self.beta = beta
         self.largest = 1.0
         self.stale_updates = 0
         self._tree: RowTree | None = None
+
+    @property
+    def beta(self) -> float:
+        return self._beta
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        self._beta = _number("beta", value, np.inf)
 
     def tree(self, index: Index) -> RowTree:
         """The tree, caught up with the tape."""
@@ -51,7 +65,7 @@ class Priorities:
         Raises:
             ValueError: negative, NaN or of another length; nothing is set then.
         """
-        seqs = np.ascontiguousarray(seqs, np.int64).reshape(-1)
+        seqs = whole_numbers("index", np.asarray(seqs))
         p = np.ascontiguousarray(priority, float).reshape(-1)
         if len(p) == 1 and len(seqs) != 1:
             p = np.repeat(p, len(seqs))
@@ -94,13 +108,21 @@ def _places(index: Index) -> int:
 
 
 def check_priorities(p: Array) -> None:
-    """Raises ValueError at the first priority that is negative, infinite or NaN."""
-    bad = np.flatnonzero(~((p >= 0) & np.isfinite(p)))
+    """Raises ValueError at the first priority that is negative, too large or NaN."""
+    bad = np.flatnonzero(~((p >= 0) & (p <= LARGEST)))
     if len(bad):
         raise ValueError(
-            f"priority[{bad[0]}] = {p[bad[0]]}: priorities are finite numbers of at least 0; "
-            "take the absolute value of a TD error"
+            f"priority[{bad[0]}] = {p[bad[0]]}: priorities are numbers from 0 to {LARGEST:g}; take "
+            "the absolute value of a TD error, and see whether the loss has diverged"
         )
+
+
+def _number(name: str, value: Any, most: float) -> float:
+    number = float(value) if isinstance(value, numbers.Real) else math.nan
+    if 0 <= number <= most and number < math.inf:
+        return number
+    bound = "of at least 0" if most == np.inf else f"from 0 to {most:g}"
+    raise ValueError(f"{name}: expected a number {bound}, got {value!r}")
 
 
 class PrioritizedSampler(Sampler):
@@ -119,7 +141,7 @@ class PrioritizedSampler(Sampler):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        self.priorities.beta = float(value)
+        self.priorities.beta = value
 
     def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
         tree = self.priorities.tree(index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..arguments import check_kind
 from .base import Array, Draw, Index, Request, Rng, Sampler, Window
 from .uniform import RandomSampler
 
@@ -29,6 +30,7 @@ class WindowSampler(Sampler):
         max_staleness: int | None = None,
     ) -> None:
         self.sampler = RandomSampler() if sampler is None else sampler
+        check_kind("sampler", self.sampler, Sampler)
         bounds = {
             "last_trajectories": last_trajectories,
             "last_rows": last_rows,

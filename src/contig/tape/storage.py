@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native
+from ..arguments import whole
 from ..batch import Batch
 from ..convert import plain_tree
 from ..errors import ClosedError, EmptyBufferError, LayoutError
@@ -330,16 +331,12 @@ class Storage:
 
 
 def _ndim(value: int) -> int:
-    if value < 1:
-        raise ValueError(f"ndim is the number of batch dims, at least 1, got {value}")
-    return value
+    return whole("ndim", value, 1, "a number of batch dims")
 
 
 def _tape_of(capacity: Any) -> tuple[int, Any, int]:
     """The control region's size for a capacity, what formats it, and what to reserve of it."""
-    if not isinstance(capacity, (int, np.integer)) or isinstance(capacity, bool) or capacity < 1:
-        raise ValueError(f"capacity is a number of rows, at least 1, got {capacity!r}")
-    rows = int(capacity)
+    rows = whole("capacity", capacity, 1, "a number of rows")
     form = lambda control: _native.format_control(control, rows)  # noqa: E731
     return _native.control_bytes(rows), form, _native.table_bytes(rows)
 

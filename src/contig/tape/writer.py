@@ -17,6 +17,7 @@ from ..layout import as_bytes
 from ..tree import Path, flatten, show_path
 from .boundaries import FLAGS, fill_flags
 from .env_step import EnvStep, check_total
+from .stacking import stack_rows
 
 if TYPE_CHECKING:
     from .schema import Schema
@@ -97,10 +98,11 @@ class Writer:
 
         Args:
             data: a tree whose first `ndim` dims (the storage's) are batch dims, or a Batch or
-                TensorDict with batch dims of its own.
+                TensorDict with batch dims of its own, or a list of rows.
             continues: whether the rows go on where this writer's last ones stopped, when no mark
                 in the data says so. None: yes, if there is one lane and its last row was not done.
         """
+        data = stack_rows(data, self._storage.schema)
         tree, shape = _rows_of(data, self._storage.schema)
         ndim = self._storage.ndim if shape is None else len(shape)
         if ndim == 0:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native, errors
+from ..arguments import whole_numbers
 from ..batch import Batch
 from ..convert import as_array
 from ..errors import ConnectionClosedError
@@ -140,7 +141,7 @@ class RemoteReplayBuffer:
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Sets priorities of rows by their `index`; evicted rows are ignored and counted."""
-        seqs = np.ascontiguousarray(as_array(index), np.int64).reshape(-1)
+        seqs = whole_numbers("index", as_array(index))
         values = np.ascontiguousarray(as_array(priority), np.float64).reshape(-1)
         if len(values) == 1:
             values = np.repeat(values, len(seqs))

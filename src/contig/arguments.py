@@ -1,0 +1,56 @@
+"""Arguments of the right kind, or an error that says what to do."""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+from typing import Any
+
+import numpy as np
+
+__all__ = ["check_kind", "whole", "whole_numbers"]
+
+
+def whole(name: str, value: Any, least: int, what: str = "a whole number") -> int:
+    """A whole number of at least so much; ``1e6`` is one, too.
+
+    Raises:
+        ValueError: it is none.
+    """
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
+    if is_number and np.isfinite(value) and value == int(value) and value >= least:
+        return int(value)
+    raise ValueError(f"{name}: expected {what}, at least {least}, got {value!r}")
+
+
+def whole_numbers(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array of whole numbers, flat, int64.
+
+    Raises:
+        TypeError: they are floats, booleans or something else.
+    """
+    if array.size and (array.dtype.kind not in "iu" or array.max() >= 2**63):
+        raise TypeError(
+            f"{name}: expected whole numbers, got {array.dtype}; give `index` as a sample has it"
+        )
+    return np.ascontiguousarray(array, np.int64).reshape(-1)
+
+
+def check_kind(name: str, value: Any, kind: type, hint: str = "") -> None:
+    """Looks whether an object is of a kind.
+
+    Args:
+        hint: what to write instead, for any other value.
+
+    Raises:
+        TypeError: it is something else; of a class it says to make an object.
+    """
+    if isinstance(value, kind):
+        return
+    if inspect.isclass(value) and issubclass(value, kind):
+        came = f"the class {value.__name__}: write {value.__name__}(...) to make one"
+    else:
+        came = f"{value!r}" if isinstance(value, (int, float, str)) else type(value).__name__
+        came += f": {hint}" if hint else ""
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    raise TypeError(f"{name}: expected {article} {kind.__name__}, got {came}")

@@ -1,0 +1,222 @@
+"""What is given by mistake gets an error that says what to do; what is obviously meant works."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import contig
+from contig import (
+    LayoutError,
+    LazyTensorStorage,
+    NStepSampler,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    RateLimiter,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SliceSampler,
+    WindowSampler,
+)
+from contig.testing import episode, identity
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: ReplayBuffer(10_000), r"storage: .*got 10000.*LazyTensorStorage\(10_000\)"),
+        (lambda: ReplayBuffer("a"), "storage: .*'a'"),
+        (lambda: ReplayBuffer(LazyTensorStorage), r"LazyTensorStorage\(\.\.\.\)"),
+        (lambda: ReplayBuffer(sampler=RandomSampler), r"class RandomSampler: write Rand.*\(\.\.\."),
+        (lambda: ReplayBuffer(sampler="random"), "sampler: .*'random'.*such as"),
+        (lambda: ReplayBuffer(RandomSampler()), "storage: expected a Storage, got RandomSampler"),
+        (lambda: ReplayBuffer(limiter=RateLimiter), r"class RateLimiter: write"),
+        (lambda: ReplayBuffer(limiter=2.0), r"limiter: .*RateLimiter\(samples_per_insert\)"),
+        (lambda: WindowSampler(RandomSampler, last_rows=3), "class RandomSampler: write"),
+        (lambda: NStepSampler(3, 0.9, PrioritizedSampler), "class PrioritizedSampler: write"),
+        (lambda: ReplayBufferEnsemble([ReplayBuffer()]), r"buffers\[0\]: .*\*buffers"),
+        (lambda: ReplayBufferEnsemble(LazyTensorStorage(3)), r"got LazyTensorStorage"),
+    ],
+)
+def test_another_kind_of_object(make: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        make()
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, NAN, INF, True, "32", None, [3]])
+def test_numbers_of_rows(value: Any) -> None:
+    buffer = ReplayBuffer(LazyTensorStorage(10))
+    buffer.extend(episode(0, 5))
+    for make in (LazyTensorStorage, contig.SharedStorage, lambda v: LazyTensorStorage(3, ndim=v)):
+        with pytest.raises(ValueError, match=r"(capacity|ndim): expected a number"):
+            make(value)
+    if value is None:
+        return
+    for call in (
+        lambda: buffer.sample(value),
+        lambda: ReplayBuffer(batch_size=value),
+        lambda: ReplayBufferEnsemble(buffer, batch_size=value),
+        lambda: ReplayBufferEnsemble(buffer).sample(value),
+    ):
+        with pytest.raises(ValueError, match="batch_size: expected rows, at least 1"):
+            call()
+    if value != 0:
+        with pytest.raises(ValueError, match="prefetch: expected a number of batches"):
+            ReplayBuffer(prefetch=value)
+
+
+def test_whole_floats_are_meant() -> None:
+    assert LazyTensorStorage(1e6).capacity == 1_000_000
+    assert type(LazyTensorStorage(np.float64(20)).capacity) is int
+    with contig.SharedStorage(1e3) as storage, contig.SharedStorage(1e3, storage.name) as other:
+        assert other.capacity == 1000
+    buffer = ReplayBuffer(LazyTensorStorage(np.int32(10)), batch_size=np.int64(4))
+    buffer.extend(episode(0, 5))
+    assert len(buffer.sample()) == len(buffer.sample(4.0)) == 4
+
+
+@pytest.mark.parametrize("sampler", [PrioritizedSampler, PrioritizedSliceSampler])
+@pytest.mark.parametrize("name", ["alpha", "beta", "eps"])
+@pytest.mark.parametrize("value", [NAN, INF, -INF, -0.1, "0.5", None, 1e300])
+def test_exponents(sampler: Any, name: str, value: Any) -> None:
+    options = {"slice_len": 2} if sampler is PrioritizedSliceSampler else {}
+    if not (name == "beta" and value == 1e300):
+        with pytest.raises(ValueError, match=f"{name}: expected a number"):
+            sampler(**{name: value}, **options)
+    made = sampler(**options)
+    if name == "beta" and value != 1e300:
+        with pytest.raises(ValueError, match="beta: expected a number"):
+            made.priorities.beta = value
+        if sampler is PrioritizedSampler:
+            with pytest.raises(ValueError, match="beta: expected a number"):
+                made.beta = value
+        assert made.priorities.beta == 0.4
+
+
+@pytest.mark.parametrize("alpha", [0.6, 1.0, 5.0])
+def test_priorities(alpha: float) -> None:
+    buffer = ReplayBuffer(LazyTensorStorage(10), PrioritizedSampler(alpha=alpha), batch_size=8)
+    buffer.extend(episode(0, 10))
+    buffer.update_priority([0, 1], [2.0, 3.0])
+    before = repr(buffer.state())
+    for bad in (1e200, 1e31, INF, -INF, NAN, -1.0, -1e-300):
+        with pytest.raises(ValueError, match=r"priority\[1\].*0 to 1e\+30"):
+            buffer.update_priority([2, 3], [1.0, bad])
+        with pytest.raises(ValueError, match=r"priority\[0\]"):
+            ReplayBufferEnsemble(buffer).update_priority([0], [bad], [0])
+    assert repr(buffer.state()) == before
+    # The extremes that are allowed keep everything finite.
+    buffer.update_priority(np.arange(10), np.full(10, 1e30))
+    buffer.extend(episode(1, 3))
+    batch = buffer.sample(1000)
+    assert np.isfinite(batch["priority_weight"]).all() and len(set(batch["index"].tolist())) == 10
+    buffer.update_priority(np.arange(3, 13), np.full(10, 1e-300))
+    batch = buffer.sample(1000)
+    assert np.isfinite(batch["priority_weight"]).all() and len(set(batch["index"].tolist())) == 10
+
+
+def test_tiny_priorities_without_eps() -> None:
+    """A priority above 0 is drawn, however small."""
+    buffer = ReplayBuffer(LazyTensorStorage(4), PrioritizedSampler(alpha=2, eps=0), batch_size=50)
+    buffer.extend(episode(0, 4))
+    buffer.update_priority(np.arange(4), [1e-200, 1e-200, 0.0, 0.0])
+    assert set(buffer.sample()["index"].tolist()) == {0, 1}
+
+
+def test_indices_that_are_no_whole_numbers() -> None:
+    buffer = ReplayBuffer(LazyTensorStorage(10), PrioritizedSampler(), batch_size=4)
+    buffer.extend(episode(0, 10))
+    ensemble = ReplayBufferEnsemble(buffer)
+    before = repr(buffer.state())
+    for bad in ([0.5, 1.0], [1.0, 2.0], [True, False], ["0", "1"], [2**63, 1]):
+        for call in (
+            lambda b=bad: buffer.update_priority(b, [1.0, 2.0]),
+            lambda b=bad: ensemble.update_priority(b, [1.0, 2.0], [0, 0]),
+            lambda b=bad: ensemble.update_priority([0, 1], [1.0, 2.0], b),
+            lambda b=bad: buffer[np.array(b)],
+        ):
+            with pytest.raises(TypeError, match="expected whole numbers"):
+                call()
+    with pytest.raises(TypeError, match="expected whole numbers"):
+        buffer[1.5]
+    assert repr(buffer.state()) == before
+    buffer.update_priority([], [])
+    assert len(buffer[[]]) == 0 and identity(buffer[3]) == [(0, 3)]
+
+
+def test_lists_of_tensordicts() -> None:
+    torch = pytest.importorskip("torch")
+    tensordict = pytest.importorskip("tensordict")
+
+    def row(number: int, t: int, n: int | None = None) -> Any:
+        data = episode(number, n or 1, start=t, end=None)
+        batch = contig.Batch.from_tree(data, 1)
+        return batch.to_tensordict() if n else batch.to_tensordict()[0]
+
+    for transform in (None, lambda b: b):
+        buffer = contig.TensorDictReplayBuffer(
+            LazyTensorStorage(100), batch_size=4, transform=transform
+        )
+        assert len(buffer.extend([row(0, 0), row(0, 1), row(0, 2)])) == 3
+        assert identity(buffer[:]) == [(0, 0), (0, 1), (0, 2)]
+    lanes = LazyTensorStorage(100)
+    ReplayBuffer(lanes).extend([row(0, 0, 3), row(1, 0, 3)])
+    assert lanes.episodes()["steps"].tolist() == [3, 3]
+    with pytest.raises(LayoutError, match="row 1 of the list differs"):
+        buffer.extend([row(0, 0), tensordict.TensorDict({"x": torch.zeros(())}, [])])
+    with pytest.raises(LayoutError, match="row 1 of the list"):
+        buffer.extend([row(0, 0), row(0, 0, 2)])
+
+
+def test_lists_of_dicts() -> None:
+    rows = [{"x": np.full(2, t), "done": False} for t in range(3)]
+    unknown = ReplayBuffer(LazyTensorStorage(10))
+    with pytest.raises(LayoutError, match="give one dict of stacked arrays"):
+        unknown.extend(rows)
+    buffer = ReplayBuffer(LazyTensorStorage(10, example=rows[0]))
+    buffer.extend(rows)
+    assert buffer[:]["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
+    with pytest.raises(LayoutError, match=r'"x": shape \[3\] in row 1 of the list, \[2\] in row 0'):
+        buffer.extend([rows[0], {**rows[0], "x": np.zeros(3)}])
+    # Where lists of dicts are rows themselves, they stay what they are.
+    tree = [{"x": 0.0}, {"x": 0.0}]
+    storage = LazyTensorStorage(10, example=tree)
+    ReplayBuffer(storage).extend([{"x": np.arange(4.0)}, {"x": np.arange(4.0)}])
+    assert len(storage) == 4
+
+
+@pytest.mark.parametrize("depth", [30, 33, 100, 200, 256])
+def test_deep_trees(depth: int) -> None:
+    tree: Any = np.arange(6)
+    for level in range(depth):
+        tree = {f"level-{level}": tree} if level % 50 != 7 else {"a": tree, "b": np.arange(6)}
+    buffer = ReplayBuffer(LazyTensorStorage(10), batch_size=4, seed=0)
+    buffer.extend(tree)
+    batch = buffer.sample()
+    path = next(p for p in batch.keys() if len(p) == depth)  # noqa: SIM118
+    assert (batch[path] == batch["index"]).all()
+    node = batch.tree()
+    for key in path:
+        node = node[key]
+    assert (node == batch["index"]).all()
+    assert len(buffer[[0, 1]].reshape(2, 1)) == 2
+
+
+def test_trees_that_are_too_deep() -> None:
+    tree: Any = np.arange(6)
+    for _ in range(400):
+        tree = {"x": tree}
+    buffer = ReplayBuffer(LazyTensorStorage(10))
+    with pytest.raises(ValueError, match="more than 256 levels deep"):
+        buffer.extend(tree)
+    buffer.extend({"x": np.arange(3)})
+
+
+def test_slices_of_a_class() -> None:
+    with pytest.raises(TypeError, match="SliceSampler"):
+        ReplayBuffer(sampler=SliceSampler)
