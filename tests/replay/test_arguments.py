@@ -70,6 +70,30 @@ def test_numbers_of_rows(value: Any) -> None:
             ReplayBuffer(prefetch=value)
 
 
+@pytest.mark.parametrize("value", [0, -1, 2.5, NAN, INF, True, "3", [3]])
+def test_numbers_of_samplers(value: Any) -> None:
+    makes: dict[str, Any] = {
+        "max_times_sampled": RandomSampler,
+        "slice_len": SliceSampler,
+        "num_slices": SliceSampler,
+        "last_rows": WindowSampler,
+        "last_trajectories": WindowSampler,
+        "n": lambda n: NStepSampler(n, 0.9),
+        "min_size": lambda min_size: RateLimiter(1.0, min_size),
+    }
+    for name, make in makes.items():
+        with pytest.raises(ValueError, match=f"{name}: expected"):
+            make(**{name: value})
+    for kind in (contig.FifoSampler, contig.LifoSampler):
+        with pytest.raises(ValueError, match="max_times_sampled: expected"):
+            kind(max_times_sampled=value)
+    if value != 0:
+        with pytest.raises(ValueError, match="burn_in: expected"):
+            SliceSampler(slice_len=2, burn_in=value)
+        with pytest.raises(ValueError, match="max_staleness: expected"):
+            WindowSampler(max_staleness=value)
+
+
 def test_whole_floats_are_meant() -> None:
     assert LazyTensorStorage(1e6).capacity == 1_000_000
     assert type(LazyTensorStorage(np.float64(20)).capacity) is int

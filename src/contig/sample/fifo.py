@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native
+from ..arguments import whole
 from .base import Array, Draw, Index, Request, Rng, Sampler
 from .pending import NewestRows, Pending
 from .slices import SliceMarks
@@ -32,10 +33,8 @@ class _Ordered(Sampler):
     def __init__(self, *, per: str = "rows", max_times_sampled: int = 1) -> None:
         if per not in ("rows", "trajectories"):
             raise ValueError(f'per: expected "rows" or "trajectories", got {per!r}')
-        if max_times_sampled < 1:
-            raise ValueError(f"max_times_sampled must be at least 1, got {max_times_sampled}")
         self.per = per
-        self.max_times_sampled = max_times_sampled
+        self.max_times_sampled = whole("max_times_sampled", max_times_sampled, 1)
         self._marks = SliceMarks("is_init", ("next", "truncated"))
         self._pending = Pending(self._newest_first, max_times_sampled)
         self.reset()

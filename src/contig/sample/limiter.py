@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
+from ..arguments import whole
 from ..errors import RateLimitError
 from ..tape import Storage
 
@@ -45,8 +46,7 @@ class RateLimiter:
             raise ValueError(
                 f"samples_per_insert must be a positive number, got {samples_per_insert}"
             )
-        if not min_size >= 1:
-            raise ValueError(f"min_size must be at least 1, got {min_size}")
+        min_size = whole("min_size", min_size, 1, "a number of rows")
         least = max(1.0, samples_per_insert)
         self.error_buffer = least if error_buffer is None else float(error_buffer)
         if not least <= self.error_buffer < math.inf:

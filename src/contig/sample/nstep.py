@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import check_kind
+from ..arguments import check_kind, whole
 from ..tape import Recipe, Steps
 from .base import Array, Draw, Index, Request, Rng, Sampler
 from .uniform import RandomSampler
@@ -28,8 +28,7 @@ class NStepSampler(Sampler):
     """
 
     def __init__(self, n: int, gamma: float, sampler: Sampler | None = None) -> None:
-        if n < 1:
-            raise ValueError(f"n is a number of steps, at least 1, got {n}")
+        n = whole("n", n, 1, "a number of steps")
         if not 0 <= gamma <= 1:
             raise ValueError(f"gamma is between 0 and 1, got {gamma}")
         self.n, self.gamma = n, gamma

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native
+from ..arguments import whole
 from ..batch import Batch
 from ..errors import NothingEligibleError
 from ..tape.boundaries import FLAGS
@@ -187,15 +188,15 @@ class SliceSampler(Sampler):
     ) -> None:
         if num_slices is None and slice_len is None:
             raise ValueError("SliceSampler needs num_slices, slice_len or both")
-        for name, value in (("num_slices", num_slices), ("slice_len", slice_len)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        if num_slices is not None:
+            num_slices = whole("num_slices", num_slices, 1)
+        if slice_len is not None:
+            slice_len = whole("slice_len", slice_len, 1)
         if over not in ("trajectories", "steps"):
             raise ValueError(f'over: expected "trajectories" or "steps", got {over!r}')
         if pad_output and strict_length:
             raise ValueError("pad_output=True has nothing to pad with strict_length=True")
-        if burn_in < 0:
-            raise ValueError(f"burn_in is a number of rows, got {burn_in}")
+        burn_in = whole("burn_in", burn_in, 0, "a number of rows")
         if traj_key is not None and trajectory_key is not None and traj_key != trajectory_key:
             raise ValueError("traj_key and trajectory_key are two names of one thing; give one")
         self.num_slices = num_slices

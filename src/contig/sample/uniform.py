@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native
+from ..arguments import whole
 from .base import Array, Draw, Index, Request, Rng, Sampler
 from .journal import Journal
 from .sumtree import RowTree, draw_rows
@@ -22,8 +23,8 @@ class RandomSampler(Sampler):
     """
 
     def __init__(self, max_times_sampled: int | None = None) -> None:
-        if max_times_sampled is not None and max_times_sampled < 1:
-            raise ValueError(f"max_times_sampled must be at least 1, got {max_times_sampled}")
+        if max_times_sampled is not None:
+            max_times_sampled = whole("max_times_sampled", max_times_sampled, 1)
         self.max_times_sampled = max_times_sampled
         self._left: RowTree | None = None  # draws left; a row's weight is 1 while it has any
         self._times: Array = np.empty(0, np.int64)

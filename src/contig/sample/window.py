@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..arguments import check_kind
+from ..arguments import check_kind, whole
 from .base import Array, Draw, Index, Request, Rng, Sampler, Window
 from .uniform import RandomSampler
 
@@ -40,8 +40,8 @@ class WindowSampler(Sampler):
             raise ValueError(f"WindowSampler needs one of {', '.join(bounds)}")
         for name, value in bounds.items():
             least = 0 if name == "max_staleness" else 1
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+            if value is not None:
+                whole(name, value, least)
         self.last_trajectories = last_trajectories
         self.last_rows = last_rows
         self.max_staleness = max_staleness
