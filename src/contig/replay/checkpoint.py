@@ -206,9 +206,11 @@ def _load(buffer: ReplayBuffer, path: Path, rank: int, world_size: int) -> None:
             storage.bind_keys(*saved.keys)
             storage.publish(saved.layout)
         storage.restore(contents, saved.counters if world_size == 1 else (contents.head, 0))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        buffer.load_state(before)
-        raise LayoutError(f"{path}: cannot be loaded: {error!r}") from error
+    except BaseException as error:
+        buffer.load_state(before)  # the rows are as they were, so the sampler is
+        if isinstance(error, (KeyError, TypeError, ValueError, IndexError)):
+            raise LayoutError(f"{path}: cannot be loaded: {error!r}") from error
+        raise
     if renumbered:
         buffer.sampler.reset()
     if world_size > 1:  # ranks draw different batches

@@ -41,7 +41,9 @@ class TrajectoryReplayBuffer:
 
     Args:
         seed: of its own random numbers; None: fresh ones.
-        enable_cache, cache_size: whether, and how many, trajectories read whole stay in memory.
+        enable_cache, cache_size: whether, and how many, trajectories that `read_trajectory` gave
+            stay in memory, for reading them again. `sample` does not use them: it reads the rows
+            that it draws, and no whole trajectories.
         sample_window_size: sample from the so many newest trajectories; 0: from all.
         auto_save: keep rows in a directory; else the window is kept in memory.
         auto_save_path: that directory. An existing one is opened with what it holds.

@@ -9,7 +9,11 @@ __all__ = ["TrajectoryCache"]
 
 
 class TrajectoryCache:
-    """First in, first out; holds references, copies nothing. Thread-safe.
+    """What `TrajectoryReplayBuffer.read_trajectory` read last, so that reading it again does not
+    gather its rows again. First in, first out; holds references, copies nothing. Thread-safe.
+
+    (RLinf's cache is what makes its `sample` fast, because that loads whole files. Here `sample`
+    reads single rows where they lie, so a cache of trajectories could only slow it down.)
 
     Args:
         max_size: trajectories to keep.

@@ -38,7 +38,7 @@ def _fault(path: Path) -> str | None:
         return f"there is no {METADATA} that can be read"
     if metadata.get("trajectory_format") != CONTIG and metadata.get("exporter") != CONTIG:
         return f"{METADATA} there is not that of a checkpoint or an export of contig"
-    if files.exists(path / "lock"):
+    if files.exists(path / "layout.json"):  # it has rows
         try:
             with hold_directory(path):
                 pass

@@ -61,6 +61,10 @@ class Load:
         if self._linked is not None:
             self._linked.check(contents.tail, contents.head)
         needed = (contents.head - self._copied_from) * extents.stride
+        if self._linked is not None and contents.head > contents.tail:
+            there, here = (p.stat().st_dev for p in (self._linked.folder, extents.folder))
+            if there != here:  # files of another file system are copied, not linked
+                needed = (contents.head - contents.tail) * extents.stride
         free = files.free_bytes(extents.folder)
         if needed > free:
             raise StorageFull(
