@@ -17,6 +17,8 @@ def whole(name: str, value: Any, least: int, what: str = "a whole number") -> in
     Raises:
         ValueError: it is none.
     """
+    if type(value) is int and value >= least:  # nearly always
+        return value
     is_number = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
     if is_number and np.isfinite(value) and value == int(value) and value >= least:
         return int(value)
@@ -29,7 +31,8 @@ def whole_numbers(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any
     Raises:
         TypeError: they are floats, booleans or something else.
     """
-    if array.size and (array.dtype.kind not in "iu" or array.max() >= 2**63):
+    kind = array.dtype.kind
+    if kind != "i" and array.size and (kind != "u" or array.max() >= 2**63):
         raise TypeError(
             f"{name}: expected whole numbers, got {array.dtype}; give `index` as a sample has it"
         )

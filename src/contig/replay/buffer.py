@@ -119,11 +119,11 @@ class ReplayBuffer:
         """Appends one step of B envs, ``[B, ...]``; row b goes on with env b, or `env_ids[b]`. Rows
         that `mask` has False for are not stored, and end nothing. Returns seqs."""
         some = EnvStep.of(step, env_ids, mask)
-        rows = _rows_of(some.data, 1) if some.envs is None else len(some.envs)
-        if rows and self._on_write is not None:
-            some = some._replace(data=self._on_write(Batch.from_tree(some.data, 1)))
-        if rows and self.limiter is not None:
-            self.limiter.await_insert(self.storage, _rows_of(some.data, 1))
+        if some.envs is None or len(some.envs):
+            if self._on_write is not None:
+                some = some._replace(data=self._on_write(Batch.from_tree(some.data, 1)))
+            if self.limiter is not None:
+                self.limiter.await_insert(self.storage, _rows_of(some.data, 1))
         return self.storage.default_writer.add_env_step(some)
 
     def extend(self, data: Any, *, continues: bool | None = None) -> np.ndarray[Any, Any]:

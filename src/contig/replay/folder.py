@@ -44,7 +44,7 @@ _NO_LOCKS = -1
 _READERS_S = 30.0  # how long a save waits for those who load what it replaces
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
 # What a storage calls its own files; nothing else may have these names in its directory.
-_OF_STORAGE = re.compile(r"extents|lock|quarantine|(layout|index|metadata|trajectories)\..*")
+_OF_STORAGE = re.compile(r"extents|lock|quarantine.*|(layout|index|metadata|trajectories)\..*")
 
 
 class Kind(NamedTuple):
@@ -193,6 +193,9 @@ def _place(work: Path, path: Path, kind: Kind) -> None:
                 files.rename(work / "new", path)  # over an empty directory, never another
                 return
             except OSError as error:
+                if error.errno in (errno.EBUSY, errno.EXDEV):
+                    text = "cannot be replaced; if it is a mount point, give a directory below it"
+                    raise OSError(error.errno, text, str(path)) from error
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
                 continue  # somebody else was faster

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from .. import _native
-from ..arguments import whole_numbers
 from .base import Array, Draw, Index, Request, Rng, Sampler
 from .slices import SliceSampler
 from .sumtree import RowTree, draw_rows, draw_starts
@@ -51,11 +50,11 @@ class Priorities:
 
     def tree(self, index: Index) -> RowTree:
         """The tree, caught up with the tape."""
-        places = _places(index)
+        rows = int(index.view.head) - int(index.view.tail)
         if self._tree is None:
-            self._tree = RowTree(places)
-        elif not places <= self._tree.capacity <= index.capacity:
-            self._tree = self._tree.move_to(places)
+            self._tree = RowTree(_places(rows, index.capacity))
+        elif not rows <= self._tree.capacity <= index.capacity:
+            self._tree = self._tree.move_to(_places(rows, index.capacity))
         self._tree.follow(index, float((self.largest + self.eps) ** self.alpha))
         return self._tree
 
@@ -65,7 +64,7 @@ class Priorities:
         Raises:
             ValueError: negative, NaN or of another length; nothing is set then.
         """
-        seqs = whole_numbers("index", np.asarray(seqs))
+        seqs = np.ascontiguousarray(seqs, np.int64).reshape(-1)
         p = np.ascontiguousarray(priority, float).reshape(-1)
         if len(p) == 1 and len(seqs) != 1:
             p = np.repeat(p, len(seqs))
@@ -98,12 +97,12 @@ class Priorities:
             self._tree = RowTree.of_state(state["tree"])
 
 
-def _places(index: Index) -> int:
-    """Places that a tree needs: as many as the storage has, or, of a very large one that is not
-    full, as it holds."""
-    places = min(index.capacity, _MANY)
-    while places < int(index.view.head) - int(index.view.tail):
-        places = min(places * 2, index.capacity)
+def _places(rows: int, capacity: int) -> int:
+    """Places that a tree gets: as many as the storage has, or, of a very large one that is not
+    full, enough for what it holds."""
+    places = min(capacity, _MANY)
+    while places < min(rows, capacity):
+        places = min(places * 2, capacity)
     return places
 
 
