@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def test_another_kind_of_object(make: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, NAN, INF, True, "32", None, [3]])
-def test_numbers_of_rows(value: Any) -> None:
+def test_numbers_of_rows(value: Any, tmp_path: Path) -> None:
     buffer = ReplayBuffer(LazyTensorStorage(10))
     buffer.extend(episode(0, 5))
     for make in (LazyTensorStorage, contig.SharedStorage, lambda v: LazyTensorStorage(3, ndim=v)):
@@ -57,6 +58,9 @@ def test_numbers_of_rows(value: Any) -> None:
             make(value)
     if value is None:
         return
+    with pytest.raises(ValueError, match="capacity: expected a number of rows"):
+        contig.DiskStorage(tmp_path / "a", value)
+    assert not (tmp_path / "a").exists()
     for call in (
         lambda: buffer.sample(value),
         lambda: ReplayBuffer(batch_size=value),
@@ -239,6 +243,24 @@ def test_trees_that_are_too_deep() -> None:
     with pytest.raises(ValueError, match="more than 256 levels deep"):
         buffer.extend(tree)
     buffer.extend({"x": np.arange(3)})
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, NAN, "7", True])
+def test_seeds(value: Any) -> None:
+    for make in (ReplayBuffer, contig.TrajectoryReplayBuffer):
+        with pytest.raises(ValueError, match="seed: expected None or a whole number"):
+            make(seed=value)
+    for name in ("sample_window_size", "prefetch", "max_staleness"):
+        with pytest.raises(ValueError, match=f"{name}: expected"):
+            contig.TrajectoryReplayBuffer(**{name: value})
+
+
+def test_a_leaf_of_a_buffer() -> None:
+    buffer = ReplayBuffer(LazyTensorStorage(10))
+    buffer.extend({"x": np.arange(4)})
+    with pytest.raises(TypeError, match=r"buffer\[:\]"):
+        buffer["x"]
+    assert buffer[:]["x"].tolist() == [0, 1, 2, 3]
 
 
 def test_slices_of_a_class() -> None:

@@ -136,7 +136,7 @@ def test_nothing_there(where: dict[str, Any]) -> None:
         buffer.sample(1)
     assert buffer.add_trajectories([]) == []
     for wrong in (0, -1):
-        with pytest.raises(ValueError, match="num_chunks must be at least 1"):
+        with pytest.raises(ValueError, match="num_chunks: expected .*, at least 1"):
             buffer.sample(wrong)
     buffer.close()
     buffer.close()
@@ -151,10 +151,10 @@ def test_nothing_there(where: dict[str, Any]) -> None:
         ({"auto_save": True}, "needs auto_save_path"),
         ({"trajectory_format": "npz"}, "pt or pkl"),
         ({"output": "jax"}, "torch or numpy"),
-        ({"sample_window_size": -1}, "sample_window_size must be at least 0"),
-        ({"max_staleness": -1}, "max_staleness must be at least 0"),
-        ({"prefetch": -1}, "prefetch must be at least 0"),
-        ({"cache_size": 0}, "max_size must be at least 1"),
+        ({"sample_window_size": -1}, "sample_window_size: expected .*, at least 0"),
+        ({"max_staleness": -1}, "max_staleness: expected .*, at least 0"),
+        ({"prefetch": -1}, "prefetch: expected .*, at least 0"),
+        ({"cache_size": 0}, "max_size: expected .*, at least 1"),
         ({"demo_ratio": 1.5}, "demo_ratio must be between 0 and 1"),
     ],
 )

@@ -135,5 +135,5 @@ def test_cache() -> None:
     assert cache.get(1) is None and cache.get(2) == {"x": 2}
     cache.clear()
     assert len(cache) == 0 and TrajectoryCache().max_size == 5
-    with pytest.raises(ValueError, match="max_size must be at least 1"):
+    with pytest.raises(ValueError, match="max_size: expected .*, at least 1"):
         TrajectoryCache(0)

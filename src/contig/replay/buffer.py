@@ -290,6 +290,8 @@ class ReplayBuffer:
     def __getitem__(self, index: Any) -> Any:
         """Stored rows by seq, or, for a slice, by position from the oldest one."""
         head, tail, _, _ = self.storage.tape.snapshot()
+        if isinstance(index, str):
+            raise TypeError(f"rows are reached by seq; for the leaf {index!r} of all, buffer[:]")
         if isinstance(index, slice):
             seqs = np.arange(tail, head, dtype=np.int64)[index]
         else:

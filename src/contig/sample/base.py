@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _native
+from ..arguments import whole
 from ..batch import Batch
 from ..tape import Steps, Storage
 from ..tree import Path
@@ -83,6 +84,8 @@ class Rng:
     """A sampler's own stream of random numbers: four words, so that it can be saved."""
 
     def __init__(self, seed: int | None) -> None:
+        if seed is not None:
+            seed = whole("seed", seed, 0, "None or a whole number")
         self.words: Array = np.random.SeedSequence(seed).generate_state(4, np.uint64)
 
     def state(self) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import time
 from collections.abc import Callable
 
@@ -42,10 +43,13 @@ class RateLimiter:
         block: bool = True,
         timeout_s: float = 60.0,
     ) -> None:
-        if not 0 < samples_per_insert < math.inf:
+        is_number = isinstance(samples_per_insert, numbers.Real)
+        if not (is_number and 0 < samples_per_insert < math.inf):
             raise ValueError(
-                f"samples_per_insert must be a positive number, got {samples_per_insert}"
+                f"samples_per_insert must be a positive number, got {samples_per_insert!r}"
             )
+        if not timeout_s >= 0:
+            raise ValueError(f"timeout_s must be a number of seconds, got {timeout_s}")
         min_size = whole("min_size", min_size, 1, "a number of rows")
         least = max(1.0, samples_per_insert)
         self.error_buffer = least if error_buffer is None else float(error_buffer)

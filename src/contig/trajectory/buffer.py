@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import whole
 from ..batch import Batch
 from ..convert import to_torch
 from ..errors import ClosedError, EmptyBufferError, NothingEligibleError
@@ -81,9 +82,10 @@ class TrajectoryReplayBuffer:
     ) -> None:
         _check_choice("trajectory_format", trajectory_format, rlinf.FORMATS)
         _check_choice("output", output, ("torch", "numpy"))
-        _check_least("sample_window_size", sample_window_size, 0)
-        _check_least("max_staleness", max_staleness, 0)
-        _check_least("prefetch", prefetch, 0)
+        sample_window_size = whole("sample_window_size", sample_window_size, 0)
+        if max_staleness is not None:
+            max_staleness = whole("max_staleness", max_staleness, 0)
+        prefetch = whole("prefetch", prefetch, 0, "a number of batches")
         if not 0.0 <= demo_ratio <= 1.0:
             raise ValueError(f"demo_ratio must be between 0 and 1, got {demo_ratio}")
         if demo_buffer is not None and demo_buffer.demo_buffer is not None:
@@ -164,8 +166,7 @@ class TrajectoryReplayBuffer:
         Raises:
             EmptyBufferError: nothing was added. NothingEligibleError: all is too stale.
         """
-        if num_chunks < 1:
-            raise ValueError(f"num_chunks must be at least 1, got {num_chunks}")
+        num_chunks = whole("num_chunks", num_chunks, 1, "a number of steps")
         if self._prefetcher is None:
             return self._to_output(*self._draw(num_chunks))
         with self._taking:
@@ -426,8 +427,3 @@ def _as_it_is(array: Array) -> Array:
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name}: expected {' or '.join(choices)}, got {value!r}")
-
-
-def _check_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")

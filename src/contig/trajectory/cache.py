@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from ..arguments import whole
+
 __all__ = ["TrajectoryCache"]
 
 
@@ -20,9 +22,7 @@ class TrajectoryCache:
     """
 
     def __init__(self, max_size: int = 5) -> None:
-        if max_size < 1:
-            raise ValueError(f"max_size must be at least 1, got {max_size}")
-        self.max_size = max_size
+        self.max_size = whole("max_size", max_size, 1, "a number of trajectories")
         self._items: dict[int, Any] = {}  # in the order of coming in
         self._lock = threading.Lock()
 

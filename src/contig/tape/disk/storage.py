@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from ... import _native
+from ...arguments import whole
 from ...convert import plain_tree
 from ...errors import LayoutError, StorageFull
 from ...layout import Layout
@@ -99,6 +100,8 @@ class DiskStorage(Storage):
     ) -> None:
         if durability not in ("committed", "durable"):
             raise ValueError(f'durability {durability!r}: "committed" or "durable"')
+        if capacity is not None:
+            capacity = whole("capacity", capacity, 1, "a number of rows")
         bounds = (("capacity", capacity), ("max_bytes", max_bytes), ("max_episodes", max_episodes))
         for name, bound in bounds:
             if bound is not None and bound < 1:
