@@ -257,6 +257,37 @@ def test_saves_and_loads_at_once(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
+@pytest.mark.parametrize("killed", ["between its renames", "while it wrote", "after them"])
+def test_what_the_first_version_left(tmp_path: Path, killed: str) -> None:
+    """Beside each other: the earlier one as .old, the new one as .tmp, nothing at the path."""
+    world = filled()
+    buffer = buffer_of(world.storage, "random")
+    buffer.save(tmp_path / "a")
+    images(buffer, 1)
+    new = buffer_of(world.storage, "random", seed=8)
+    new.save(tmp_path / ".a.0123abcd.tmp")
+    if killed == "while it wrote":
+        (tmp_path / ".a.0123abcd.tmp" / "checkpoint.json").unlink()
+    elif killed == "between its renames":
+        (tmp_path / "a").rename(tmp_path / ".a.0123abcd.old")
+    else:
+        (tmp_path / "a").rename(tmp_path / ".a.0123abcd.old")
+        (tmp_path / ".a.0123abcd.tmp").rename(tmp_path / "a")
+    loaded = fresh("random")
+    loaded.load(tmp_path / "a")
+    earlier = buffer_of(world.storage, "random", seed=8 if killed == "after them" else 7)
+    assert images(loaded, 2) == images(earlier, 2)
+    buffer.save(tmp_path / "a")
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    # What only looks like it is left alone.
+    (tmp_path / ".a.0123abcd.tmp").mkdir()
+    (tmp_path / ".a.0123abcd.tmp" / "thesis.tex").write_text("mine")
+    (tmp_path / ".a.notes.tmp").mkdir()
+    buffer.save(tmp_path / "a")
+    assert (tmp_path / ".a.0123abcd.tmp" / "thesis.tex").read_text() == "mine"
+    assert (tmp_path / ".a.notes.tmp").is_dir()
+
+
 def test_drawn_after_a_refused_save(tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_text("mine")
     with trajectories(3, prefetch=2) as buffer, trajectories(3, prefetch=2) as other:

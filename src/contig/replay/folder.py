@@ -122,7 +122,9 @@ def reading(path: Path, marker: str) -> Iterator[Path]:
         marker: a file that every one has.
     """
     for _ in range(_TRIES):
-        places = (path, *(work / "old" for work in _works(path.resolve())))
+        works = _works(path.resolve())
+        old = [w for w in works if w.suffix == ".old"]  # as the first version left them
+        places = (path, *(work / "old" for work in works), *old)
         found = next((p for p in places if (p / marker).is_file()), None)
         if found is None:
             break
