@@ -109,7 +109,7 @@ def killed_at(step, path):
 
 os.mkdir(f"{where}/out")
 outcomes, left = [], 0
-for before in ("nothing", "earlier") if way == "exchange" else ("earlier",):
+for before in ("nothing", "earlier") if (kind, way) == ("memory", "exchange") else ("earlier",):
     path = f"{where}/out/{before}"
     for step in range(1, 1000):
         if before == "earlier":
