@@ -51,10 +51,7 @@ class RemoteTape:
         self._link.add(partial(self._writer.extend, data, continues))
 
     def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> None:
-        with self.link.lock:
-            self.link.reserve()
-            self._writer.add_step(step, env_ids, mask)
-            self.link.kick()
+        self._link.add(partial(self._writer.add_step, step, env_ids, mask))
 
     def extend_trajectory(self, data: Any, **end: Any) -> None:
         self._link.add(partial(self._writer.extend_trajectory, data, **end))
