@@ -208,7 +208,7 @@ def _load(buffer: ReplayBuffer, path: Path, rank: int, world_size: int) -> None:
         storage.restore(contents, saved.counters if world_size == 1 else (contents.head, 0))
     except BaseException as error:
         buffer.load_state(before)  # the rows are as they were, so the sampler is
-        if isinstance(error, (KeyError, TypeError, ValueError, IndexError)):
+        if isinstance(error, (KeyError, TypeError, ValueError, IndexError, AttributeError)):
             raise LayoutError(f"{path}: cannot be loaded: {error!r}") from error
         raise
     if renumbered:
