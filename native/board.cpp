@@ -73,10 +73,15 @@ void Board::publish(int64_t version, const uint8_t* record) {
 }
 
 bool Board::read(uint8_t* out, int64_t* version) const {
+  uint64_t n = published();
   for (;;) {
-    const uint64_t n = published();
     if (n == 0) return false;
     if (read_nth(n, out, version)) return true;
+    // Its place is taken by a later one only after others were published.
+    const uint64_t now = published();
+    if (now == n)
+      throw std::runtime_error("the memory of published weights was overwritten: publish again");
+    n = now;
   }
 }
 

@@ -21,7 +21,7 @@ void store(uint8_t* p, T v) {
 
 const char* refusal_name(Refusal r) {
   static const char* const names[] = {"none", "magic", "header_crc", "type",
-                                      "size", "shape", "body_crc"};
+                                      "size", "shape", "body_crc",   "value"};
   return names[static_cast<int>(r)];
 }
 
@@ -52,11 +52,21 @@ Refusal check_items(const Frame& f, const uint8_t* body, uint64_t record_size, b
     const uint32_t known =
         marked ? kRunMarked | kRunGoesOn | kRunTold : kRunBegins | kRunTerminated | kRunTruncated;
     if (run.rows == 0 || (run.flags & ~known) != 0) return Refusal::shape;
-    if (marked ? run.lanes == 0 || run.rows % run.lanes != 0 : run.lanes != 0)
+    if (marked ? run.lanes == 0 || run.lanes > kMaxLanes || run.rows % run.lanes != 0
+               : run.lanes != 0)
       return Refusal::shape;
     rows += run.rows;
   }
   return runs && rows != f.rows ? Refusal::shape : Refusal::none;
+}
+
+bool are_bools(const uint8_t* records, uint64_t n, uint64_t record_size, const Bools& where) {
+  uint8_t any = 0;
+  for (uint64_t i = 0; i < n; ++i) {
+    const uint8_t* p = records + i * record_size + where.offset;
+    for (uint64_t k = 0; k < where.bytes; ++k) any |= p[k];
+  }
+  return any <= 1;
 }
 
 void write_header(const Frame& f, uint8_t* p) {

@@ -31,6 +31,9 @@ struct Frame {
 constexpr uint32_t kRunBegins = 1, kRunTerminated = 2, kRunTruncated = 4, kRunMarked = 16,
                    kRunGoesOn = 32, kRunTold = 64;
 
+// Of a run: a server keeps where each of them is, a hundred bytes or so.
+constexpr uint32_t kMaxLanes = 1 << 18;
+
 struct WireRun {
   uint32_t rows, flags;
   int64_t traj_id, version;
@@ -39,13 +42,20 @@ struct WireRun {
 static_assert(sizeof(WireRun) == kRunBytes, "a run has 32 bytes on the wire");
 
 // Why a frame is refused; the names are those of the counters.
-enum class Refusal : int { none, magic, header_crc, type, size, shape, body_crc };
+enum class Refusal : int { none, magic, header_crc, type, size, shape, body_crc, value };
 const char* refusal_name(Refusal r);
+
+// Bytes of a record that are bools.
+struct Bools {
+  uint64_t offset, bytes;
+};
 
 // Reads a header. `max_frame` bounds the whole frame.
 Refusal parse_header(const uint8_t* bytes, uint64_t max_frame, Frame* out);
 // Does an ITEMS frame fit a table: its records' size, and whether it has runs?
 Refusal check_items(const Frame& frame, const uint8_t* body, uint64_t record_size, bool runs);
+// Are these bytes of n records 0 or 1? Nothing else may be stored as a bool.
+bool are_bools(const uint8_t* records, uint64_t n, uint64_t record_size, const Bools& where);
 void write_header(const Frame& frame, uint8_t* out);
 WireRun read_run(const uint8_t* bytes);
 

@@ -20,7 +20,7 @@ uint64_t accept(Queue& queue, Receiver& in, uint64_t producer, uint64_t next, do
   const Frame& frame = in.frame();
   const uint64_t size = queue.spec().record_size;
   if (frame.type != static_cast<uint8_t>(FrameType::items) || frame.number != next) return 0;
-  if (check_items(frame, in.body(), size, false) != Refusal::none) return 0;
+  if (check_items(frame, in.body(), size, false) != Refusal::none || !in.bools_fit(size)) return 0;
   // More than fits at a time goes in by and by, and is summed before.
   const uint64_t most = queue.spec().batch_size * (queue.spec().num_slots - 1);
   if (frame.rows > most && in.next() != Receiver::State::ready) return 0;

@@ -1,53 +1,57 @@
-// Who has sent how many items: what makes a resend recognisable. Compared and written with the lock
-// of the tape or queue it belongs to.
+// Who has sent how many items: what makes a resend recognisable. The table lies in the memory of
+// the tape or queue it belongs to, and is compared and written with its lock.
+//
+// A producer gets a slot with its first item, and keeps it while it is connected: its slot is
+// pinned. Of those that are not, the longest idle one gives way to a new one. Proven in
+// tests/model/producers.py.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <unordered_map>
 
 namespace contig {
 
-constexpr uint64_t kProducers = 4096;
+// Twice as many as may be connected: those that lost their connection are not forgotten at once.
+constexpr uint64_t kMaxConnections = 8192;
+constexpr uint64_t kProducers = 2 * kMaxConnections;
 
 struct Producer {
-  std::atomic<uint64_t> id;     // 0 = free; stored last when a slot is taken
-  std::atomic<uint64_t> seq;    // items taken so far
-  std::atomic<uint64_t> entry;  // of a tape: the entry its last item went to
-  std::atomic<uint64_t> used;   // head when it was last used, to find the longest idle one
+  std::atomic<uint64_t> id;      // 0: free, as all behind it; kNobody: it is changing hands
+  std::atomic<uint64_t> seq;     // items taken so far
+  std::atomic<uint64_t> entry;   // of a tape: the entry its last item went to
+  std::atomic<uint64_t> used;    // the clock when it last came, sent or left
+  std::atomic<uint64_t> pinned;  // by the process that holds its connection
 };
 
-// The slot of a producer, or kProducers if it has none.
-inline uint64_t find_producer(const Producer* table, uint64_t id) {
-  for (uint64_t i = 0; i < kProducers; ++i) {
-    const uint64_t there = table[i].id.load(std::memory_order_relaxed);
-    if (there == id) return i;
-    if (there == 0) break;
-  }
-  return kProducers;
-}
+// One process's handle of a table. Every method wants the lock.
+class Producers {
+ public:
+  static constexpr uint64_t kNobody = ~uint64_t{0};
 
-// The slot of a producer; a new one starts at `seq`. A full table drops the longest idle one.
-inline uint64_t take_producer(Producer* table, uint64_t id, uint64_t seq) {
-  constexpr auto relaxed = std::memory_order_relaxed;
-  constexpr auto release = std::memory_order_release;
-  uint64_t oldest = 0;
-  for (uint64_t i = 0; i < kProducers; ++i) {
-    const uint64_t there = table[i].id.load(relaxed);
-    if (there == id) return i;
-    if (there == 0) {
-      oldest = i;
-      break;
-    }
-    if (table[i].used.load(relaxed) < table[oldest].used.load(relaxed)) oldest = i;
-  }
-  Producer& p = table[oldest];
-  // Never 0 in between: a free slot ends the search for those behind it. While it changes hands it
-  // belongs to nobody.
-  p.id.store(~uint64_t{0}, release);
-  p.seq.store(seq, release);
-  p.entry.store(~uint64_t{0}, release);
-  p.id.store(id, release);
-  return oldest;
-}
+  Producers() = default;
+  Producers(Producer* table, std::atomic<uint64_t>* clock) : table_(table), clock_(clock) {}
+
+  // The slot of a producer, or kProducers if it has none.
+  uint64_t find(uint64_t id);
+  // The slot of a producer, pinned; a new one starts at `seq`. Throws std::runtime_error if all
+  // slots are pinned.
+  uint64_t take(uint64_t id, uint64_t seq);
+  void use(uint64_t slot);  // it is not idle
+  void leave(uint64_t id);  // its connection is gone
+  void leave_all();         // and those of a process that is no more
+  Producer& operator[](uint64_t slot) const { return table_[slot]; }
+
+ private:
+  uint64_t slot_for_new() const;
+  void tick();
+
+  Producer* table_ = nullptr;
+  std::atomic<uint64_t>* clock_ = nullptr;
+  // Where everybody is, as of a time: nobody looks through the table for each frame. Slots change
+  // hands at later times only.
+  std::unordered_map<uint64_t, uint64_t> found_;
+  uint64_t as_of_ = ~uint64_t{0};
+};
 
 }  // namespace contig

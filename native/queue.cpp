@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
+#include <string>
 
 #include "copy.h"
 #include "crc32c.h"
@@ -17,7 +18,7 @@ constexpr auto relaxed = std::memory_order_relaxed;
 constexpr auto acquire = std::memory_order_acquire;
 constexpr auto release_order = std::memory_order_release;
 constexpr size_t kPage = 4096, kGroup = 16;
-constexpr uint64_t kFormat = 2;
+constexpr uint64_t kFormat = 3;
 
 uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
@@ -82,7 +83,10 @@ QueueHeader* header_of(uint8_t* memory, uint64_t bytes) {
     throw std::invalid_argument("queue: its memory must start at a multiple of 64");
   if (bytes < sizeof(QueueHeader) || h->magic != Queue::kMagic)
     throw std::invalid_argument("not a contig queue (magic)");
-  if (h->format != kFormat) throw std::invalid_argument("a contig queue of another format");
+  if (h->format != kFormat)
+    throw std::invalid_argument("queue format " + std::to_string(h->format) +
+                                ", this contig has format " + std::to_string(kFormat) +
+                                ": use one version of contig in all processes that share it");
   return h;
 }
 }  // namespace
@@ -119,7 +123,7 @@ Queue::Queue(uint8_t* memory, uint64_t bytes)
     : h_(header_of(memory, bytes)), spec_(read_spec(*h_, memory, bytes)) {
   const Places p = places(spec_);
   slots_ = reinterpret_cast<QueueSlot*>(memory + p.slots);
-  producers_ = reinterpret_cast<Producer*>(memory + p.producers);
+  producers_ = Producers(reinterpret_cast<Producer*>(memory + p.producers), &h_->producer_clock);
   blocks_ = memory + p.blocks;
   schema_ = reinterpret_cast<const char*>(memory + p.schema);
   for (const QueueColumn& c : spec_.columns)
@@ -227,29 +231,28 @@ uint64_t Queue::store(uint64_t head, const uint8_t* records, uint64_t n, uint64_
   return at;
 }
 
-// What was stored counts; `producer` is a number of the table, or kProducers.
-void Queue::commit(uint64_t producer, uint64_t seen, uint64_t head, uint64_t to) {
-  if (producer < kProducers) {
-    Producer& p = producers_[producer];
-    h_->undo_producer.store(producer, relaxed);
+// What was stored counts, as items `first`... of the producer.
+void Queue::commit(uint64_t producer, uint64_t first, uint64_t head, uint64_t to) {
+  if (producer != kNoProducer) {
+    const uint64_t number = producers_.take(producer, first);
+    Producer& p = producers_[number];
+    h_->undo_producer.store(number, relaxed);
     h_->undo_seq.store(p.seq.load(relaxed), relaxed);
     h_->undo_head.store(head, release_order);
     std::atomic_thread_fence(release_order);
-    p.used.store(to, release_order);
-    p.seq.store(seen, release_order);
+    producers_.use(number);
+    p.seq.store(first + (to - head), release_order);
   }
   h_->head.store(to, release_order);
   const uint64_t size = spec_.batch_size;
   if (to / size != head / size) wake(h_->data_word, h_->data_waiters);
 }
 
-Queue::Accepted Queue::accept(uint64_t producer, uint64_t first, const uint8_t* records,
-                              uint64_t n) {
+Queue::Accepted Queue::accept(uint64_t producer, uint64_t first, const uint8_t* records, uint64_t n,
+                              uint64_t next) {
   Accepted out{first + n, 0, false, false};
-  uint64_t number = kProducers;
   if (producer != kNoProducer) {
-    number = take_producer(producers_, producer, first);
-    const uint64_t seen = producers_[number].seq.load(relaxed);
+    const uint64_t seen = this->seen(producer, std::max(first, next));
     if (first > seen) {
       out.seen = seen;
       out.gap = true;
@@ -272,32 +275,32 @@ Queue::Accepted Queue::accept(uint64_t producer, uint64_t first, const uint8_t* 
   out.seen = first + out.added;
   if (out.full) h_->blocked.fetch_add(1, relaxed);
   if (out.added == 0) return out;
-  commit(number, out.seen, head, to);
+  commit(producer, first, head, to);
   h_->memcpy_ns.add(now_ns() - began);
   return out;
 }
 
 bool Queue::accept_summed(uint64_t producer, uint64_t first, const uint8_t* records, uint64_t n,
                           uint32_t crc) {
-  const uint64_t number = take_producer(producers_, producer, first);
   const uint64_t head = h_->head.load(relaxed), began = now_ns();
   uint32_t found = 0;
   const uint64_t to = store(head, records, n, began, &found);
   if (to != head + n || found != crc) return false;
-  commit(number, first + n, head, to);
+  commit(producer, first, head, to);
   h_->memcpy_ns.add(now_ns() - began);
   return true;
 }
 
 uint64_t Queue::seen(uint64_t producer, uint64_t next) {
-  const uint64_t number = take_producer(producers_, producer, next);
-  Producer& p = producers_[number];
-  p.used.store(h_->head.load(relaxed), relaxed);
-  return p.seq.load(relaxed);
+  return producers_.find(producer) == kProducers
+             ? next
+             : producers_[producers_.take(producer, next)].seq.load(relaxed);
 }
 
 void Queue::skip(uint64_t producer, uint64_t next) {
-  Producer& p = producers_[take_producer(producers_, producer, next)];
+  const uint64_t number = producers_.find(producer);
+  if (number == kProducers) return;  // it is not known, and goes on where it says
+  Producer& p = producers_[number];
   if (p.seq.load(relaxed) < next) p.seq.store(next, release_order);
 }
 

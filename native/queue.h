@@ -9,7 +9,8 @@
 // behind which a kill leaves nothing undone that `repair` does not do: `head` of an append, `taken`
 // of a take, `block` of a release. A slot is held if its block is below `taken`.
 //
-// Thread-safety: `accept` and `take` want the lock held by the caller; `release` does not.
+// Thread-safety: `accept`, `take` and what is about producers want the lock held by the caller;
+// `release` does not.
 #pragma once
 
 #include <cstddef>
@@ -48,6 +49,7 @@ struct alignas(64) QueueHeader {
   QueueWord closed;            // no more items will come
   // What the last append was about to change; valid while undo_head == head.
   QueueWord undo_head, undo_producer, undo_seq;
+  QueueWord producer_clock;  // of the table of producers: which of them is idle for longest
 
   alignas(64) std::atomic<uint32_t> data_word, data_waiters;    // consumers wait here
   alignas(64) std::atomic<uint32_t> space_word, space_waiters;  // producers wait here
@@ -82,8 +84,10 @@ class Queue {
     uint64_t added;  // by this call
     bool gap, full;  // `first` is beyond what comes next; some did not fit
   };
-  // Appends n records, items `first`... of the producer, without those seen before.
-  Accepted accept(uint64_t producer, uint64_t first, const uint8_t* records, uint64_t n);
+  // Appends n records, items `first`... of the producer, without those seen before: those below
+  // `next`, if the producer is not known.
+  Accepted accept(uint64_t producer, uint64_t first, const uint8_t* records, uint64_t n,
+                  uint64_t next = 0);
   // The same for records that are all new and find room, if their checksum is this: it is taken
   // while they are copied to where they do not count yet. False: it is another.
   bool sums() const { return !large_.empty(); }  // whether that saves time
@@ -91,11 +95,14 @@ class Queue {
                      uint32_t crc);
   // Whether n more items find room.
   bool has_room(uint64_t n) const;
-  // How many items of a producer are in; `next` if it is not known.
+  // How many items of a producer are in; `next` if it is not known. It is connected: one that is
+  // known stays so.
   uint64_t seen(uint64_t producer, uint64_t next);
-
   // Items below a number will not come.
   void skip(uint64_t producer, uint64_t next);
+  // A producer's connection is gone; all those of a process that is no more.
+  void leave(uint64_t producer) { producers_.leave(producer); }
+  void leave_all() { producers_.leave_all(); }
 
   struct Taken {
     uint64_t slot, rows;
@@ -119,12 +126,12 @@ class Queue {
   void scatter(uint8_t* block, uint64_t at, const uint8_t* records, uint64_t n,
                uint32_t* crc) const;
   uint64_t store(uint64_t head, const uint8_t* records, uint64_t n, uint64_t now, uint32_t* crc);
-  void commit(uint64_t producer, uint64_t seen, uint64_t head, uint64_t to);
+  void commit(uint64_t producer, uint64_t first, uint64_t head, uint64_t to);
 
   QueueHeader* h_;
   Spec spec_;  // read once: what a stray write does to the header moves no pointer
   QueueSlot* slots_;
-  Producer* producers_;
+  Producers producers_;
   uint8_t* blocks_;
   const char* schema_;
   std::vector<QueueColumn> large_;  // leaves that are copied one by one, in the record's order

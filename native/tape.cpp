@@ -87,14 +87,21 @@ void Tape::copy_in(const Rows& rows, uint64_t skip, uint64_t seq) {
 }
 
 Tape::Seen Tape::seen(uint64_t producer, uint64_t next) {
-  Producer& p = producers_[take_producer(producers_, producer, next)];
-  p.used.store(h_->head.load(relaxed), relaxed);
+  if (producers_.find(producer) == kProducers) return {next, kNone};
+  const Producer& p = producers_[producers_.take(producer, next)];
   return {p.seq.load(relaxed), p.entry.load(relaxed)};
 }
 
 void Tape::skip(uint64_t producer, uint64_t next) {
-  Producer& p = producers_[take_producer(producers_, producer, next)];
+  const uint64_t slot = producers_.find(producer);
+  if (slot == kProducers) return;  // it is not known, and goes on where it says
+  Producer& p = producers_[slot];
   if (p.seq.load(relaxed) < next) p.seq.store(next, release);
+}
+
+void Tape::recall(uint64_t producer, uint64_t seq) {
+  producers_.take(producer, seq);
+  producers_.leave(producer);
 }
 
 uint64_t Tape::append(const Append& a) {
@@ -132,8 +139,7 @@ uint64_t Tape::append(const Append& a) {
     reserve_stamps(map_[slot_of_chunk(index_head >> chunk_shift_)].load(relaxed), first_stamp + 1);
   if (h_->trajectories.load(relaxed) + new_runs > kMostOrdinals)
     throw std::invalid_argument("append: a tape has no more than 2^57 trajectories");
-  const uint64_t producer =
-      a.producer != 0 ? take_producer(producers_, a.producer, a.producer_before) : 0;
+  const uint64_t producer = a.producer != 0 ? producers_.take(a.producer, a.producer_before) : 0;
 
   // Tail, then the index, then a full fence before the first overwriting store.
   h_->tail.store(tail, release);
@@ -209,7 +215,7 @@ uint64_t Tape::append(const Append& a) {
   if (a.producer != 0) {
     Producer& p = producers_[producer];
     p.entry.store(number - 1, release);
-    p.used.store(new_head, release);
+    producers_.use(producer);
     p.seq.store(a.producer_seq, release);
   }
   h_->index_head.store(number, release);

@@ -96,13 +96,19 @@ class Tape {
   void attach_data(uint8_t* data);
 
   uint64_t append(const Append& a);  // with the lock; returns the first seq
-  // With the lock: a producer's items so far, `next` if it is not known; and its last entry.
+  // With the lock: a producer's items so far, `next` if it is not known; and its last entry. It is
+  // connected: one that is known stays so.
   struct Seen {
     uint64_t seq, entry;
   };
   Seen seen(uint64_t producer, uint64_t next);
   void skip(uint64_t producer, uint64_t next);  // with the lock: items below will not come
-  void clear();                                 // with the lock: evicts everything
+  // With the lock: a producer's connection is gone; all those of a process that is no more; what a
+  // producer has sent according to a file.
+  void leave(uint64_t producer) { producers_.leave(producer); }
+  void leave_all() { producers_.leave_all(); }
+  void recall(uint64_t producer, uint64_t seq);
+  void clear();                // with the lock: evicts everything
   void retire(uint64_t tail);  // with the lock: evicts rows below a seq, and their runs
   void repair();               // with the lock; Hold does it
   // What another process appended to the same files: entries (16 words each, the last the number)
@@ -198,7 +204,7 @@ class Tape {
   Header* h_;
   Word* map_;
   Word* stamped_;  // of each place, stamps that have memory
-  Producer* producers_;
+  Producers producers_;
   uint8_t* index_;
   uint64_t chunk_shift_, chunk_mask_, chunk_bytes_, map_length_;
   int fd_;

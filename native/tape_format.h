@@ -101,6 +101,7 @@ struct alignas(64) Header {
   Word inserted_base, sampled;  // rate limiter: rows in = head + base, rows out
   Word appends;
   Word drawn, drawn_age;  // rows that readers gathered, and their ages in rows, summed
+  Word producer_clock;    // of the table of producers: which of them is idle for longest
   Word restores;          // odd while a checkpoint replaces the contents, then one more
 };
 

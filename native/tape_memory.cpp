@@ -87,7 +87,8 @@ Tape::Tape(uint8_t* control, int fd) : h_(reinterpret_cast<Header*>(control)), f
   map_length_ = h_->map_length;
   map_ = reinterpret_cast<Word*>(control + sizeof(Header));
   stamped_ = map_ + map_length_;
-  producers_ = reinterpret_cast<Producer*>(control + h_->producers_offset);
+  producers_ =
+      Producers(reinterpret_cast<Producer*>(control + h_->producers_offset), &h_->producer_clock);
   index_ = control + h_->index_offset;
   chunk_shift_ = h_->chunk_shift;
   chunk_mask_ = (uint64_t{1} << chunk_shift_) - 1;

@@ -193,6 +193,7 @@ bool Writer::resume(Slot* slot, int64_t traj_id, uint64_t last_entry) const {
   const Header& h = tape_.header();
   const uint64_t bound = h.index_head.load(std::memory_order_relaxed);
   uint64_t w[16];
+  if (traj_id == -1) return false;  // it names none: the entry may be one that a lane goes on with
   if (slot->stamp == stamp_ || slot->track.known || last_entry >= bound) return false;
   if (tape_.read_entry_words(last_entry, h.head.load(std::memory_order_relaxed), w) !=
       Tape::Read::ok)

@@ -121,7 +121,9 @@ class WriterHandle {
     bool gap;
   };
   // No more than `most_rows`, but at least one item.
-  Accepted accept(const Frame& frame, const uint8_t* body, uint64_t producer, uint64_t most_rows);
+  // Of a producer that is not known, items below `next` are in.
+  Accepted accept(const Frame& frame, const uint8_t* body, uint64_t producer, uint64_t most_rows,
+                  uint64_t next);
   // What a call staged: rows with their checksums; then, when they are stored, the append.
   nb::object staged();
   int64_t commit_staged();

@@ -285,8 +285,24 @@ void bind_tape(nb::module_& m) {
            })
       .def("set_producer",
            [](TapeHandle& t, uint64_t producer, uint64_t seq) {
-             return with_lock(t.tape, t.lock_timeout_s, 0,
-                              [&] { return t.tape.seen(producer, seq).seq; });
+             with_lock(t.tape, t.lock_timeout_s, 0, [&] {
+               t.tape.recall(producer, seq);
+               return 0;
+             });
+           })
+      .def("leave",  // a producer's connection is gone
+           [](TapeHandle& t, uint64_t producer) {
+             with_lock(t.tape, t.lock_timeout_s, 0, [&] {
+               t.tape.leave(producer);
+               return 0;
+             });
+           })
+      .def("leave_all",
+           [](TapeHandle& t) {
+             with_lock(t.tape, t.lock_timeout_s, 0, [&] {
+               t.tape.leave_all();
+               return 0;
+             });
            })
       .def("retire",  // evicts rows below a seq: retention by bytes or age
            [](TapeHandle& t, uint64_t tail) {

@@ -155,13 +155,14 @@ nb::tuple accepted(const Queue::Accepted& a) {
 }
 
 // The frame at a connection's front, which must be checked ITEMS of this queue's records.
-nb::tuple accept_frame(QueueHandle& q, Receiver& r, uint64_t producer) {
+// Of a producer that is not known, items below `next` are in.
+nb::tuple accept_frame(QueueHandle& q, Receiver& r, uint64_t producer, uint64_t next) {
   const Frame& f = r.frame();
   check_producer(producer, false);
   if (!r.fits(q.queue.spec().record_size, false))
     throw std::invalid_argument("accept_frame: no whole frame of this queue's records");
-  return accepted(
-      q.locked(f.length, [&] { return q.queue.accept(producer, f.number, r.body(), f.rows); }));
+  return accepted(q.locked(
+      f.length, [&] { return q.queue.accept(producer, f.number, r.body(), f.rows, next); }));
 }
 
 // As many frames as can be taken in natively: (bytes received, frames, items, those of them in the
@@ -276,7 +277,8 @@ void bind_queue(nb::module_& m) {
           nb::arg("memory").noconvert(), nb::arg("record_size"), nb::arg("batch_size"),
           nb::arg("num_slots"), nb::arg("block_bytes"), nb::arg("columns"), nb::arg("schema"))
       .def_rw("lock_timeout_s", &QueueHandle::lock_timeout_s)
-      .def("accept_frame", &accept_frame, nb::arg("receiver"), nb::arg("producer"))
+      .def("accept_frame", &accept_frame, nb::arg("receiver"), nb::arg("producer"),
+           nb::arg("next") = 0)
       .def("take_frames", &take_frames, nb::arg("receiver"), nb::arg("socket"), nb::arg("producer"),
            nb::arg("next"), nb::arg("patience_s"))
       .def("accept_records", &accept_records, nb::arg("records").noconvert(), nb::arg("producer"),
@@ -292,6 +294,21 @@ void bind_queue(nb::module_& m) {
              check_producer(producer, false);
              q.locked(0, [&] {
                q.queue.skip(producer, next);
+               return 0;
+             });
+           })
+      .def("leave",  // a producer's connection is gone
+           [](QueueHandle& q, uint64_t producer) {
+             check_producer(producer, false);
+             q.locked(0, [&] {
+               q.queue.leave(producer);
+               return 0;
+             });
+           })
+      .def("leave_all",
+           [](QueueHandle& q) {
+             q.locked(0, [&] {
+               q.queue.leave_all();
                return 0;
              });
            })
@@ -427,6 +444,9 @@ void bind_board(nb::module_& m) {
 
 void bind_transport(nb::module_& m) {
   m.attr("FRAME_HEADER") = kFrameHeader;
+  m.attr("MAX_LANES") = kMaxLanes;
+  m.attr("MAX_CONNECTIONS") = kMaxConnections;
+  m.attr("PRODUCERS") = kProducers;
   m.def(
       "crc32c",
       [](nb::bytes data, uint32_t before) {
@@ -490,6 +510,15 @@ void bind_transport(nb::module_& m) {
           [](Receiver& h, uint64_t n) { h.allow(n); })
       .def("resize", [](Receiver& h, uint64_t n) { h.resize(n); })
       .def("set_near", &Receiver::set_near)
+      .def("set_bools",  // offset and bytes of each
+           [](Receiver& h, Seqs places) {
+             if (places.shape(0) % 2 != 0) throw std::invalid_argument("set_bools: pairs");
+             std::vector<Bools> bools;
+             for (size_t i = 0; i < places.shape(0); i += 2)
+               bools.push_back(Bools{static_cast<uint64_t>(places.data()[i]),
+                                     static_cast<uint64_t>(places.data()[i + 1])});
+             h.set_bools(std::move(bools));
+           })
       .def_prop_ro("refusal",
                    [](const Receiver& h) { return std::string(refusal_name(h.refusal())); });
   bind_queue(m);
@@ -498,13 +527,14 @@ void bind_transport(nb::module_& m) {
   // A tape's items, with the writer of their producer: (seen, items added, rows added, gap).
   m.def(
       "accept_runs",
-      [](WriterHandle& w, const Receiver& r, uint64_t producer, uint64_t most_rows) {
+      [](WriterHandle& w, const Receiver& r, uint64_t producer, uint64_t most_rows, uint64_t next) {
         if (!r.fits(w.record_size(), true))
           throw std::invalid_argument("accept_runs: no whole frame of this tape's records");
-        const WriterHandle::Accepted a = w.accept(r.frame(), r.body(), producer, most_rows);
+        const WriterHandle::Accepted a = w.accept(r.frame(), r.body(), producer, most_rows, next);
         return nb::make_tuple(a.seen, a.items, a.rows, a.gap);
       },
-      nb::arg("writer"), nb::arg("receiver"), nb::arg("producer"), nb::arg("most_rows"));
+      nb::arg("writer"), nb::arg("receiver"), nb::arg("producer"), nb::arg("most_rows"),
+      nb::arg("next") = 0);
 }
 
 }  // namespace contig

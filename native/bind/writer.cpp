@@ -285,7 +285,7 @@ void WriterHandle::append_part(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_con
 }
 
 WriterHandle::Accepted WriterHandle::accept(const Frame& frame, const uint8_t* body,
-                                            uint64_t producer, uint64_t most_rows) {
+                                            uint64_t producer, uint64_t most_rows, uint64_t next) {
   const Turn turn(busy_);
   claim();
   Tape& tape = tape_.tape;
@@ -293,7 +293,7 @@ WriterHandle::Accepted WriterHandle::accept(const Frame& frame, const uint8_t* b
   const uint8_t* records = body + uint64_t{frame.runs} * kRunBytes;
   Rows staging;
   const Accepted accepted = with_lock(tape, tape_.lock_timeout_s, frame.length, [&]() -> Accepted {
-    const Tape::Seen seen = tape.seen(producer, frame.number);
+    const Tape::Seen seen = tape.seen(producer, std::max(frame.number, next));
     if (frame.number > seen.seq) return {seen.seq, 0, 0, true};
     const uint64_t again = std::min<uint64_t>(seen.seq - frame.number, frame.runs);
     uint64_t skipped = 0;

@@ -139,7 +139,8 @@ struct Model {
     Queue::Accepted out{first, 0, false, false};
     uint64_t again = 0;
     if (producer != Queue::kNoProducer) {
-      const uint64_t next = seen.emplace(producer, first).first->second;
+      const auto known = seen.find(producer);  // from its first item on
+      const uint64_t next = known == seen.end() ? first : known->second;
       if (first > next) return {next, 0, true, false};
       again = std::min(next - first, n);
       if (again == n) return {next, 0, false, false};
@@ -149,7 +150,7 @@ struct Model {
     out.seen = first + again + out.added;
     for (const Item& item : items::range(producer, first + again, out.added))
       pending.push_back(item);
-    if (producer != Queue::kNoProducer) seen[producer] = out.seen;
+    if (producer != Queue::kNoProducer && out.added > 0) seen[producer] = out.seen;
     return out;
   }
 
@@ -188,7 +189,10 @@ class Stage {
   void run(int attacks, int kills) {
     for (int i = 0; i < attacks; ++i) {
       for (uint64_t k = random_.below(6); k > 0; --k) wander();
-      switch (random_.below(6)) {
+      switch (random_.below(7)) {
+        case 6:
+          attack_leave(kills);
+          break;
         case 5:
           attack_skip(kills);
           break;
@@ -204,27 +208,57 @@ class Stage {
     }
   }
 
-  // As many producers as the table holds; then one more, in whose favour the longest idle one goes.
+  // As many producers as the table holds, half of which are connected; then one more, in whose
+  // favour the longest idle one of the others goes, however long connected ones have been idle.
   void run_full_table() {
     for (uint64_t p = 1; p <= kProducers; ++p) {
       offer(&model_, p, 0, 1);
+      if (p > kMaxConnections) queue_.leave(p);
       while (drain(&model_, false)) {
       }
     }
-    constexpr uint64_t idle = kProducers / 2;
-    for (uint64_t p = 1; p <= kProducers; ++p) {
+    constexpr uint64_t idle = kMaxConnections + kMaxConnections / 2;
+    for (uint64_t p = kMaxConnections + 2; p <= kProducers; ++p) {
       if (p == idle) continue;
       offer(&model_, p, 1, 1);
+      queue_.leave(p);
       while (drain(&model_, false)) {
       }
+    }
+    offer(&model_, kMaxConnections + 1, 1, 1);
+    queue_.leave(kMaxConnections + 1);
+    while (drain(&model_, false)) {
     }
     model_.seen.erase(idle);
     const uint64_t from = queue_.header().producers_offset;
     memory_.guard(from, from + kProducers * sizeof(Producer));  // looking through it takes long
     attack_accept_of(kProducers + 1, 5, 3, 0);
     memory_.guard(0, 0);
-    offer(&model_, idle, 1, 1);  // it comes back, and the longest idle one goes now: the first
-    if (table().count(1) != 0) fail("not the longest idle producer was dropped");
+    // It comes back, and the longest idle one goes now: not one of those connected, and not the
+    // first of the others, which left last.
+    model_.seen.erase(kMaxConnections + 2);
+    drain(&model_, false);
+    offer(&model_, idle, 1, 1);
+    const std::map<uint64_t, uint64_t> known = table();
+    if (known.count(kMaxConnections + 2) != 0) fail("not the longest idle producer was dropped");
+    if (known.count(kMaxConnections + 1) == 0) fail("one that has just left was dropped");
+    for (uint64_t p = 1; p <= kMaxConnections; ++p)
+      if (known.count(p) == 0) fail("a producer that is connected was dropped");
+    // With everybody connected there is no room for another one, and nothing happens to anybody.
+    for (const auto& p : known) queue_.seen(p.first, 0);
+    while (drain(&model_, false)) {
+    }
+    bool refused = false;
+    try {
+      Model none = model_;
+      offer(&none, kProducers + 2, 0, 1);
+    } catch (const std::runtime_error&) {
+      refused = true;
+    }
+    if (!refused || table() != known) fail("one more than there is room for");
+    queue_.leave_all();
+    offer(&model_, kProducers + 2, 0, 1);
+    if (table().count(kProducers + 2) == 0) fail("no room, although nobody is connected");
   }
 
  private:
@@ -441,7 +475,7 @@ class Stage {
   void attack_skip(int kills) {
     const uint64_t producer = 1 + random_.below(4), to = next(producer) + random_.below(3);
     Model after = model_;
-    after.seen[producer] = to;
+    if (after.seen.count(producer) != 0) after.seen[producer] = to;  // else it says where it is
     attack(
         [&] {
           items::Hold hold(queue_);
@@ -459,6 +493,29 @@ class Stage {
           play(&m, consumers_first);
         },
         [&] { model_ = after; });
+  }
+
+  // Connections that are gone: nobody's number changes, and whoever comes again is pinned again.
+  void attack_leave(int kills) {
+    const uint64_t producer = 1 + random_.below(4);
+    const bool all = random_.below(2) == 0;
+    const std::map<uint64_t, uint64_t> before = table();
+    attack(
+        [&] {
+          items::Hold hold(queue_);
+          if (all)
+            queue_.leave_all();
+          else
+            queue_.leave(producer);
+        },
+        kills,
+        [&](bool consumers_first) {
+          if (table() != before) fail("a number changed when its producer left");
+          Model m = model_;
+          offer(&m, producer, next(producer), 2);
+          play(&m, consumers_first);
+        },
+        [] {});
   }
 
   // A consumer that is killed while it gives a batch back.
@@ -506,7 +563,7 @@ class Stage {
     }
     // And truly killed, so that the lock has a dead holder.
     for (int i = 0; i < kills; ++i) {
-      memory_.load(start);
+      load(start);
       const pid_t pid = killpoints::start(work);
       for (uint64_t k = random_.below(instructions); k > 0 && step(pid); --k) {
       }
@@ -514,13 +571,20 @@ class Stage {
       go_on(random_.below(2) == 0);
       ++counts_->kills;
     }
-    memory_.load(start);
+    load(start);
     work();  // the history goes on
     done();
   }
 
-  void load_unlocked(const Image& state) {
+  // As another process finds it: a handle knows the table of producers by heart, and here the time
+  // goes back.
+  void load(const Image& state) {
     memory_.load(state);
+    queue_ = Queue(memory_.base, memory_.bytes());
+  }
+
+  void load_unlocked(const Image& state) {
+    load(state);
     lock_init(queue_.header().lock);
   }
 

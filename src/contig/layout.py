@@ -198,7 +198,8 @@ class Layout:
         for path, leaf in self.by_path.items():
             theirs = other.by_path.get(path)
             if theirs is None:
-                near = [p for p in other.by_path if p[-1] == path[-1]]
+                # A bare array has the empty path, which is like no other.
+                near = [p for p in other.by_path if path and p[-1:] == path[-1:]]
                 hint = f" (there is {show_path(near[0])}: renamed or nested?)" if near else ""
                 lines.append(f"{show_path(path)}: missing, expected {leaf.describe()}{hint}")
                 continue

@@ -214,3 +214,19 @@ def test_a_learners_own_storage(tmp_path: Path) -> None:
         reader.close()
     storage.close()
     assert len(contig.DiskStorage(tmp_path / "runs")) == 50
+
+
+def test_durable_needs_a_disk(tmp_path: Path) -> None:
+    example = tmp_path / "row.json"
+    example.write_text(json.dumps(ROW))
+    for options in (["--table", "a"], ["--queue", "4"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "contig.cli.main", "serve", "--durable", *options]
+            + ["--example", str(example)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+        assert done.returncode == 2
+        assert "--durable needs --disk" in done.stderr

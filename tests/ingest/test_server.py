@@ -480,3 +480,19 @@ def test_the_ingest_process_gives_way() -> None:
         assert server.pid != os.getpid()
         assert os.sched_getscheduler(server.pid) == os.SCHED_BATCH
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+@pytest.mark.parametrize("how", ["buffer", "tables"])
+def test_a_buffer_that_transforms_what_is_written_is_refused(how: str) -> None:
+    """Clients' rows go past the buffer: to skip its transform would be to store other rows."""
+    buffer = ReplayBuffer(LazyTensorStorage(10), transform=lambda batch: batch, batch_size=2)
+    given: dict[str, Any] = {"buffer": buffer} if how == "buffer" else {"tables": {"a": buffer}}
+    with pytest.raises(ValueError, match="transforms what is written.*on_sample"):
+        Server(**given)
+
+    class OnSample:
+        def on_sample(self, batch: Any) -> Any:
+            return batch
+
+    plain = ReplayBuffer(LazyTensorStorage(10), transform=OnSample(), batch_size=2)
+    Server(buffer=plain).close()

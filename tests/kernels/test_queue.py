@@ -462,12 +462,13 @@ def test_item_numbers_up_to_the_last() -> None:
 
 
 def test_a_full_table_drops_the_longest_idle_producer() -> None:
-    q, most = queue(1), 4096
+    q, most = queue(1), _native.PRODUCERS
 
     def send(producer: int, first: int) -> tuple[int, int, bool, bool]:
         answer: tuple[int, int, bool, bool] = q.accept_records(
             numbers(producer, 1), producer, first
         )
+        q.leave(producer)
         take_all(q)
         return answer
 
@@ -475,30 +476,49 @@ def test_a_full_table_drops_the_longest_idle_producer() -> None:
         assert send(producer, 0) == (1, 1, False, False)
     for producer in (1, 2, 3, 5):  # not 4: it is the longest idle one now
         assert send(producer, 1) == (2, 1, False, False)
-    assert send(5000, 7) == (8, 1, False, False)
+    assert send(most + 7, 7) == (8, 1, False, False)
     # Everybody else is known as before.
     assert send(1, 1) == (2, 0, False, False)
     assert send(1, 3) == (2, 0, True, False)
-    for producer in range(6, most + 1, 97):
+    for producer in range(7, most + 1, 97):
         assert send(producer, 0) == (1, 0, False, False)
     # It comes back and says where it is; nobody can know better. 6 goes instead.
     assert q.seen(4, 1) == 1
     assert send(4, 1) == (2, 1, False, False)
     assert send(4, 0) == (2, 0, False, False)
     assert q.seen(6, 40) == 40
-    assert send(5000, 7) == (8, 0, False, False)
+    assert send(most + 7, 7) == (8, 0, False, False)
 
 
-def test_asking_keeps_a_producer_from_being_dropped() -> None:
-    """A client that connects and has nothing to send yet is not idle."""
-    q, most = queue(1), 4096
+def test_who_is_connected_is_not_forgotten() -> None:
+    """However long it is idle, and whether or not it has sent since it came back."""
+    q, most = queue(1), _native.PRODUCERS
     for producer in range(1, most + 1):
         q.accept_records(numbers(0, 1), producer, 0)
+        if producer != 1:
+            q.leave(producer)
         take_all(q)
-    assert q.seen(1, 0) == 1
-    q.accept_records(numbers(0, 1), 5000, 0)
+    assert q.seen(2, 0) == 1  # it comes back
+    for producer in range(most + 1, 2 * most - 1):
+        q.accept_records(numbers(0, 1), producer, 0)
+        q.leave(producer)
+        take_all(q)
+    assert q.seen(1, 99) == q.seen(2, 99) == 1
+    assert q.seen(3, 99) == 99
+    q.leave_all()  # another process serves the queue
+    assert q.seen(1, 99) == q.seen(2, 99) == 1
+
+
+def test_asking_takes_no_place() -> None:
+    """Clients that only connect drive nobody out."""
+    q, most = queue(1), _native.PRODUCERS
+    q.accept_records(numbers(0, 1), 1, 0)
+    q.leave(1)
+    for producer in range(2, most + 100):
+        assert q.seen(producer, 5) == 5
+        q.skip(producer, 7)
+        q.leave(producer)
     assert q.seen(1, 99) == 1
-    assert q.seen(2, 99) == 99
 
 
 if __name__ == "__main__":

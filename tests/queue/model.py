@@ -83,7 +83,7 @@ class Model:
     def accept(self, producer: int, first: int, n: int) -> Accepted:
         again = 0
         if producer:
-            seen = self.seen.setdefault(producer, first)
+            seen = self.seen.get(producer, first)  # it is known from its first item on
             if first > seen:
                 return Accepted(seen, 0, True, False)
             again = min(seen - first, n)
@@ -96,7 +96,7 @@ class Model:
         start = first + again
         self.pending += [(producer, start + i) for i in range(added)]
         self.total += added
-        if producer:
+        if producer and added:
             self.seen[producer] = start + added
         return Accepted(start + added, added, False, full)
 

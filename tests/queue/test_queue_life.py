@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contig import ClosedError, Layout, LayoutError, SharedStorage
+from contig import ClosedError, Layout, LayoutError, SharedStorage, _native
 from contig.tape.queue import BatchQueue
 from contig.transport.board import WeightsBoard
 
@@ -233,3 +233,25 @@ def test_a_batch_before_it_is_full_costs_no_item() -> None:
             found += kept["x"][:, 0].tolist()
     assert found == list(range(30))
     assert kept is not None and kept["x"].shape == (3, 2)
+
+
+@pytest.mark.parametrize("word", ["published", "sequence"])
+def test_weights_whose_memory_was_overwritten(word: str) -> None:
+    """A reader says so instead of looking for ever, with the interpreter's lock held."""
+    memory = np.zeros(_native.Board.bytes_for(8, 2) + 64, np.uint8)
+    memory = memory[-memory.ctypes.data % 64 :][: _native.Board.bytes_for(8, 2)]
+    _native.Board.format(memory, 8, b"{}")
+    board = _native.Board(memory)
+    for version in range(5):
+        board.publish(version, np.frombuffer(np.int64(version).tobytes(), np.uint8))
+    words = memory.view(np.uint64)
+    assert words[8] == 5
+    if word == "published":
+        words[8] = 2**63 + 12345
+    else:
+        words[16 + 8 * (5 % 3)] = 3
+    for read in (lambda: board.newest, board.read):
+        with pytest.raises(RuntimeError, match="overwritten"):
+            read()
+    board.publish(9, np.frombuffer(np.int64(9).tobytes(), np.uint8))
+    assert board.newest == 9

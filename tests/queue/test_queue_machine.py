@@ -119,16 +119,23 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(producer=st.integers(1, 3), following=st.integers(0, 5))
     def ask(self, producer: int, following: int) -> None:
-        assert self.native.seen(producer, following) == self.model.seen.setdefault(
-            producer, following
-        )
+        assert self.native.seen(producer, following) == self.model.seen.get(producer, following)
 
     @rule(producer=st.integers(1, 3), ahead=st.integers(-2, 4))
     def skip(self, producer: int, ahead: int) -> None:
         """Items that will not come."""
         following = max(self.model.seen.get(producer, 0) + ahead, 0)
         self.native.skip(producer, following)
-        self.model.seen[producer] = max(self.model.seen.get(producer, 0), following)
+        if producer in self.model.seen:  # one that is not known goes on where it says
+            self.model.seen[producer] = max(self.model.seen[producer], following)
+
+    @rule(producer=st.integers(1, 4))
+    def leave(self, producer: int) -> None:
+        """Its connection is gone; 4 stands for the whole ingest process."""
+        if producer == 4:
+            self.native.leave_all()
+        else:
+            self.native.leave(producer)
 
     # -- taking -------------------------------------------------------------------------------
 

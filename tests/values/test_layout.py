@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contig import Layout, LayoutError, ShapeDtype
+from contig.tree import show_path
 from tests.reference import records, trees
 
 
@@ -288,3 +289,32 @@ def test_a_namedtuple_of_a_function_comes_back_by_its_fields() -> None:
 )
 def test_diff_names_the_leaf_and_what_to_do(theirs: Any, lines: list[str]) -> None:
     assert sorted(Layout(BASE).diff(Layout(theirs)).splitlines()) == sorted(lines)
+
+
+_leaf = st.builds(
+    lambda dtype, shape: np.zeros(shape, dtype),
+    st.sampled_from(["bool", "int64", "float32"]),
+    st.lists(st.integers(0, 3), max_size=2).map(tuple),
+)
+_trees = st.recursive(
+    _leaf,
+    lambda inner: st.one_of(
+        st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=3),
+        st.lists(inner, min_size=1, max_size=2),
+        st.tuples(inner, inner),
+    ),
+    max_leaves=5,
+)
+
+
+@given(_trees, _trees)
+def test_any_two_layouts_have_a_readable_difference(one: Any, two: Any) -> None:
+    """A bare array, too, whose path is empty."""
+    a, b = Layout(one), Layout(two)
+    for x, y in ((a, b), (b, a)):
+        text = x.diff(y)
+        assert (text == "") == ({leaf.path: leaf.describe() for leaf in x.leaves}
+                                == {leaf.path: leaf.describe() for leaf in y.leaves})  # fmt: skip
+        for leaf in x.leaves:
+            if leaf.path not in y.by_path:
+                assert f"{show_path(leaf.path)}: missing" in text

@@ -15,6 +15,9 @@ NUMBERS = [0, 1, 2**31, 2**62, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1]
 _WIDTHS = {"type": 1 << 8, "flags": 1 << 8, "reserved": 1 << 16, "runs": 1 << 32, "rows": 1 << 32}
 
 
+BOOLS = 3  # bytes at the start of a tape's record: done, terminated, truncated
+
+
 def items_payload(rng: random.Random, record_size: int, tape: bool) -> tuple[list[Run], int, bytes]:
     """Runs (none for a queue), rows and payload of a good ITEMS frame."""
     if not tape:
@@ -30,7 +33,11 @@ def items_payload(rng: random.Random, record_size: int, tape: bool) -> tuple[lis
             traj_id, version = rng.choice([-1, 0, 1, 2**63 - 1]), rng.choice([-1, 0, 9])
             runs.append(Run(rng.randint(1, 4), rng.randrange(8), traj_id, version, 0))
     rows = sum(run.rows for run in runs)
-    return runs, rows, pack_runs(runs) + rng.randbytes(rows * record_size)
+    records = bytearray(rng.randbytes(rows * record_size))
+    if rng.random() < 0.97:
+        for flag in range(min(BOOLS, record_size)):
+            records[flag::record_size] = bytes(b & 1 for b in records[flag::record_size])
+    return runs, rows, pack_runs(runs) + records
 
 
 def pack_runs(runs: list[Run]) -> bytes:

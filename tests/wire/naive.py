@@ -59,7 +59,7 @@ def items_fit(fields: Fields, payload: bytes, record_size: int, tape: bool) -> b
         marked = bool(run.flags & 16)
         if run.rows == 0 or run.flags & ~(16 | 32 | 64 if marked else 1 | 2 | 4):
             return False
-        if marked and (run.lanes == 0 or run.rows % run.lanes):
+        if marked and (run.lanes == 0 or run.lanes > 1 << 18 or run.rows % run.lanes):
             return False
         if not marked and run.lanes:
             return False

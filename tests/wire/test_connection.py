@@ -265,8 +265,8 @@ def test_requests_are_bounded_in_bytes() -> None:
     peer, half = Peer(hub), bytes(wire.MAX_REQUEST_BYTES // 2)
 
     def answer() -> None:
-        number, _, _, request, payload = asked.pop(0)
-        hub.answer(number, len(payload), frame(13, request, b"{}"))
+        token, _, _, request, _ = asked.pop(0)
+        hub.answer(token, frame(13, request, b"{}"))
 
     peer.give(frame(11, 1, 4 * half))
     assert len(asked) == 1 and peer.refusal is None

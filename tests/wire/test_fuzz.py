@@ -32,7 +32,7 @@ from tests.wire.naive import BAD, GROW, MORE, READY, NaiveReceiver, frame, items
 
 TOKEN = "a token"
 REASONS = {"magic", "version", "token", "table", "producer", "frame", "layout"}
-REASONS |= {"gap", "shape", "size", "type", "header_crc", "body_crc", "busy", "deadline"}
+REASONS |= {"gap", "shape", "value", "size", "type", "header_crc", "body_crc", "busy", "deadline"}
 
 
 def rss_mb() -> float:
@@ -158,6 +158,11 @@ class Transport:
         assert not self.closing, "written to after the end"
         self.written += data
 
+    def set_write_buffer_limits(self, high: int) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def is_closing(self) -> bool:
         return self.closing
 
@@ -248,6 +253,9 @@ class Judge:
         size = self.layout.record_size
         if not items_fit(fields, payload, size, self.tape):
             raise Refusal("shape")
+        records = payload[32 * fields.runs :]
+        if self.tape and any(max(records[k::size]) > 1 for k in range(mutate.BOOLS)):
+            raise Refusal("value")
         if fields.number > self.received:
             raise Refusal("gap")
         rows = [run.rows for run in runs_of(payload, fields.runs)] if self.tape else []
@@ -399,9 +407,13 @@ class Arena:
         table, (producer, following) = content["table"], numbers
         if not self._layout_fits(content.get("layout"), table, let_in):
             raise Refusal("layout")
-        seen = self.seen.setdefault((table, producer), following)
+        seen = self.seen.get((table, producer), following)
         if content["ack"] == "received":  # acked once, so it does not come again: it is skipped
-            seen = self.seen[table, producer] = max(seen, following)
+            if following - seen > LIMITS.max_bytes:
+                raise Refusal("producer")
+            seen = max(seen, following)
+            if (table, producer) in self.seen:
+                self.seen[table, producer] = seen
         return table, producer, seen
 
     def _layout_fits(self, layout: Any, table: str, let_in: bool) -> bool:
@@ -537,8 +549,9 @@ class Arena:
 
     def _account(self, connection: Connection, judge: Judge, table: str, producer: int) -> None:
         assert connection.table is not None and connection.table.kind == table
-        self.seen[table, producer] = self.seen.pop((table, producer))  # the newest
-        self.seen[table, producer] = judge.received
+        if judge.records or (table, producer) in self.seen:  # it is known from its first item on
+            self.seen.pop((table, producer), None)
+            self.seen[table, producer] = judge.received  # the newest
         if table == "queue":
             self.expected += judge.records
         elif judge.records:
@@ -568,7 +581,7 @@ class Arena:
         assert hub.bytes_held == 0
         for left in (hub.connections, hub._hungry, hub._blocked, hub._orphans, hub._current):
             assert not left
-        assert not hub._wanting
+        assert not hub.weights._wanting
         episodes = self.storage.episodes()
         assert episodes["steps"].sum() == min(self.rows, 200)
         self.storage.close()

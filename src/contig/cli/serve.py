@@ -32,6 +32,8 @@ from ..sample import (
 from ..tape import LazyTensorStorage, Storage
 from ..tape.disk import DiskStorage
 from ..transport import Server, TcpTransport
+from ..transport.admission import raise_descriptor_limit
+from ..transport.hub import Limits
 
 __all__ = ["add_arguments", "run"]
 
@@ -80,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         print(f"contig serve: {error}", file=sys.stderr)
         return 2
+    raise_descriptor_limit(Limits().max_connections)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -108,6 +111,8 @@ def _server(args: argparse.Namespace) -> Server:
         metrics_port=args.metrics_port,
         max_restarts=args.max_restarts,
     )
+    if args.durable and args.disk is None:
+        raise ValueError("--durable needs --disk PATH: what is in memory survives no power loss")
     if args.queue is not None:
         if args.table:
             raise ValueError("give --queue or --table, not both")

@@ -182,6 +182,11 @@ class ReplayBuffer:
             info["priority_weight"] = batch["priority_weight"]
         return out, info
 
+    @property
+    def transforms_writes(self) -> bool:
+        """Whether what is written through it is transformed."""
+        return self._on_write is not None
+
     def draw(self, batch_size: int | None = None, *, of: int | None = None) -> Batch:
         """A batch as numpy, past the prefetcher.
 

@@ -32,6 +32,13 @@ class Weights(NamedTuple):
     tree: Any
 
 
+def check_version(version: Any) -> None:
+    """Raises ValueError unless weights can have this version: -1 is how none are told."""
+    whole = isinstance(version, (int, np.integer)) and not isinstance(version, bool)
+    if not whole or not 0 <= version < 2**63:
+        raise ValueError(f"version {version!r}: a whole number of at least 0, below 2^63")
+
+
 class WeightsBoard:
     """The newest version of one pytree.
 
@@ -70,9 +77,10 @@ class WeightsBoard:
         """Makes a tree the newest version: one copy, however many readers.
 
         Raises:
-            ValueError: the version is not larger than the one before.
+            ValueError: the version is negative, or not larger than the one before.
             LayoutError: a tree of another layout.
         """
+        check_version(version)
         newest = self.newest
         if newest is not None and version <= newest:
             raise ValueError(f"version {version} after {newest}: versions must grow")

@@ -15,13 +15,16 @@ import os
 import struct
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import _native
-from ..errors import LayoutError, TapeBusy
-from ..layout import Layout
+from ..errors import TapeBusy
 from . import wire
 from .heartbeat import Heartbeat
+from .opening import Opening
+from .outflow import Outflow
 from .tables import Sender
 from .wire import Refused, Type
 
@@ -34,6 +37,7 @@ __all__ = ["Connection"]
 log = logging.getLogger("contig.transport")
 
 _FIRST_BUFFER = 4096
+_AGAIN_S = 0.05
 _PATIENCE_S = 0.001  # for room in a table: stopping to read, and starting again, takes longer
 _BUSY_S = 0.25  # between attempts to get a lock that is held: the loop waits for it each time
 _MORE, _READY, _GROW = 0, 1, 2  # native/receiver.h
@@ -48,6 +52,7 @@ class Connection(asyncio.BufferedProtocol):
         self.receiver = _native.Receiver(_FIRST_BUFFER, wire.HANDSHAKE_BYTES)
         self.transport: Any = None
         self.peer = "?"
+        self.encrypted = False
         self.table: Table | None = None
         self.table_name = ""
         self.producer = 0
@@ -59,10 +64,14 @@ class Connection(asyncio.BufferedProtocol):
         self._hello: wire.Hello | None = None
         self._nonce = os.urandom(32)
         self._acked = self._received = self._committed = 0
-        self._added = 0  # items of the frame at the front that are in
+        self._added = 0  # items of the frame at the front that it has put in
+        self._next = 0  # items below it are in, as far as this connection knows
         self._unsettled: deque[tuple[int, int]] = deque()  # tickets, and what they stand for
         self._deadline: asyncio.TimerHandle | None = None
-        self._leaving = self._choked = False
+        self._leaving = self._choked = self._knows_bools = False
+        self._out = Outflow(hub.loop, self._sent_large)
+        self._then: Callable[[], bool] | None = None  # what comes before the next frame
+        self._waits = False  # for its table to do that
         self.heard = self.spoke = time.monotonic()
         self._heartbeat: Heartbeat | None = None
         self.socket = -1  # to read from directly; not with TLS
@@ -74,10 +83,11 @@ class Connection(asyncio.BufferedProtocol):
         self.transport = transport
         name = transport.get_extra_info("peername")
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "local")
-        plain = transport.get_extra_info("sslcontext") is None
-        sock = transport.get_extra_info("socket") if plain else None
+        self.encrypted = transport.get_extra_info("sslcontext") is not None
+        sock = None if self.encrypted else transport.get_extra_info("socket")
         self.socket = -1 if sock is None else sock.fileno()
         own = transport.get_extra_info("sockname")
+        self._out.attach(transport)
         self.receiver.set_near(isinstance(name, tuple) and name[0] == own[0])
         self.hub.joined(self)
         self._deadline = self.hub.loop.call_later(self.hub.handshake_s, self._too_late)
@@ -109,18 +119,27 @@ class Connection(asyncio.BufferedProtocol):
         self.hub.left(self)
 
     def pause_writing(self) -> None:
-        """The peer does not read what it asked for: nothing more is done for it."""
-        self._choked = True
-        self.transport.pause_reading()
+        self._out.pause()
+        self._choke()
+
+    def _choke(self) -> None:
+        """A peer that does not read what it asked for is not read from."""
+        if self._out.held_up and not self._choked:
+            self._choked = True
+            self.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._choked = False
-        self._read_on()
-        self.pump()
+        self._out.resume()
+        self.hub.answers.read(self)
+        if self._choked and not self._out.held_up:
+            self._choked = False
+            self._read_on()
+            self.pump()
 
     @property
     def _held_up(self) -> bool:
-        return self._choked or self.blocked_at is not None or self.hub.starves(self)
+        held_up = self._choked or self._waits or self.blocked_at is not None
+        return held_up or self.hub.starves(self)
 
     @property
     def _reads_on(self) -> bool:
@@ -171,7 +190,7 @@ class Connection(asyncio.BufferedProtocol):
             self.items += taken.items
             self.rows += taken.items
             self._added = taken.partial
-            self._received = self._committed = taken.seen
+            self._received = self._committed = self._next = taken.seen
             self.hub.took_whole(taken.frames, taken.items)
         self.pump()
         return taken.nbytes
@@ -180,6 +199,8 @@ class Connection(asyncio.BufferedProtocol):
         """One step forward; False: nothing more can be done now."""
         if self._hello is None:
             return self._greet()
+        if self._then is not None:
+            return self._go_on()
         state = self.receiver.next()
         if state == _MORE:
             return False
@@ -221,32 +242,25 @@ class Connection(asyncio.BufferedProtocol):
         asked = wire.parse_json(self.receiver.payload())
         self.receiver.pop()
         assert self._hello is not None
+        hub = self.hub
+        proof = wire.proof(hub.token, "client", self._nonce, self._hello.nonce)
+        opening = Opening.read(asked, hub.tables, proof, hub.limits.max_frame)
+        self._then = partial(self._enter, opening)
+
+    def _enter(self, opening: Opening) -> bool:
+        """Lets a client in whose OPEN is right; False: its table has to be waited for."""
+        if not opening.table_is_ready():
+            return False
+        assert self._hello is not None
         token, client, server = self.hub.token, self._hello.nonce, self._nonce
-        if not wire.same_proof(asked.get("proof"), wire.proof(token, "client", server, client)):
-            hint = "" if token is not None else "; this server has none, leave it out"
-            raise Refused("token", f"the token is missing or wrong{hint}")
-        name = asked.get("table")
-        table = self.hub.tables.get(name) if isinstance(name, str) else None
-        if table is None:
-            known = ", ".join(sorted(self.hub.tables))
-            raise Refused("table", f"no table {name!r}; this server has: {known}")
-        producer, following = asked.get("producer"), asked.get("next")
-        if not _is_count(producer) or not producer or not _is_count(following):
-            raise Refused("producer", "producer: a number of 1 to 2^63 - 1; next: 0 or more")
-        if asked.get("ack") not in table.ack_levels:
-            levels = ", ".join(table.ack_levels)
-            raise Refused("frame", f"ack {asked.get('ack')!r}: this table has {levels}")
-        if asked.get("layout") is not None:
-            layout = _layout_of(asked["layout"])
-            if list(layout.structure.paths()) != [x.path for x in layout.leaves]:
-                raise Refused("layout", "its leaves are not those of its structure")
-            if layout.record_size + 128 > self.hub.limits.max_frame:
-                raise Refused("layout", "a record is larger than a frame may be")
-            table.fix(layout)
-        self.table, self.table_name, self.producer = table, str(name), producer
-        self.ack = str(asked["ack"])
-        seen = self.hub.opened(self, int(following or 0))
-        self._acked = self._received = self._committed = seen
+        table = self.table = opening.table
+        self.table_name, self.producer, self.ack = opening.name, opening.producer, opening.ack
+        try:
+            seen = self.hub.opened(self, opening.following)
+        except TapeBusy:  # whoever holds the lock is stopped
+            self.table = None
+            return False
+        self._acked = self._received = self._committed = self._next = seen
         answer: dict[str, Any] = {
             "kind": table.kind,
             "schema": table.schema,
@@ -255,20 +269,69 @@ class Connection(asyncio.BufferedProtocol):
             "proof": wire.proof(token, "server", client, server),
             "max_inflight": self.hub.limits.max_bytes // 4,
         }
-        if asked.get("heartbeat") is True:
+        if opening.heartbeat:
             answer["heartbeat_s"] = self.hub.heartbeat_s
             self._heartbeat = Heartbeat(self, self.hub.heartbeat_s)
         self.write(wire.json_frame(Type.ACCEPT, answer))
+        self._learn_bools()
         self.receiver.max_frame = self.hub.limits.max_frame
+        self._in_time()
+        return True
+
+    def _in_time(self) -> None:
+        """Its handshake is done, or waits for nothing of its own."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
+    def _go_on(self) -> bool:
+        """What was asked for and had to wait; False: it still has to."""
+        assert self._then is not None
+        if self._then():
+            waited, self._waits = self._waits, False
+            self._then = None
+            if waited:
+                self._read_on()
+            return not self._leaving
+        if not self._waits:
+            self._waits = True
+            self.hub.proven(self)
+            self._in_time()
+            self.transport.pause_reading()
+        if not self.transport.is_closing():
+            self.hub.loop.call_later(_AGAIN_S, self.pump)
+        return False
+
+    def _say_bye(self) -> bool:
+        """Goodbye after the last ack; False: it is not time for that yet."""
+        assert self.table is not None
+        if not self.table.settle():
+            return False
+        self.settle()
+        self.leave()
+        return True
+
+    def _learn_bools(self) -> None:
+        """Tells its receiver which bytes of records are bools, once the table knows its layout."""
+        assert self.table is not None
+        places = self.table.bools()
+        if places is not None:
+            self.receiver.set_bools(places)
+            self._knows_bools = True
+
     def _items(self) -> bool:
         table, receiver = self.table, self.receiver
         assert table is not None
+        if not self._knows_bools:
+            self._learn_bools()
         if not receiver.check_items(table.record_size, table.kind == "tape"):
-            raise Refused("shape", "rows, runs and bytes of a frame do not fit together")
+            if receiver.refusal == "value":
+                raise Refused("value", "a bool is one byte, 0 or 1: some have another value")
+            raise Refused(
+                "shape",
+                "rows, runs and bytes of a frame do not fit together, or a run has more than "
+                f"{wire.MAX_LANES} lanes",
+            )
         items = receiver.runs if table.kind == "tape" else receiver.rows
         if receiver.number > self._received:
             raise Refused("gap", f"items from {receiver.number} on, expected {self._received}")
@@ -276,7 +339,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.hub.must_wait(self) or time.monotonic() < table.busy_until:
             return self._block()
         try:
-            outcome = table.accept(receiver, self.producer)
+            outcome = table.accept(receiver, Sender(self.producer, self._next))
         except TapeBusy:  # whoever holds the lock is stopped: as if there were no room
             table.busy_until = time.monotonic() + _BUSY_S
             return self._block()
@@ -284,7 +347,9 @@ class Connection(asyncio.BufferedProtocol):
         self.rows += outcome.rows
         self._added += outcome.items
         self.hub.took(outcome, items - self._added)
-        self._note(table, outcome.seen)
+        if outcome.items or not outcome.full:
+            self._note(table, outcome.seen)
+        self._next = max(self._next, outcome.seen)
         if outcome.full:
             return self._block()
         self._added = 0
@@ -339,15 +404,12 @@ class Connection(asyncio.BufferedProtocol):
         if kind == Type.BEAT:
             return  # it is there: that was noted when it came
         if kind == Type.BYE:
-            assert self.table is not None
-            self.table.settle()
-            self.settle()
-            self.leave()
+            self._then = self._say_bye
         elif kind == Type.GET:
             if len(payload) != 8:
                 raise Refused("frame", "GET: expected 8 bytes")
             newer = number - 2**64 if number >= 2**63 else number
-            self.hub.want_weights(self, newer, struct.unpack("<d", payload)[0])
+            self.hub.weights.want(self, newer, struct.unpack("<d", payload)[0])
         elif kind in (Type.SAMPLE, Type.PRIORITY, Type.STATS):
             self.requests += 1
             self.request_bytes += len(payload)
@@ -356,7 +418,7 @@ class Connection(asyncio.BufferedProtocol):
             if self.requests > 1 and self.request_bytes > wire.MAX_REQUEST_BYTES:
                 most = wire.MAX_REQUEST_BYTES
                 raise Refused("busy", f"requests of more than {most} bytes at a time")
-            self.hub.forward(self, kind, number, payload)
+            self.hub.answers.ask(self, kind, number, payload)
         else:
             raise Refused("type", f"frames of type {kind} do not come from clients")
 
@@ -371,10 +433,28 @@ class Connection(asyncio.BufferedProtocol):
             self.write(wire.frame(Type.ACK, safe))
 
     def write(self, *parts: Any) -> None:
-        if not self.transport.is_closing():
-            self.spoke = time.monotonic()
-            for part in parts:
-                self.transport.write(part)
+        self.spoke = time.monotonic()
+        self._out.write(*parts)
+        self._choke()
+
+    def send_large(self, parts: list[memoryview]) -> None:
+        """Sends a frame that others send too, in turn with everything else."""
+        self._out.write_large(parts)
+
+    def _sent_large(self) -> None:
+        self.hub.weights.sent(self)
+        self._choke()
+
+    @property
+    def unread(self) -> int:
+        """Bytes that wait for its peer to read."""
+        return self._out.unread
+
+    def drop_if_stalled(self) -> None:
+        """Others need the memory: ends it, if its peer has read nothing for long."""
+        if self._out.stalled(self.hub.handshake_s):
+            self.refuse(Refused("stalled", "it does not read what it asked for"))
+            self.transport.abort()
 
     def refuse(self, refused: Refused) -> None:
         """Says why, and closes."""
@@ -386,7 +466,7 @@ class Connection(asyncio.BufferedProtocol):
             # Whom it says no to before its hello expects a greeting first.
             first = [self._greeting()] if self._hello is None else []
             self.write(*first, wire.json_frame(Type.REFUSE, content))
-            self.transport.close()
+            self._out.close()
 
     def leave(self, final: bool = True) -> None:
         """Closes; says goodbye before, unless the server means to come back."""
@@ -394,7 +474,7 @@ class Connection(asyncio.BufferedProtocol):
             self._leaving = True
             if final:
                 self.write(wire.frame(Type.BYE))
-            self.transport.close()
+            self._out.close()
 
     def give_up(self, why: str) -> None:
         """The peer is not there any more."""
@@ -426,14 +506,3 @@ class Connection(asyncio.BufferedProtocol):
     def unsaved(self) -> int:
         """Items that were acked as received and are not in the table."""
         return max(self._received - self._committed, 0) if self.ack == "received" else 0
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _layout_of(content: Any) -> Layout:
-    try:
-        return Layout.from_json(content)
-    except LayoutError as error:
-        raise Refused("layout", str(error)) from None

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import StorageFull
+from ..layout import Layout
 from ..sample import RateLimiter
 from ..tape.disk import DiskStorage
-from .tables import Outcome, TapeTable
+from .tables import Outcome, Sender, TapeTable
 
 __all__ = ["DiskTable"]
 
-_FLUSH_S = 10.0
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskTable(TapeTable):
@@ -24,18 +26,22 @@ class DiskTable(TapeTable):
         if storage.durability == "durable":
             self.ack_levels = ("received", "committed", "durable")
 
-    def seen(self, producer: int, next_item: int) -> int:
-        self.settle()  # what is only in memory would not come again
-        return super().seen(producer, next_item)
-
-    def accept(self, receiver: Any, producer: int) -> Outcome:
+    def fix(self, layout: Layout) -> None:
         try:
-            return super().accept(receiver, producer)
-        except StorageFull:  # tried again until there is room
-            return Outcome(int(self.storage.tape.seen(producer, receiver.number)), 0, 0, True)
+            super().fix(layout)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise StorageFull(error.errno, f"no room for the table's files: {error}") from error
+            raise
 
-    def _append(self, writer: Any, receiver: Any, producer: int, most: int) -> Any:
-        return writer.accept(receiver, producer, most)
+    def accept(self, receiver: Any, sender: Sender) -> Outcome:
+        try:
+            return super().accept(receiver, sender)
+        except StorageFull:  # tried again until there is room
+            return Outcome(sender.next, 0, 0, True)
+
+    def _append(self, writer: Any, receiver: Any, sender: Sender, most: int) -> Any:
+        return writer.accept(receiver, sender.producer, most, sender.next)
 
     @property
     def ticket(self) -> int:
@@ -45,8 +51,12 @@ class DiskTable(TapeTable):
     def settled(self) -> int:
         return self._disk.settled
 
-    def settle(self) -> None:
-        self._disk.flush(_FLUSH_S)
+    def settle(self) -> bool:
+        try:
+            self._disk.flush(0.0)
+        except (StorageFull, TimeoutError):  # tried again until there is room
+            return False
+        return True
 
     def on_settled(self, call: Callable[[], None]) -> None:
         self._disk.on_commit(call)

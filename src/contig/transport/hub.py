@@ -14,15 +14,17 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from .. import _native
+from ..errors import TapeBusy
 from . import wire
 from .board import WeightsBoard
 from .connection import Connection
+from .outgoing import Answers, Service, WeightsLine
 from .tables import Outcome, QueueTable, Table
-from .wire import Refused, Type
+from .wire import Refused
 
 __all__ = ["Hub", "HubStats", "Limits"]
 
@@ -34,6 +36,7 @@ _IDLE_BUFFER = 4096  # what a connection begins with: kept when memory is short
 _ROOM = 128 << 10  # for frames received together
 # Anybody can connect: buffers of all who have not shown yet that they may.
 _UNPROVEN_BYTES = 16 << 20
+_UNPROVEN_TLS = 256  # connections, each with some 300 kB that are not ours to count
 
 
 class Limits(NamedTuple):
@@ -47,12 +50,12 @@ class Limits(NamedTuple):
 
     max_frame: int = 64 << 20
     max_bytes: int = 256 << 20
-    max_connections: int = 8192
+    max_connections: int = _native.MAX_CONNECTIONS
 
 
 @dataclass
 class HubStats:
-    """Counters since the start."""
+    """Counters since the server's start."""
 
     connections: int = 0
     frames_in: int = 0
@@ -69,6 +72,13 @@ class HubStats:
     weights_out: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
 
+    @staticmethod
+    def going_on(before: dict[str, Any] | None) -> HubStats:
+        """Where a process that is no more left off, as JSON has it."""
+        if before is None:
+            return HubStats()
+        return HubStats(**{**before, "rejected": Counter(before["rejected"])})
+
 
 class Hub:
     """Everything the sockets' thread knows.
@@ -78,7 +88,7 @@ class Hub:
         tables: by name.
         token: what clients must know, or None.
         limits: bounds.
-        forward: hands a request to the learner's sampling service; None: there is none.
+        service: hands a request to the learner's sampling service; None: there is none.
     """
 
     def __init__(
@@ -87,7 +97,7 @@ class Hub:
         tables: dict[str, Table],
         token: str | None,
         limits: Limits,
-        service: Callable[[int, str, int, int, bytes], None] | None = None,
+        service: Service | None = None,
     ) -> None:
         self.loop = loop
         self.tables = tables
@@ -97,24 +107,24 @@ class Hub:
         self.started = time.time()
         self.handshake_s = wire.HANDSHAKE_S
         self.heartbeat_s = wire.HEARTBEAT_S
-        self.board: WeightsBoard | None = None
+        self.weights = WeightsLine(self)
+        self.answers = Answers(self, service)
         self.connections: dict[int, Connection] = {}
-        self._service = service
         self._numbers = 0
         self._bytes = 0  # of all receive buffers
         self._unproven: dict[int, Connection] = {}  # handshake not done, oldest first
-        self._unproven_bytes = 0
+        self._unproven_bytes = self._unproven_tls = 0
         self._hungry: dict[int, Connection] = {}
         self._stall_check: asyncio.TimerHandle | None = None
         self._blocked: dict[int, Connection] = {}
         self._orphans: dict[int, list[Connection]] = {}  # by producer: gone, but not all taken in
         self._current: dict[tuple[str, int], Connection] = {}  # by table and producer
-        self._wanting: dict[int, tuple[Connection, int, asyncio.TimerHandle]] = {}
         self._waker: threading.Thread | None = None
         self._closing = False
         self._queues = [t.queue for t in tables.values() if isinstance(t, QueueTable)]
         self.unsettled: dict[int, Connection] = {}  # with items whose commit is under way
         for table in tables.values():
+            _vacate(table)
             table.on_settled(self._settled)
 
     # -- connections --------------------------------------------------------------------------
@@ -129,10 +139,13 @@ class Hub:
         self._bytes += connection.receiver.size
         self._unproven[connection.number] = connection
         self._unproven_bytes += connection.receiver.size
+        self._unproven_tls += connection.encrypted
         self._tell()
         # Always room for one frame of the largest size, or nobody could send one.
         room = self._bytes + self.limits.max_frame <= self.limits.max_bytes
-        crowded = len(self.connections) > self.limits.max_connections
+        # Who left items behind keeps its place in the table of producers, as if it were here.
+        here = len(self.connections) + len(self._orphans)
+        crowded = here > self.limits.max_connections
         if not room:
             self._memory_is_short()
         if self._closing or crowded or not room:
@@ -140,22 +153,28 @@ class Hub:
         self._bound_unproven()
 
     def _bound_unproven(self) -> None:
-        while self._unproven_bytes > _UNPROVEN_BYTES:
+        while self._unproven_bytes > _UNPROVEN_BYTES or self._unproven_tls > _UNPROVEN_TLS:
             oldest = next(iter(self._unproven.values()))
-            self._proven(oldest)  # or on its way out
+            self.proven(oldest)  # or on its way out
             oldest.refuse(Refused("busy", "too many connections are in their handshake"))
+            if oldest.encrypted:
+                oldest.transport.abort()  # which else waits for the peer's goodbye
 
-    def _proven(self, connection: Connection) -> None:
+    def proven(self, connection: Connection) -> None:
         """A connection's memory is one of those let in, or is given back."""
         if self._unproven.pop(connection.number, None) is not None:
             self._unproven_bytes -= connection.receiver.size
+            self._unproven_tls -= connection.encrypted
 
     def opened(self, connection: Connection, following: int) -> int:
         """A handshake is done: how many of its producer's items are in or on their way in."""
         assert connection.table is not None
-        self._proven(connection)
         key = (connection.table_name, connection.producer)
         seen = connection.table.seen(connection.producer, following)
+        if connection.ack == "received" and following - seen > self.limits.max_bytes:
+            # More than a process that died can have held: each of them has a byte at least.
+            raise Refused("producer", f"next is {following}, but the server has seen {seen} items")
+        self.proven(connection)
         before = self._current.get(key)
         if before is not None and before is not connection:
             if before.waiting and before.ack == "received":  # before anything of the new one
@@ -176,10 +195,9 @@ class Hub:
         self.connections.pop(connection.number, None)
         self.unsettled.pop(connection.number, None)
         self._hungry.pop(connection.number, None)
-        self._proven(connection)
-        want = self._wanting.pop(connection.number, None)
-        if want is not None:
-            want[2].cancel()
+        self.proven(connection)
+        self.weights.left(connection)
+        self.answers.left(connection)
         key = (connection.table_name, connection.producer)
         if self._current.get(key) is connection:
             del self._current[key]
@@ -198,8 +216,25 @@ class Hub:
         if connection.forgotten:  # an orphan may be done before its socket is closed
             return
         connection.forgotten = True
+        if connection.table is not None:
+            self._leave(connection)
         self._bytes -= connection.receiver.size
         self._feed_hungry()
+
+    def _leave(self, connection: Connection) -> None:
+        """Its producer may be forgotten, unless it comes back before its table can be told."""
+        assert connection.table is not None
+        try:
+            if not self._comes_again(connection):
+                connection.table.leave(connection.producer)
+        except TapeBusy:  # whoever holds the lock is stopped
+            self.loop.call_later(_WAIT_S, self._leave, connection)
+
+    def _comes_again(self, connection: Connection) -> bool:
+        """Whether another connection has items of the same producer for the same table."""
+        key = (connection.table_name, connection.producer)
+        others = [self._current.get(key), *self._orphans.get(connection.producer, [])]
+        return any(o is not connection and o.table is connection.table for o in others if o)
 
     @property
     def any_blocked(self) -> bool:
@@ -374,54 +409,17 @@ class Hub:
         for queue in self._queues:
             queue.native.tell(len(self.connections), sum(depths), max(depths, default=0))
 
-    # -- weights ------------------------------------------------------------------------------
+    # -- what is sent -------------------------------------------------------------------------
 
-    def want_weights(self, connection: Connection, newer_than: int, timeout_s: float) -> None:
-        if connection.number in self._wanting:
-            raise Refused("busy", "one GET at a time")
-        if self._send_weights(connection, newer_than):
-            return
-        wait = min(max(timeout_s, 0.0), 3600.0) if timeout_s == timeout_s else 0.0
-        timer = self.loop.call_later(wait, self._no_weights, connection)
-        self._wanting[connection.number] = (connection, newer_than, timer)
+    def published(self, board: WeightsBoard | None = None) -> None:
+        """The learner published new weights, on another board if it is given."""
+        if board is not None:
+            self.weights.board = board
+        self.weights.published()
 
-    def _send_weights(self, connection: Connection, newer_than: int) -> bool:
-        newest = None if self.board is None else self.board.newest
-        if self.board is None or newest is None or newest <= newer_than:
-            return False
-        version, record = self.board.read_record()
-        head = {"layout": self.board.layout.to_json()}
-        parts = wire.described(head, record, Type.WEIGHTS, version)
-        self.stats.weights_out += 1
-        self.stats.bytes_out += sum(len(p) for p in parts)
-        connection.write(*parts)
-        return True
-
-    def _no_weights(self, connection: Connection) -> None:
-        self._wanting.pop(connection.number, None)
-        connection.write(wire.frame(Type.WEIGHTS, -1))
-
-    def published(self) -> None:
-        """The learner published new weights."""
-        for number, (connection, newer_than, timer) in list(self._wanting.items()):
-            if self._send_weights(connection, newer_than):
-                timer.cancel()
-                self._wanting.pop(number, None)
-
-    # -- requests to the learner --------------------------------------------------------------
-
-    def forward(self, connection: Connection, kind: int, number: int, payload: bytes) -> None:
-        if self._service is None or connection.table is None or connection.table.kind != "tape":
-            raise Refused("type", "this table can be written to, not sampled from")
-        self._service(connection.number, connection.table_name, kind, number, payload)
-
-    def answer(self, number: int, asked: int, *parts: Any) -> None:
-        """What the learner answered to a request of `asked` bytes of this connection."""
-        connection = self.connections.get(number)
-        if connection is not None:
-            self.stats.batches_out += 1
-            self.stats.bytes_out += sum(len(p) for p in parts)
-            connection.answered(asked, *parts)
+    def answer(self, token: int, *parts: Any) -> None:
+        """What the learner answered to the request with this token."""
+        self.answers.answer(token, *parts)
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -444,3 +442,14 @@ class Hub:
             await asyncio.sleep(0.01)
         for connection in list(self.connections.values()):
             connection.transport.abort()
+
+
+def _vacate(table: Table) -> None:
+    """Nobody is connected to a table yet. If it cannot be told, some keep their slots longer."""
+    for _ in range(100):
+        try:
+            table.leave_all()
+        except TapeBusy:  # whoever holds the lock is stopped
+            continue
+        return
+    log.warning("a table's lock is held by a process that does not go on")

@@ -39,7 +39,7 @@ class InProcess:
         self._loop = asyncio.new_event_loop()
         self._service = service
         self._ingest = Ingest(config, self._loop, tables, self._forward)
-        self._ingest.hub.board = board
+        self._ingest.hub.weights.board = board
         self._failure: BaseException | None = None
         self._last: dict[str, Any] = {}
         self._stopped = False
@@ -65,12 +65,12 @@ class InProcess:
         finally:
             self._loop.close()
 
-    def _forward(self, number: int, table: str, kind: int, request: int, payload: bytes) -> None:
+    def _forward(self, token: int, table: str, kind: int, request: int, payload: bytes) -> None:
         def work() -> None:
             parts = self._service.answer(table, kind, request, payload)
             answer = self._ingest.hub.answer
             try:
-                self._loop.call_soon_threadsafe(answer, number, len(payload), *parts)
+                self._loop.call_soon_threadsafe(answer, token, *parts)
             except RuntimeError:
                 pass  # the loop is closed, and so is its connection
 
@@ -93,11 +93,7 @@ class InProcess:
             self._loop.call_soon_threadsafe(self._ingest.hub.published)
 
     def show(self, board: WeightsBoard, name: str) -> None:
-        def take() -> None:
-            self._ingest.hub.board = board
-            self._ingest.hub.published()
-
-        self._loop.call_soon_threadsafe(take)
+        self._loop.call_soon_threadsafe(self._ingest.hub.published, board)
 
     def stats(self) -> dict[str, Any]:
         async def read() -> dict[str, Any]:

@@ -57,7 +57,10 @@ class Sample(NamedTuple):
 
 
 class ServerStats(NamedTuple):
-    """A server's counters since its start, or its ingest process's last one.
+    """A server's counters since its start.
+
+    If its ingest process dies and is started again, they go on from what it had counted half a
+    second before, or when they were last asked for.
 
     Attributes:
         connections, connections_total: now, and ever.

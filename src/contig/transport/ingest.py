@@ -1,4 +1,4 @@
-"""The ingest process: ``python -m contig.transport FD``.
+"""The ingest process.
 
 It is started by a Server with a control socket as its one argument, and ends when that closes. The
 first line on it is the configuration; then JSON lines go both ways:
@@ -6,6 +6,7 @@ first line on it is the configuration; then JSON lines go both ways:
     learner -> ingest   {"op": "stats", "id": 1} {"op": "board", "name": ...} {"op": "published"}
                         {"op": "stop", "final": true}
     ingest -> learner   {"op": "ready"} {"op": "stats", "id": 1, ...} {"op": "failed", "error": ...}
+                        {"op": "counted", "counters": ...}
 
 Requests to sample go to the learner's process and back over a second socket, as they came.
 """
@@ -18,16 +19,20 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import struct
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from ..sample import RateLimiter
 from ..tape import SharedStorage, Storage, storage_of_fd
 from ..tape.queue import BatchQueue
+from .admission import Acceptor, raise_descriptor_limit
 from .board import WeightsBoard
-from .hub import Hub, Limits
+from .connection import Connection
+from .hub import Hub, HubStats, Limits
 from .metrics import MetricsPage, hub_stats
 from .tables import QueueTable, Table, TapeTable
 from .tls import server_context
@@ -35,8 +40,10 @@ from .tls import server_context
 __all__ = ["Ingest", "REQUEST", "ANSWER"]
 
 # Between the ingest process and the learner's, before each forwarded frame's parts.
-REQUEST = struct.Struct("<QHHQQ")  # connection, bytes of table's name, type, number, payload
-ANSWER = struct.Struct("<QQQ")  # connection, bytes of the request's payload, bytes
+REQUEST = struct.Struct("<QHHQQ")  # token, bytes of table's name, type, number, payload
+ANSWER = struct.Struct("<QQ")  # token, bytes
+
+_COUNT_S = 0.5
 
 log = logging.getLogger("contig.transport")
 
@@ -63,28 +70,30 @@ class Ingest:
         self.hub = Hub(loop, tables, config["token"], limits, service)
         self.hub.handshake_s = config["handshake_s"]
         self.hub.heartbeat_s = config["heartbeat_s"]
-        self._listeners: list[Any] = []
+        self._listeners: list[Acceptor] = []
 
     async def listen(self, listening: socket.socket) -> None:
-        loop = self.hub.loop
-        from .connection import Connection
-
         tls = self.config["tls"]
         context = None if tls is None else server_context(*tls)
-        self._listeners.append(
-            await loop.create_server(
-                lambda: Connection(self.hub),
-                sock=listening,
-                ssl=context,
-                ssl_handshake_timeout=None if context is None else self.hub.handshake_s,
-                backlog=1024,
-            )
-        )
+        self._accept(listening, lambda: Connection(self.hub), context)
         if self.config["metrics"] is not None:
             guarded = self.config["metrics_guarded"]
             page = MetricsPage(self.hub, self.config["token"] if guarded else None)
             host, port = self.config["metrics"]
-            self._listeners.append(await page.listen(host, port, context if guarded else None))
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            public = socket.create_server((host, port), family=family)
+            self._accept(public, page.protocol, context if guarded else None)
+
+    def _accept(
+        self, listening: socket.socket, factory: Callable[[], Any], tls: ssl.SSLContext | None
+    ) -> None:
+        hub = self.hub
+
+        def rejected(reason: str) -> None:
+            hub.stats.rejected[reason] += 1
+
+        acceptor = Acceptor(hub.loop, listening, factory, tls, hub.handshake_s, rejected)
+        self._listeners.append(acceptor)
 
     async def close(self, final: bool) -> None:
         for listener in self._listeners:
@@ -123,18 +132,19 @@ async def _serve(control: socket.socket) -> None:
 
     answers, questions = await asyncio.open_connection(sock=socket.socket(fileno=config["service"]))
 
-    def service(number: int, table: str, kind: int, request: int, payload: bytes) -> None:
+    def service(token: int, table: str, kind: int, request: int, payload: bytes) -> None:
         name = table.encode()
-        questions.write(REQUEST.pack(number, len(name), kind, request, len(payload)))
+        questions.write(REQUEST.pack(token, len(name), kind, request, len(payload)))
         questions.write(name + payload)
 
     ingest = Ingest(config, loop, service=service)
     hub = ingest.hub
+    hub.stats = HubStats.going_on(config["counters"])
 
     async def answer() -> None:
         while True:
-            number, asked, size = ANSWER.unpack(await answers.readexactly(ANSWER.size))
-            hub.answer(number, asked, await answers.readexactly(size))
+            token, size = ANSWER.unpack(await answers.readexactly(ANSWER.size))
+            hub.answer(token, await answers.readexactly(size))
 
     async def outlive_nobody() -> None:
         # A child of the learner may hold the control socket open after the learner died.
@@ -142,20 +152,27 @@ async def _serve(control: socket.socket) -> None:
             await asyncio.sleep(1.0)
         os._exit(0)
 
+    async def count() -> None:
+        # Another process, if this one dies, goes on from there.
+        while True:
+            await asyncio.sleep(_COUNT_S)
+            say(op="counted", counters=vars(hub.stats))
+
     watching = loop.create_task(outlive_nobody())
+    counting = loop.create_task(count())
     answering = loop.create_task(answer())
     if config["board"] is not None:
-        hub.board = WeightsBoard.attach(config["board"])
+        hub.published(WeightsBoard.attach(config["board"]))
     await ingest.listen(socket.socket(fileno=config["listening"]))
     say(op="ready")
     final = False  # a learner that is gone without a word will be started again
     while line := await reader.readline():
         asked = json.loads(line)
         if asked["op"] == "stats":
+            say(op="counted", counters=vars(hub.stats))
             say(op="stats", id=asked["id"], stats=hub_stats(hub))
         elif asked["op"] == "board":
-            hub.board = WeightsBoard.attach(asked["name"])
-            hub.published()
+            hub.published(WeightsBoard.attach(asked["name"]))
         elif asked["op"] == "published":
             hub.published()
         elif asked["op"] == "stop":
@@ -163,6 +180,7 @@ async def _serve(control: socket.socket) -> None:
             break
     answering.cancel()
     watching.cancel()
+    counting.cancel()
     await ingest.close(final)
     say(op="stopped", stats=hub_stats(hub))
     await writer.drain()
@@ -194,6 +212,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING)
     _give_way()
+    raise_descriptor_limit(Limits().max_connections)
     control = socket.socket(fileno=int(sys.argv[1]))
     try:
         with asyncio.Runner(loop_factory=_fast_loop()) as runner:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ssl
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["MetricsPage", "hub_stats"]
 
 _HISTORY_S = 600.0
+_READERS = 16  # at a time
+_READ_S = 5.0  # that each of them has
+_LONGEST_HEAD = 16 << 10
 
 
 def hub_stats(hub: Hub) -> dict[str, Any]:
@@ -101,6 +103,7 @@ class MetricsPage:
     def __init__(self, hub: Hub, token: str | None = None) -> None:
         self._hub = hub
         self._token = token
+        self._readers = 0
         self._heads: dict[str, deque[tuple[float, int]]] = {}
         self._watch()
 
@@ -125,31 +128,42 @@ class MetricsPage:
                 return now - then
         return 0.0
 
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> Any:
-        return await asyncio.start_server(self._answer, host, port, ssl=tls)
+    def protocol(self) -> asyncio.StreamReaderProtocol:
+        """For a connection that asks for the page."""
+        reader = asyncio.StreamReader(_LONGEST_HEAD, self._hub.loop)
+        return asyncio.StreamReaderProtocol(reader, self._answer, self._hub.loop)
 
     async def _answer(self, reader: Any, writer: Any) -> None:
+        if self._readers >= _READERS:
+            writer.transport.abort()
+            self._hub.stats.rejected["busy"] += 1
+            return
+        self._readers += 1
         try:
-            async with asyncio.timeout(5):
-                head = await reader.readuntil(b"\r\n\r\n")
-            path = head.split(b" ", 2)[1] if head.count(b" ") >= 2 else b""
-            if not self._may_read(head):
-                status, body = b"401 Unauthorized", b"Authorization: Bearer <token>\n"
-            elif head.startswith(b"GET ") and path.split(b"?")[0] == b"/metrics":
-                status, body = b"200 OK", self.text().encode()
-            else:
-                status, body = b"404 Not Found", b"try GET /metrics\n"
-            writer.write(
-                b"HTTP/1.1 " + status + b"\r\nContent-Type: text/plain; version=0.0.4\r\n"
-                b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-            )
-            await writer.drain()
+            async with asyncio.timeout(_READ_S):
+                await self._exchange(reader, writer)
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError):
-            pass
+            writer.transport.abort()
         except asyncio.LimitOverrunError:
             pass
         finally:
+            self._readers -= 1
             writer.close()
+
+    async def _exchange(self, reader: Any, writer: Any) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        path = head.split(b" ", 2)[1] if head.count(b" ") >= 2 else b""
+        if not self._may_read(head):
+            status, body = b"401 Unauthorized", b"Authorization: Bearer <token>\n"
+        elif head.startswith(b"GET ") and path.split(b"?")[0] == b"/metrics":
+            status, body = b"200 OK", self.text().encode()
+        else:
+            status, body = b"404 Not Found", b"try GET /metrics\n"
+        writer.write(
+            b"HTTP/1.1 " + status + b"\r\nContent-Type: text/plain; version=0.0.4\r\n"
+            b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        await writer.drain()
 
     def _may_read(self, head: bytes) -> bool:
         """Whether a request's head has the token, compared in constant time."""

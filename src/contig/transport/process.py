@@ -17,8 +17,21 @@ from .service import SampleService
 
 __all__ = ["IngestProcess"]
 
+# It runs none of the user's code, so it must not find any, neither in the working directory nor
+# where PYTHONPATH points (`-I`): what it needs beyond the interpreter's own is looked for last.
+_PROGRAM = (
+    "import json, sys; sys.path += json.loads(sys.argv.pop(1)); "
+    "from contig.transport.ingest import main; main()"
+)
+
 _START_S = 30.0
 _STOP_S = 5.0
+
+
+def _places() -> list[str]:
+    """Where this process found contig and what it needs."""
+    modules = [sys.modules[name] for name in ("contig", "numpy", "optree")]
+    return list(dict.fromkeys(str(Path(m.__file__ or "").parents[1]) for m in modules))
 
 
 class IngestProcess:
@@ -56,6 +69,7 @@ class IngestProcess:
         self._asked = 0
         self._arrived = threading.Condition()
         self._last_stats: dict[str, Any] | None = None
+        self._counters: dict[str, Any] | None = None  # where a restarted process goes on
         self._start()
         self._watcher = threading.Thread(target=self._watch, name="contig-ingest", daemon=True)
         self._watcher.start()
@@ -68,12 +82,10 @@ class IngestProcess:
         mine, theirs = socket.socketpair()
         service = self._service.attach()
         fds = [theirs.fileno(), service.fileno(), self._listening.fileno(), *self._fds]
-        root = str(Path(__file__).parents[2])
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "contig.transport", str(theirs.fileno())],
+            [sys.executable, "-I", "-c", _PROGRAM, json.dumps(_places()), str(theirs.fileno())],
             pass_fds=fds,
-            env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
         )
         config = {
@@ -81,6 +93,7 @@ class IngestProcess:
             "service": service.fileno(),
             "listening": self._listening.fileno(),
             "parent": os.getpid(),
+            "counters": self._counters,
         }
         theirs.close()
         service.close()
@@ -122,6 +135,8 @@ class IngestProcess:
                     self._ready.set()
                 elif said["op"] == "failed":
                     self._told = said["error"]
+                elif said["op"] == "counted":
+                    self._counters = said["counters"]
                 else:
                     with self._arrived:
                         self._last_stats = said["stats"]

@@ -30,7 +30,7 @@ from ..tape.disk import DiskStorage
 from ..tape.segment import Segment
 from . import lifetime
 from .announce import announce, say_closed
-from .board import WeightsBoard
+from .board import WeightsBoard, check_version
 from .disk_table import DiskTable
 from .hub import Limits
 from .in_process import InProcess
@@ -159,13 +159,19 @@ class Server:
             transport.check()
         self.name = uuid.uuid4().hex[:16] if name is None else name
         self.transport = transport
-        for name, table in {**(tables or {}), **({_DEFAULT: buffer} if buffer else {})}.items():
+        self._buffers = {_DEFAULT: buffer} if buffer is not None else dict(tables or {})
+        for name, table in self._buffers.items():
             if isinstance(table.storage, DiskStorage) and table.storage.read_only:
                 raise ValueError(
                     f"table {name!r}: {table.storage.path} was opened to read, and a server writes"
                 )
+            if table.transforms_writes:
+                raise ValueError(
+                    f"table {name!r}: its buffer transforms what is written, but clients' rows go "
+                    "straight to its storage: transform them in the clients before they are sent, "
+                    "or when they are sampled (an object with on_sample)"
+                )
         self._queue: BatchQueue | None = None
-        self._buffers = {_DEFAULT: buffer} if buffer is not None else dict(tables or {})
         if given[0]:
             if example is None or batch_size is None:
                 raise ValueError("a queue needs both example and batch_size")
@@ -358,7 +364,13 @@ class Server:
     # -- weights and statistics ---------------------------------------------------------------
 
     def publish(self, version: int, tree: Any) -> None:
-        """Makes weights (a pytree or state dict) the newest for all clients."""
+        """Makes weights (a pytree or state dict) the newest for all clients.
+
+        Raises:
+            ValueError: the version is negative, or not larger than the one before.
+            LayoutError: a tree of another layout than the ones before.
+        """
+        check_version(version)  # before it decides what weights look like
         with self._publishing:
             if self._closed:
                 raise ClosedError("this server is closed")

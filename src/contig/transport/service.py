@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import EmptyBufferError
+from ..layout import Layout
 from ..replay import ReplayBuffer
 from . import wire
 from .ingest import ANSWER, REQUEST
@@ -31,16 +33,22 @@ __all__ = ["SampleService", "answer_request"]
 log = logging.getLogger("contig.transport")
 
 _WORKERS = 2  # for each table's samples, which may wait; others go past them
+_SLICE_S = 0.1
 _END_S = 2.0  # for what is being answered while the server is closed
 
 
 def answer_request(
-    buffer: ReplayBuffer, kind: int, number: int, payload: bytes, max_frame: int
+    buffer: ReplayBuffer,
+    kind: int,
+    number: int,
+    payload: bytes,
+    max_frame: int,
+    alive: Callable[[], bool] = lambda: True,
 ) -> list[Any]:
-    """The parts of the frame that answers a request."""
+    """The parts of the frame that answers a request; `alive`: whether it is worth waiting."""
     try:
         if kind == Type.SAMPLE:
-            return _batch(buffer, number, payload, max_frame)
+            return _batch(buffer, number, payload, max_frame, alive)
         if kind == Type.PRIORITY:
             _priorities(buffer, payload)
             return [wire.json_frame(Type.REPLY, {}, number)]
@@ -50,17 +58,40 @@ def answer_request(
         return [wire.json_frame(Type.REPLY, content, number)]
 
 
-def _batch(buffer: ReplayBuffer, number: int, payload: bytes, max_frame: int) -> list[Any]:
+def _layout_of(buffer: ReplayBuffer, alive: Callable[[], bool]) -> Layout:
+    """What rows of a buffer look like; waits for the first ones, as a sample does."""
+    deadline = time.monotonic() + buffer.sample_timeout_s
+    tape = buffer.storage.tape
+    while (layout := buffer.storage.layout) is None:
+        if time.monotonic() > deadline or not alive():
+            raise EmptyBufferError(
+                f"no rows have come within {buffer.sample_timeout_s} s: the table is empty"
+            )
+        tape.wait(tape.wake_word, _SLICE_S)
+    return layout
+
+
+def _batch(
+    buffer: ReplayBuffer, number: int, payload: bytes, max_frame: int, alive: Callable[[], bool]
+) -> list[Any]:
     if len(payload) != 8:
         raise ValueError("SAMPLE: expected 8 bytes")
     (size,) = struct.unpack("<Q", payload)
-    layout = buffer.storage.layout
-    if layout is not None and size * layout.record_size > max_frame:
+    rows = int(size) or buffer.batch_size or 0  # of none, `draw` says so
+    # Before anything is made for it; there may be no rows yet, and no layout.
+    record_size = _layout_of(buffer, alive).record_size
+    if rows * record_size > max_frame or rows > max_frame:
         raise ValueError(
-            f"{size} rows of {layout.record_size} bytes are more than a frame may have: "
+            f"{rows} rows of {record_size} bytes are more than a frame may have: "
             f"max_frame is {max_frame}"
         )
-    batch = buffer.draw(size or None)
+    batch = buffer.draw(int(size) or None)
+    nbytes = int(batch.block.nbytes)
+    if nbytes > max_frame:
+        raise ValueError(
+            f"a sample of {len(batch)} rows has {nbytes} bytes, more than a frame may have: "
+            f"max_frame is {max_frame}"
+        )
     head = {
         "layout": batch.layout.to_json(),
         "shape": list(batch.shape),
@@ -127,6 +158,7 @@ class SampleService:
         self._samples = {n: _Workers(_WORKERS, "contig-sample") for n in buffers}
         self._others = _Workers(1, "contig-request")
         self._writing = threading.Lock()
+        self._closed = False
         self._socket: socket.socket | None = None
         self._reader: threading.Thread | None = None
 
@@ -150,22 +182,22 @@ class SampleService:
             while head := source.read(REQUEST.size):
                 if len(head) < REQUEST.size:
                     return
-                number, name_bytes, kind, request, size = REQUEST.unpack(head)
+                token, name_bytes, kind, request, size = REQUEST.unpack(head)
                 table = source.read(name_bytes).decode(errors="replace")
                 payload = source.read(size)
                 if table not in self._samples or len(payload) < size:
                     return  # it died in the middle of a request
-                asked = (line, number, table, kind, request, payload)
+                asked = (line, token, table, kind, request, payload)
                 self.submit(table, kind, partial(self._answer, *asked))
 
     def _answer(
-        self, line: socket.socket, number: int, table: str, kind: int, request: int, payload: bytes
+        self, line: socket.socket, token: int, table: str, kind: int, request: int, payload: bytes
     ) -> None:
         parts = self.answer(table, kind, request, payload)
         size = sum(memoryview(p).nbytes for p in parts)
         try:
             with self._writing:
-                line.sendall(ANSWER.pack(number, len(payload), size))
+                line.sendall(ANSWER.pack(token, size))
                 for part in parts:
                     line.sendall(part)
         except OSError:
@@ -173,7 +205,8 @@ class SampleService:
 
     def answer(self, table: str, kind: int, request: int, payload: bytes) -> list[Any]:
         """The parts of the frame that answers a request."""
-        return answer_request(self._buffers[table], kind, request, payload, self._max_frame)
+        buffer, most = self._buffers[table], self._max_frame
+        return answer_request(buffer, kind, request, payload, most, lambda: not self._closed)
 
     def submit(self, table: str, kind: int, call: Callable[[], None]) -> None:
         """Runs something in the threads for such requests."""
@@ -182,6 +215,7 @@ class SampleService:
 
     def close(self) -> None:
         """Ends the threads. A draw that waits for a rate limiter is not waited for."""
+        self._closed = True
         if self._socket is not None:
             try:
                 self._socket.shutdown(socket.SHUT_RDWR)

@@ -1,7 +1,8 @@
 """What a server's connections write to: a queue or a tape, each with the items it has seen.
 
-    open(producer, next, layout)  ->  seen          at the handshake
-    accept(receiver, producer)    ->  Outcome       for each ITEMS frame, one native call
+    seen(producer, next)          ->  seen          at the handshake
+    accept(receiver, sender)      ->  Outcome       for each ITEMS frame, one native call
+    leave(producer)                                 when its connection is gone
 
 Belongs to the one thread that runs the sockets.
 """
@@ -14,6 +15,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .. import _native
 from ..errors import LayoutError
 from ..layout import Layout
@@ -24,14 +27,12 @@ from .wire import Refused
 
 __all__ = ["Outcome", "QueueTable", "Sender", "Table", "Taken", "TapeTable"]
 
-_PRODUCERS = 4096  # as many as a tape remembers
-
 
 class Outcome(NamedTuple):
     """What became of a frame.
 
     Attributes:
-        seen: the producer's items that are in now.
+        seen: the producer's items that are in now, as far as is known.
         items, rows: added by this frame.
         full: the rest has to wait.
     """
@@ -43,7 +44,7 @@ class Outcome(NamedTuple):
 
 
 class Sender(NamedTuple):
-    """Whose items come: a producer, and the number of its next one."""
+    """Whose items come: a producer, and the number of its next one, as far as is known."""
 
     producer: int
     next: int
@@ -84,20 +85,42 @@ class Table(ABC):
     @abstractmethod
     def record_size(self) -> int: ...
 
+    def bools(self) -> np.ndarray[Any, Any] | None:
+        """Offset and bytes of each bool leaf of a record; None while no layout is known."""
+        if self.schema is None:
+            return None
+        leaves = Layout.from_json(self.schema["layout"]).leaves
+        places = [(x.offset, x.nbytes) for x in leaves if x.dtype == bool and x.nbytes]
+        return np.array(places, np.int64).reshape(-1)
+
     @abstractmethod
     def fix(self, layout: Layout) -> None:
-        """Checks a client's layout, or takes it as the table's own. Raises Refused."""
+        """Checks a client's layout, or takes it as the table's own.
+
+        Raises Refused, or StorageFull if there is no room for a table yet.
+        """
 
     @abstractmethod
     def seen(self, producer: int, next_item: int) -> int:
-        """Items of a producer that are in; `next_item` if it is not known."""
+        """Items of a producer that are in; `next_item` if it is not known.
+
+        It is connected now: if it is known, it stays so until it leaves.
+        """
 
     @abstractmethod
     def skip(self, producer: int, next_item: int) -> None:
         """Items below a number will not come."""
 
     @abstractmethod
-    def accept(self, receiver: Any, producer: int) -> Outcome:
+    def leave(self, producer: int) -> None:
+        """A producer's connection is gone: it may be forgotten in favour of another one."""
+
+    @abstractmethod
+    def leave_all(self) -> None:
+        """Nobody is connected: this process begins to serve the table."""
+
+    @abstractmethod
+    def accept(self, receiver: Any, sender: Sender) -> Outcome:
         """Takes the checked frame at a receiver's front in, as far as there is room."""
 
     def take_frames(self, receiver: Any, socket: int, sender: Sender, patience_s: float) -> Taken:
@@ -130,8 +153,9 @@ class Table(ABC):
         """The newest ticket of which everything is committed."""
         return 0
 
-    def settle(self) -> None:  # noqa: B027
-        """Returns when everything accepted is committed."""
+    def settle(self) -> bool:
+        """Commits what was accepted, without waiting for anything; whether all of it is."""
+        return True
 
     def on_settled(self, call: Callable[[], None]) -> None:  # noqa: B027
         """Has something called, in any thread, whenever `settled` grows."""
@@ -169,8 +193,14 @@ class QueueTable(Table):
     def skip(self, producer: int, next_item: int) -> None:
         self.queue.native.skip(producer, next_item)
 
-    def accept(self, receiver: Any, producer: int) -> Outcome:
-        seen, added, gap, full = self.queue.native.accept_frame(receiver, producer)
+    def leave(self, producer: int) -> None:
+        self.queue.native.leave(producer)
+
+    def leave_all(self) -> None:
+        self.queue.native.leave_all()
+
+    def accept(self, receiver: Any, sender: Sender) -> Outcome:
+        seen, added, gap, full = self.queue.native.accept_frame(receiver, *sender)
         if gap:
             _refuse_gap(receiver.number, seen)
         return Outcome(seen, added, added, full)
@@ -198,6 +228,7 @@ class TapeTable(Table):
         self.ndim = storage.ndim
         self.limiter = limiter
         self._writers: OrderedDict[int, Any] = OrderedDict()
+        self._here: set[int] = set()  # connected, of those with a writer
 
     @property
     def schema(self) -> dict[str, Any] | None:
@@ -221,20 +252,26 @@ class TapeTable(Table):
     def skip(self, producer: int, next_item: int) -> None:
         self.storage.tape.skip(producer, next_item)
 
-    def accept(self, receiver: Any, producer: int) -> Outcome:
+    def leave(self, producer: int) -> None:
+        self.storage.tape.leave(producer)
+        self._here.discard(producer)
+
+    def leave_all(self) -> None:
+        self.storage.tape.leave_all()
+
+    def accept(self, receiver: Any, sender: Sender) -> Outcome:
         most = 1 << 62
         if self.limiter is not None:
             most = self.limiter.room(self.storage)
             if most < 1:
-                return Outcome(int(self.storage.tape.seen(producer, receiver.number)), 0, 0, True)
-        writer = self._writer(producer)
-        seen, items, rows, gap = self._append(writer, receiver, producer, most)
+                return Outcome(sender.next, 0, 0, True)
+        seen, items, rows, gap = self._append(self._writer(sender.producer), receiver, sender, most)
         if gap:
             _refuse_gap(receiver.number, seen)
         return Outcome(seen, items, rows, seen < receiver.number + receiver.runs)
 
-    def _append(self, writer: Any, receiver: Any, producer: int, most: int) -> Any:
-        return _native.accept_runs(writer, receiver, producer, most)
+    def _append(self, writer: Any, receiver: Any, sender: Sender, most: int) -> Any:
+        return _native.accept_runs(writer, receiver, sender.producer, most, sender.next)
 
     def _writer(self, producer: int) -> Any:
         writer = self._writers.get(producer)
@@ -242,8 +279,10 @@ class TapeTable(Table):
             schema = self.storage.schema
             assert schema is not None  # the handshake fixed it
             writer = self._writers[producer] = self.storage.native_writer(schema)
-            if len(self._writers) > _PRODUCERS:
-                self._writers.popitem(last=False)
+            if len(self._writers) > _native.PRODUCERS:
+                # As the tape does: whoever is connected goes on with its trajectories.
+                del self._writers[next(p for p in self._writers if p not in self._here)]
+        self._here.add(producer)
         self._writers.move_to_end(producer)
         return writer
 

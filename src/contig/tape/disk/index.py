@@ -29,7 +29,7 @@ WORDS = (
 )  # fmt: skip
 _TIMEOUT_S = 30.0
 _WORD = 2**64 - 1
-_PRODUCERS = 4096  # as a tape
+_PRODUCERS = _native.PRODUCERS  # as a tape
 _LOG_BYTES = 4 << 20
 
 log = logging.getLogger("contig.disk")

@@ -61,10 +61,14 @@ class StagedWriter:
     def append_part(self, *args: Any) -> None:
         self._append(self.native.append_part, args)
 
-    def accept(self, receiver: Any, producer: int, most_rows: int) -> tuple[int, int, int, bool]:
+    def accept(
+        self, receiver: Any, producer: int, most_rows: int, next_item: int = 0
+    ) -> tuple[int, int, int, bool]:
         """A frame's items; see `_native.accept_runs`."""
         with self._storage.appending():
-            seen, items, rows, gap = _native.accept_runs(self.native, receiver, producer, most_rows)
+            seen, items, rows, gap = _native.accept_runs(
+                self.native, receiver, producer, most_rows, next_item
+            )
             if items:
                 self._storage.commit(self.native, {producer: seen})
         return seen, items, rows, gap

@@ -1,5 +1,0 @@
-"""The ingest process, see `contig.transport.ingest`."""
-
-from .ingest import main
-
-main()
