@@ -23,6 +23,8 @@ uint64_t gather_columns(const Tape& tape, const int64_t* seqs, size_t n, const T
 void read_ahead(const Tape& tape, const int64_t* seqs, size_t n);
 // Which of some rows do not have the checksum that was stored with them: their places in `seqs`.
 void find_damaged(const Tape& tape, const int64_t* seqs, size_t n, std::vector<int64_t>* out);
+// The same for all rows of [low, high): their seqs.
+void find_damaged(const Tape& tape, uint64_t low, uint64_t high, std::vector<int64_t>* out);
 uint64_t gather_records(const Tape& tape, const int64_t* seqs, size_t n, uint8_t* out);
 
 // Packed records to columns and back, without a tape.
@@ -31,9 +33,11 @@ void split_records(const uint8_t* records, size_t n, size_t record_size, const T
 void join_columns(const Rows& rows, size_t record_size, uint8_t* out);
 // Rows from `skip` on as they are stored in files: `stride` bytes each, the record, its checksum,
 // zeros.
-void encode_rows(const Rows& rows, uint64_t skip, size_t record_size, size_t stride, uint8_t* out);
+// The first of them has seq `first`.
+void encode_rows(const Rows& rows, uint64_t skip, size_t record_size, size_t stride,
+                 const RowSums& sums, uint64_t first, uint8_t* out);
 // The way back: records one after another, and the places of those whose checksum is wrong.
-void decode_rows(const uint8_t* stored, size_t n, size_t record_size, size_t stride, uint8_t* out,
-                 std::vector<int64_t>* damaged);
+void decode_rows(const uint8_t* stored, size_t n, size_t record_size, size_t stride,
+                 const RowSums& sums, uint64_t first, uint8_t* out, std::vector<int64_t>* damaged);
 
 }  // namespace contig

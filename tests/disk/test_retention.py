@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import contig
-import contig.tape.disk.storage as storage_module
+import contig.tape.disk.retention as retention
 from contig import LayoutError
 from contig.tape.disk import DiskStorage
 from tests.disk import stored
@@ -43,7 +43,7 @@ def change(path: Path, at: int) -> None:
 
 @pytest.mark.parametrize("most", (1, 3))
 def test_episodes(tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_module, "_RETIRE_S", 0.0)
+    monkeypatch.setattr(retention, "_LOOK_S", 0.0)
     with make(tmp_path, 1 << 12, max_episodes=most) as storage:
         for n in range(30):
             fill(storage, n, 1)
@@ -106,8 +106,8 @@ def test_index_does_not_grow(tmp_path: Path) -> None:
         storage.flush()
         _, _, index_head, index_tail = storage.tape.snapshot()
         assert storage._index is not None
-        (runs,) = storage._index._db.execute("SELECT count(*) FROM runs").fetchone()
-        assert runs == index_head - index_tail
+        (pages,) = storage._index._db.execute("SELECT count(*) FROM pages").fetchone()
+        assert pages == (index_head - 1) // 32 - index_tail // 32 + 1
 
 
 # -- checkpoints -----------------------------------------------------------------------------------

@@ -1,0 +1,49 @@
+"""What SQLite fails with: a damaged index, or something around it that is in the way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from pathlib import Path
+
+from ...errors import StorageFull
+
+__all__ = ["DamagedContents", "LONGEST_PATH", "as_os_error", "is_damage"]
+
+# The low byte of an error code says what kind it is: https://sqlite.org/rescode.html
+_ERROR, _BUSY, _LOCKED, _CORRUPT, _FULL, _SCHEMA, _NOT_A_DB = 1, 5, 6, 11, 13, 17, 26
+# `_ERROR`: of our own statements only because the tables are not those that they should be.
+_DAMAGE = (_ERROR, _CORRUPT, _SCHEMA, _NOT_A_DB)
+LONGEST_PATH = 500  # bytes; SQLite takes names of up to 512, with what it adds to them
+
+
+class DamagedContents(sqlite3.DatabaseError):
+    """SQLite can read it, but it is not what was written."""
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether an error proves that a file is not what it was."""
+    if isinstance(error, (DamagedContents, UnicodeDecodeError, OverflowError)):
+        return True  # the middle one: of a message of SQLite's that quotes what it found
+    if isinstance(error, sqlite3.OperationalError) and "decode to UTF-8" in str(error):
+        return True  # Python's own words for text that is none
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in _DAMAGE
+
+
+def as_os_error(error: sqlite3.Error, path: Path) -> OSError:
+    """What is in the way of an index, as the system calls it."""
+    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+    tail = "; it is not damaged, as far as can be told, and nothing was changed"
+    if code == _FULL:
+        return StorageFull(errno.ENOSPC, f"{path}: no room to work with it{tail}. Make room")
+    if code in (_BUSY, _LOCKED):
+        return OSError(errno.EBUSY, f"{path}: another process keeps it locked{tail}")
+    try:
+        for name in (path.name, path.name + "-wal", path.name + "-shm"):
+            if path.with_name(name).exists():
+                os.close(os.open(path.with_name(name), os.O_RDWR | os.O_CLOEXEC))
+    except OSError as found:
+        return OSError(found.errno, f"{path} cannot be opened: {found.strerror}{tail}")
+    return OSError(errno.EIO, f"{path} cannot be used: {error}{tail}")
