@@ -8,13 +8,15 @@ import sqlite3
 from pathlib import Path
 
 from ...errors import StorageFull
+from . import files
 
 __all__ = ["DamagedContents", "LONGEST_PATH", "as_os_error", "is_damage"]
 
 # The low byte of an error code says what kind it is: https://sqlite.org/rescode.html
-_ERROR, _BUSY, _LOCKED, _CORRUPT, _FULL, _SCHEMA, _NOT_A_DB = 1, 5, 6, 11, 13, 17, 26
+_ERROR, _BUSY, _LOCKED, _IO, _CORRUPT, _FULL, _SCHEMA, _NOT_A_DB = 1, 5, 6, 10, 11, 13, 17, 26
 # `_ERROR`: of our own statements only because the tables are not those that they should be.
 _DAMAGE = (_ERROR, _CORRUPT, _SCHEMA, _NOT_A_DB)
+_LITTLE = 1 << 17  # bytes: SQLite shares 32 kB with others, and calls it I/O if there are none
 LONGEST_PATH = 500  # bytes; SQLite takes names of up to 512, with what it adds to them
 
 
@@ -36,7 +38,7 @@ def as_os_error(error: sqlite3.Error, path: Path) -> OSError:
     """What is in the way of an index, as the system calls it."""
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
     tail = "; it is not damaged, as far as can be told, and nothing was changed"
-    if code == _FULL:
+    if code == _FULL or (code == _IO and files.free_bytes(path.parent) < _LITTLE):
         return StorageFull(errno.ENOSPC, f"{path}: no room to work with it{tail}. Make room")
     if code in (_BUSY, _LOCKED):
         return OSError(errno.EBUSY, f"{path}: another process keeps it locked{tail}")

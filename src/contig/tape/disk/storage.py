@@ -241,8 +241,7 @@ class DiskStorage(Storage):
         rows = extents.rows
         self._loads, self._salts, self._salted = state.loads, state.salts, False
         missing = [e for e in range(tail // rows, -(-head // rows)) if not extents.map(e)]
-        if self.read_only:
-            missing = []  # let go since the index was read: evicted
+        missing = [e for e in missing if not self._is_evicted(e)]
         self._quarantine.clear()
         self._quarantine.add(quarantine, self._entries, repaired)
         found = {-(number + 2): f"entry {number} of the index is damaged" for number in bad}
@@ -284,10 +283,20 @@ class DiskStorage(Storage):
         if not len(seqs) or not self.read_only:
             return seqs
         for extent in np.unique(seqs // extents.rows):
-            if not extents.map_again(int(extent)):
-                seqs = seqs[seqs // extents.rows != extent]  # let go: evicted
+            if not extents.map_again(int(extent)) and self._is_evicted(int(extent)):
+                seqs = seqs[seqs // extents.rows != extent]
         wrong = [int(s) for s in seqs if len(self.tape.damaged(int(s), int(s) + 1))]
         return np.array(wrong, np.int64)
+
+    def _is_evicted(self, extent: int) -> bool:
+        """Whether the process that writes let go of a file since we read the index: it says so
+        there before it deletes it."""
+        if not self.read_only:
+            return False
+        assert self._extents is not None and self._index is not None
+        with self._appending:
+            now = self._index.load(1 << 62)
+        return now.loads != self._loads or (extent + 1) * self._extents.rows <= now.tail
 
     def poll(self) -> None:
         """Follows the process that writes; what it committed up to a moment ago."""
