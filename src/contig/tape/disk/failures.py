@@ -42,10 +42,13 @@ def as_os_error(error: sqlite3.Error, path: Path) -> OSError:
         return StorageFull(errno.ENOSPC, f"{path}: no room to work with it{tail}. Make room")
     if code in (_BUSY, _LOCKED):
         return OSError(errno.EBUSY, f"{path}: another process keeps it locked{tail}")
+    # The files themselves are not opened to find out: closing them would take SQLite's locks away.
     try:
-        for name in (path.name, path.name + "-wal", path.name + "-shm"):
-            if path.with_name(name).exists():
-                os.close(os.open(path.with_name(name), os.O_RDWR | os.O_CLOEXEC))
+        os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as found:
         return OSError(found.errno, f"{path} cannot be opened: {found.strerror}{tail}")
+    for file in (path, *(path.with_name(path.name + s) for s in ("-wal", "-shm"))):
+        if file.exists() and not os.access(file, os.R_OK | os.W_OK):
+            text = os.strerror(errno.EACCES)
+            return PermissionError(errno.EACCES, f"{path} cannot be opened: {text}{tail}")
     return OSError(errno.EIO, f"{path} cannot be used: {error}{tail}")

@@ -343,7 +343,9 @@ class DiskIndex:
             elsewhere: where it is now, if its directory was moved: SQLite deletes its log by name
                 when the last connection goes, which then is another one's.
         """
-        fd = -1 if elsewhere is None else _keep_log(elsewhere)
+        fd = -1
+        if elsewhere is not None:
+            fd = _keep_log(elsewhere if elsewhere.exists() else _deleted(self.path))
         try:
             if self._folder is not None:
                 self._folder.close()
@@ -392,9 +394,20 @@ def _without_gaps(parts: list[Array], first: int, last: int) -> bool:
     return at == max(last, first)
 
 
+def _deleted(path: Path) -> Path:
+    """A way to a file that is open here and has no name any more."""
+    for fd in Path("/proc/self/fd").iterdir():
+        if fd.is_symlink() and os.readlink(fd) == f"{path} (deleted)":
+            return fd
+    return path
+
+
 def _keep_log(path: Path) -> int:
     """Locks a file as a reader does that is another process: nobody deletes its log."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return -1
     if sys.platform == "linux":
         start, length = _SHARED_BYTES
         request = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, start, length, 0)
