@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+from contextlib import ExitStack
 from pathlib import Path
 
 from ...errors import StorageFull
@@ -17,6 +18,7 @@ _ERROR, _BUSY, _LOCKED, _IO, _CORRUPT, _FULL, _SCHEMA, _NOT_A_DB = 1, 5, 6, 10, 
 # `_ERROR`: of our own statements only because the tables are not those that they should be.
 _DAMAGE = (_ERROR, _CORRUPT, _SCHEMA, _NOT_A_DB)
 _LITTLE = 1 << 17  # bytes: SQLite shares 32 kB with others, and calls it I/O if there are none
+_DESCRIPTORS = 6  # that two connections have open
 LONGEST_PATH = 500  # bytes; SQLite takes names of up to 512, with what it adds to them
 
 
@@ -43,10 +45,12 @@ def as_os_error(error: sqlite3.Error, path: Path) -> OSError:
     if code in (_BUSY, _LOCKED):
         return OSError(errno.EBUSY, f"{path}: another process keeps it locked{tail}")
     # The files themselves are not opened to find out: closing them would take SQLite's locks away.
-    try:
-        os.close(os.open(os.devnull, os.O_RDONLY))
-    except OSError as found:
-        return OSError(found.errno, f"{path} cannot be opened: {found.strerror}{tail}")
+    with ExitStack() as opened:
+        try:
+            for _ in range(_DESCRIPTORS):
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        except OSError as found:
+            return OSError(found.errno, f"{path} cannot be opened: {found.strerror}{tail}")
     for file in (path, *(path.with_name(path.name + s) for s in ("-wal", "-shm"))):
         if file.exists() and not os.access(file, os.R_OK | os.W_OK):
             text = os.strerror(errno.EACCES)
