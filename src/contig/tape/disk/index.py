@@ -37,7 +37,7 @@ _TIMEOUT_S = 30.0
 _WORD = 2**64 - 1
 _PRODUCERS = 4096  # as a tape
 _LOG_BYTES = 4 << 20
-_READ_PAGES = 2048  # at a time
+_READ_PAGES = 256  # at a time: small pieces of memory are given back sooner
 _WRITE_PAGES = 500  # in one statement: each is a chance for others to take the GIL for long
 _SHARED_BYTES = (0x40000002, 510)  # of a file, which SQLite locks while it reads
 
