@@ -157,6 +157,14 @@ def _report_damage(storage: DiskStorage, all_rows: bool) -> int:
         print(f"{damage.repaired:,} episodes were set aside by a repair", file=sys.stderr)
     for ordinal, reason in damage.trajectories.items():
         print(f"episode {ordinal} is set aside: {reason}", file=sys.stderr)
+    beyond = storage.rows_beyond() if all_rows else 0
+    if beyond:
+        print(
+            f"{beyond:,} rows are not in the index: a process is writing them, or was killed "
+            "before it committed them, or the index is not the newest. Whoever writes next puts them "
+            f"aside, in {storage.path / 'quarantine'}",
+            file=sys.stderr,
+        )
     if all_rows:
         state = "whole" if not damage.trajectories else "damaged; --repair sets that aside for good"
         print(f"{damage.rows_checked:,} rows checked: {state}", file=sys.stderr)

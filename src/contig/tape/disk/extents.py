@@ -240,6 +240,15 @@ class Extents:
             files.fsync_dir(target)
         return count
 
+    @_locked
+    def beyond(self, head: int) -> int:
+        """How many rows there are from a seq on."""
+        return sum(
+            self._written(e, max(head - e * self.rows, 0) * self.stride)
+            for e in self.present()
+            if (e + 1) * self.rows > head
+        )
+
     def _written(self, extent: int, at: int) -> int:
         """How many rows from a place of a file on are not just zeros."""
         fd = files.open_to_read(self.path(extent))

@@ -452,6 +452,12 @@ class DiskStorage(Storage):
         self.ticket = self._committer.add(self._changes(index_head, producers), rows)
         return int(first)
 
+    def rows_beyond(self) -> int:
+        """Rows in the files of which the index does not know, yet or any more."""
+        if self._extents is None:
+            return 0
+        return int(self._extents.beyond(int(self.tape.snapshot()[0])))
+
     def clear_beyond(self) -> int:
         """Removes rows that are behind the head. What this storage did not write itself is put
         aside before: perhaps the index is an older one, or lost some of its log; how many rows."""
