@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #endif
 
+#include "bus_guard.h"
 #include "copy.h"
 
 namespace contig {
@@ -73,18 +74,60 @@ void read_ahead(const Tape& tape, const int64_t* seqs, size_t n) {
 void find_damaged(const Tape& tape, const int64_t* seqs, size_t n, std::vector<int64_t>* out) {
   const size_t size = tape.record_size();
   const auto row = [&](size_t i) { return tape.row(static_cast<uint64_t>(seqs[i])); };
-  for (size_t i = 0; i < std::min(n, kAhead); ++i) prefetch(row(i), size + 4);
-  for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) prefetch(row(i + kAhead), size + 4);
-    if (!tape.sums().whole(static_cast<uint64_t>(seqs[i]), row(i), size))
-      out->push_back(static_cast<int64_t>(i));
+  volatile size_t at = 0;  // the row that is being read, for when its file was cut
+  const auto check = [&] {
+    for (size_t i = at; i < std::min(n, at + kAhead); ++i) prefetch(row(i), size + 4);
+    for (size_t i = at; i < n; ++i) {
+      at = i;
+      if (i + kAhead < n) prefetch(row(i + kAhead), size + 4);
+      if (!tape.sums().whole(static_cast<uint64_t>(seqs[i]), row(i), size))
+        out->push_back(static_cast<int64_t>(i));
+    }
+  };
+  while (!unless_cut(check)) {
+    out->push_back(static_cast<int64_t>(at));
+    at = at + 1;
   }
 }
 
 void find_damaged(const Tape& tape, uint64_t low, uint64_t high, std::vector<int64_t>* out) {
-  for (uint64_t seq = low; seq < high; ++seq)
-    if (!tape.sums().whole(seq, tape.row(seq), tape.record_size()))
-      out->push_back(static_cast<int64_t>(seq));
+  volatile uint64_t at = low;
+  const auto check = [&] {
+    for (uint64_t seq = at; seq < high; ++seq) {
+      at = seq;
+      if (!tape.sums().whole(seq, tape.row(seq), tape.record_size()))
+        out->push_back(static_cast<int64_t>(seq));
+    }
+  };
+  while (!unless_cut(check)) {
+    out->push_back(static_cast<int64_t>(at));
+    at = at + 1;
+  }
+}
+
+uint64_t gather_whole(const Tape& tape, const int64_t* seqs, size_t n, const Target* targets,
+                      size_t n_targets, std::vector<int64_t>* damaged) {
+  std::vector<int64_t> others;
+  volatile uint64_t tail = 0;
+  for (int tries = 0; tries < 8; ++tries) {
+    damaged->clear();
+    find_damaged(tape, seqs, n, damaged);
+    if (damaged->size() == n) break;
+    const int64_t* from = seqs;
+    if (!damaged->empty()) {  // rows of which nothing may be there: another one in their place
+      others.assign(seqs, seqs + n);
+      size_t good = 0;
+      while (good < damaged->size() && (*damaged)[good] == static_cast<int64_t>(good)) ++good;
+      for (const int64_t place : *damaged) others[static_cast<size_t>(place)] = seqs[good];
+      from = others.data();
+    }
+    // A file that is cut after it was checked: once more.
+    if (unless_cut([&] { tail = gather_columns(tape, from, n, targets, n_targets); })) return tail;
+  }
+  damaged->clear();
+  for (size_t i = 0; i < n; ++i) damaged->push_back(static_cast<int64_t>(i));
+  for (size_t c = 0; c < n_targets; ++c) std::memset(targets[c].column, 0, n * targets[c].bytes);
+  return tape.header().tail.load(std::memory_order_relaxed);
 }
 
 void decode_rows(const uint8_t* stored, size_t n, size_t size, size_t stride, const RowSums& sums,

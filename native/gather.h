@@ -25,6 +25,10 @@ void read_ahead(const Tape& tape, const int64_t* seqs, size_t n);
 void find_damaged(const Tape& tape, const int64_t* seqs, size_t n, std::vector<int64_t>* out);
 // The same for all rows of [low, high): their seqs.
 void find_damaged(const Tape& tape, uint64_t low, uint64_t high, std::vector<int64_t>* out);
+// As gather_columns, of rows in files: also the places of those that are damaged, with anything in
+// the columns. A file that somebody cut meanwhile has damaged rows.
+uint64_t gather_whole(const Tape& tape, const int64_t* seqs, size_t n, const Target* targets,
+                      size_t n_targets, std::vector<int64_t>* damaged);
 uint64_t gather_records(const Tape& tape, const int64_t* seqs, size_t n, uint8_t* out);
 
 // Packed records to columns and back, without a tape.

@@ -106,9 +106,10 @@ class Gatherer {
     const auto copy = [&] {
       const auto began = std::chrono::steady_clock::now();
       if (wait) read_ahead(tape, p, n);
-      if (stored) find_damaged(tape, p, n, &damaged);
-      const uint64_t lost =
-          verdict(p, n, gather_columns(tape, p, n, targets.data(), targets.size()));
+      const uint64_t tail = stored
+                                ? gather_whole(tape, p, n, targets.data(), targets.size(), &damaged)
+                                : gather_columns(tape, p, n, targets.data(), targets.size());
+      const uint64_t lost = verdict(p, n, tail);
       if (stored) judge(std::chrono::steady_clock::now() - began, n);
       return lost;
     };

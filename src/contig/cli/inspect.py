@@ -161,8 +161,8 @@ def _report_damage(storage: DiskStorage, all_rows: bool) -> int:
     if beyond:
         print(
             f"{beyond:,} rows are not in the index: a process is writing them, or was killed "
-            "before it committed them, or the index is not the newest. Whoever writes next puts them "
-            f"aside, in {storage.path / 'quarantine'}",
+            "before it committed them, or the index is not the newest. Whoever writes next puts "
+            f"them aside, in {storage.path / 'quarantine'}",
             file=sys.stderr,
         )
     if all_rows:

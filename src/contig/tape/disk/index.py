@@ -196,7 +196,9 @@ class DiskIndex:
         self.set_durable(True)
 
     def end_load(self, durable: bool) -> None:
-        """Forgets the quarantine of what was let go; then as `set_durable`."""
+        """Forgets the quarantine of what was let go; then as `set_durable`. The next transaction
+        has what was loaded: for who follows, that is something else again."""
+        self.loads += 1
         self._open_page = self._open_page[:0]
         self._db.execute("DELETE FROM quarantine")
         self.set_durable(durable)

@@ -10,7 +10,7 @@ from .changes import IndexState, Salts
 from .entries import widen
 from .extents import Extents
 
-__all__ = ["follow", "ordinals_of", "set_salts", "take_in"]
+__all__ = ["follow", "ordinals_at", "ordinals_of", "set_salts", "take_in"]
 
 Array = np.ndarray[Any, Any]
 
@@ -90,6 +90,13 @@ def ordinals_of(entries: Array, low: int, high: int) -> list[int]:
     """Trajectories with rows among [low, high); `entries` as ``[n, 16]`` words."""
     ends = entries[:, 0] + (entries[:, 1] >> 8)
     return [int(o) for o in np.unique(entries[(entries[:, 0] < high) & (ends > low), 5])]
+
+
+def ordinals_at(entries: Array, seqs: Array) -> list[int]:
+    """Trajectories of some rows; entries are in the order of their rows."""
+    at = np.searchsorted(entries[:, 0], seqs, side="right") - 1
+    inside = (at >= 0) & (seqs < entries[at, 0] + (entries[at, 1] >> 8))
+    return [int(o) for o in np.unique(entries[at[inside], 5])]
 
 
 def _ends(kept: Array) -> Array:

@@ -43,7 +43,7 @@ from .extents import Extents, extent_rows, row_stride
 from .failures import as_os_error, is_damage
 from .index import FORMAT, DiskIndex
 from .loading import Load, link_extents
-from .mirror import follow, ordinals_of, set_salts, take_in
+from .mirror import follow, ordinals_at, ordinals_of, set_salts, take_in
 from .quarantine import Quarantine
 from .rebuild import put_old_aside
 from .retention import Bounds, Retention
@@ -260,14 +260,16 @@ class DiskStorage(Storage):
         low = max(low, int(self.tape.snapshot()[1]))
         if low >= high:
             return []
-        bad = self._really_damaged(np.asarray(self.tape.damaged(low, high)))
-        if not len(bad):
-            return []
-        entries = self._entries()
-        out: set[int] = set()
-        for seq in bad:
-            out.update(ordinals_of(entries, int(seq), int(seq) + 1))
-        return sorted(out)
+        return self._trajectories(self._really_damaged(np.asarray(self.tape.damaged(low, high))))
+
+    def _find_damaged(self, seqs: np.ndarray[Any, Any]) -> bool:
+        """Sets aside trajectories of rows that look damaged; whether some are."""
+        bad = self._really_damaged(seqs)
+        self.quarantine({o: "a row's checksum is wrong" for o in self._trajectories(bad)})
+        return len(bad) > 0
+
+    def _trajectories(self, seqs: np.ndarray[Any, Any]) -> list[int]:
+        return ordinals_at(self._entries(), seqs) if len(seqs) else []
 
     def read_ahead(self, seq: int) -> None:
         """Asks the system for the file of a row, which is going to be read from end to end."""
@@ -276,12 +278,10 @@ class DiskStorage(Storage):
 
     def _really_damaged(self, seqs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Those of some rows that are damaged, and not just read too soon or too late: their file
-        may have been made, or let go, while it was mapped."""
+        may have been made, let go or cut while it was mapped."""
         extents, tail = self._extents, int(self.tape.snapshot()[1])
         assert extents is not None
         seqs = seqs[seqs >= tail]
-        if not len(seqs) or not self.read_only:
-            return seqs
         for extent in np.unique(seqs // extents.rows):
             if not extents.map_again(int(extent)) and self._is_evicted(int(extent)):
                 seqs = seqs[seqs // extents.rows != extent]
@@ -374,13 +374,9 @@ class DiskStorage(Storage):
             raise EmptyBufferError("nothing has been written to this storage yet")
         wide = schema.wide(self.tape, extras)
         block, lost, damaged = wide.gatherer.gather(seqs)
+        if damaged is not None and not self._find_damaged(np.unique(seqs[damaged])):
+            block, lost, damaged = wide.gatherer.gather(seqs)  # it was read too soon
         batch = Batch(block, wide.layout, (len(seqs),), wide.extras)
-        if damaged is not None:
-            entries = self._entries()
-            bad: set[int] = set()
-            for seq in self._really_damaged(np.unique(seqs[damaged])):
-                bad.update(ordinals_of(entries, int(seq), int(seq) + 1))
-            self.quarantine({o: "a row's checksum is wrong" for o in bad})
         aside = self._quarantine.covers(seqs)
         if damaged is None and aside is None:
             return batch, lost
