@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 
 import contig
 import contig.tape.disk.retention as retention
-import contig.tape.disk.storage as storage_module
+import contig.tape.disk.rows as rows_module
 from contig.tape.disk import DiskStorage
 from tests.disk import stored
 from tests.disk.conftest import MEMORY
@@ -285,7 +285,7 @@ class Storages(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_module, "_POLL_S", 0.0)
+    monkeypatch.setattr(rows_module, "_POLL_S", 0.0)
     monkeypatch.setattr(retention, "_LOOK_S", 0.0)
 
 

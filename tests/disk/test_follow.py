@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -15,16 +16,17 @@ import numpy as np
 import pytest
 
 import contig
-import contig.tape.disk.storage as storage_module
+import contig.tape.disk.rows as rows_module
 from contig.tape.disk import DiskStorage, files
 from contig.tape.disk.extents import Extents
+from contig.tape.disk.repair import repair
 from tests.disk import stored
 from tests.disk.test_faults import ROOT, check, fill, make, run
 
 
 @pytest.fixture(autouse=True)
 def _polls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_module, "_POLL_S", 0.0)
+    monkeypatch.setattr(rows_module, "_POLL_S", 0.0)
 
 
 def reader_of(path: Path, capacity: int | None = 64) -> DiskStorage:
@@ -311,3 +313,22 @@ def test_an_extent_that_is_cut(tmp_path: Path, read_only: bool, size: int) -> No
     with DiskStorage(tmp_path, 4096, rows_per_extent=32, example=stored.example()) as storage:
         fill(storage, 0, 60)
     run(code, str(tmp_path), str(int(read_only)), str(size))
+
+
+def test_follows_a_repair(tmp_path: Path) -> None:
+    """The index is built anew under a reader, which goes on with the new one."""
+    path = tmp_path / "store"
+    with make(path, 4096) as storage:
+        fill(storage, 0, 60)
+    with DiskStorage(path, 4096, read_only=True) as reader:
+        check(reader, 59)
+        db = sqlite3.connect(path / "index.sqlite", isolation_level=None)
+        db.execute("UPDATE producers SET seq = 1")
+        db.execute("UPDATE bounds SET head = head + 1")
+        db.close()
+        assert "could not be read" in repair(path)[0]
+        with make(path, 4096) as storage:
+            fill(storage, 60, 5)
+            storage.flush()
+            reader.poll()
+            check(reader, 64)

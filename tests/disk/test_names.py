@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import contig
-import contig.tape.disk.storage as storage_module
+import contig.tape.disk.rows as rows_module
 from contig.cli.main import main
 from contig.tape.disk import DiskStorage
 from contig.tape.disk.repair import repair
@@ -109,7 +109,7 @@ def test_the_index_of_another_store(store: Path, tmp_path: Path, rows: int, caps
 @pytest.mark.parametrize("kind", ("killed", "closed"))
 def test_format_1(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read as it is; written to, its new rows get the checksums of today."""
-    monkeypatch.setattr(storage_module, "_POLL_S", 0.0)
+    monkeypatch.setattr(rows_module, "_POLL_S", 0.0)
     path = shutil.copytree(KEPT / kind, tmp_path / "store")
     before = image(path)
     with DiskStorage(path, CAPACITY, read_only=True) as storage:

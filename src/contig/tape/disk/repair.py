@@ -34,7 +34,6 @@ def verify(storage: DiskStorage) -> Damage:
     found = dict(storage.quarantined)
     step = max(_STEP_BYTES // max(storage.tape.record_size, 1), 1)
     for low in range(tail, head, step):
-        storage.read_ahead(low + step)
         for ordinal in storage.damaged(low, min(low + step, head)):
             found.setdefault(ordinal, "a row's checksum is wrong")
     news = {o: reason for o, reason in found.items() if o not in storage.repaired}

@@ -14,9 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sqlite3
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,17 +34,15 @@ from ..schema import ExtraLeaf, Schema
 from ..segment import Segment
 from ..storage import Storage
 from . import files
-from .changes import Changes, IndexState, Salts
+from .changes import Changes
 from .committer import Committer, Lag
 from .directory import Directory, open_index, read_description, read_index, write_description
 from .extents import Extents, extent_rows, row_stride
-from .failures import as_os_error, is_damage
 from .index import FORMAT, DiskIndex
 from .loading import Load, link_extents
-from .mirror import follow, ordinals_at, ordinals_of, set_salts, take_in
-from .quarantine import Quarantine
 from .rebuild import put_old_aside
 from .retention import Bounds, Retention
+from .rows import StoredRows
 from .writing import StagedWriter
 
 __all__ = ["DiskStorage"]
@@ -56,7 +52,6 @@ log = logging.getLogger("contig.disk")
 _MOST_ROWS = 1 << 30  # of a storage without a capacity
 _MOST_BYTES = 1 << 44  # of addresses
 _MOST_EXTENTS = 1 << 31
-_POLL_S = 0.02
 
 
 class DiskStorage(Storage):
@@ -119,7 +114,7 @@ class DiskStorage(Storage):
         self.durability = durability
         self.read_only = read_only
         self._lag = Lag(max_lag_rows, max_lag_s)
-        self._quarantine = Quarantine()
+        self._rows: StoredRows | None = None
         self._retention = Retention(Bounds(max_bytes, max_episodes, max_age_s))
         self._wanted_rows = rows_per_extent
         self._wanted_capacity = capacity
@@ -130,16 +125,12 @@ class DiskStorage(Storage):
         self._index: DiskIndex | None = None
         self._extents: Extents | None = None
         self._bounded = any(b is not None for b in (max_bytes, max_episodes, max_age_s))
-        self._polled = 0.0
-        self._data_version = -1
         self._salt = int.from_bytes(os.urandom(8), "little") >> 1 or 1  # of what is appended here
-        self._salts: Salts = ()
         self._salted = False  # from the head on, it is ours
         self._store = 0
         self._pid = os.getpid()
         self._syncing = threading.Lock()
         self._retaining = threading.Lock()  # held while files must not go
-        self._loads = 0  # of the index that we follow
         self._rows_beyond = True  # the files may have rows behind the head
         self._unknown_beyond = True  # and we do not know whose
         self._unsynced: OSError | None = None
@@ -207,7 +198,6 @@ class DiskStorage(Storage):
         # What can fail comes first: a tape that is published has a schema.
         self._store = int(described.get("store", 0))
         self._index = open_index(self._directory, not self.read_only, self._store)
-        self._data_version = self._index.data_version
         state = read_index(self._index, not self.read_only, self._store)
         shift = rows.bit_length() - 1
         most = min(max(_MOST_BYTES // (rows * stride), 3), _MOST_EXTENTS)
@@ -223,110 +213,23 @@ class DiskStorage(Storage):
         tape.publish_stored(schema.layout.record_size, stride, shift, most)
         tape.attach_region(self._extents.region)
         self._schema = schema
-        self._take_in(state)
+        self._rows = StoredRows(
+            self._directory, tape, self._extents, self._index, self.read_only, self._appending
+        )
+        self._rows.take_in(state)
         if not self.read_only:
             self._index.forget_producers()
             durable = self.durability == "durable"
             self._committer = Committer(
                 self._index, durable, self._lag, self._sync, self._after_commit
             )
+            self._rows.committer = self._committer
 
-    def _take_in(self, state: IndexState, at_once: bool = False) -> None:
-        """The index as it was found, into the tape; rows that cannot be trusted, aside."""
-        extents = self._extents
-        assert extents is not None
-        quarantine, repaired, bad = state.quarantine, state.repaired, state.bad
-        take_in(self.tape, state, at_once)
-        head, tail, _, _ = self.tape.snapshot()
-        rows = extents.rows
-        self._loads, self._salts, self._salted = state.loads, state.salts, False
-        missing = [e for e in range(tail // rows, -(-head // rows)) if not extents.map(e)]
-        missing = [e for e in missing if not self._is_evicted(e)]
-        self._quarantine.clear()
-        self._quarantine.add(quarantine, self._entries, repaired)
-        found = {-(number + 2): f"entry {number} of the index is damaged" for number in bad}
-        for extent in missing:
-            low, high = extent * rows, (extent + 1) * rows
-            for ordinal in ordinals_of(self._entries(), low, high):
-                found.setdefault(ordinal, f"{extents.path(extent).name} is missing")
-        # Rows of the file that was being written: the others were complete before it.
-        low = max(head // rows * rows - (rows if head % rows == 0 else 0), tail)
-        for ordinal in self.damaged(low, head):
-            found.setdefault(ordinal, "a row's checksum is wrong")
-        self.quarantine(found)
-
-    def damaged(self, low: int, high: int) -> list[int]:
-        """Trajectories (`id`) with damaged rows among [low, high); reads all of them."""
-        low = max(low, int(self.tape.snapshot()[1]))
-        if low >= high:
-            return []
-        return self._trajectories(self._really_damaged(np.asarray(self.tape.damaged(low, high))))
-
-    def _find_damaged(self, seqs: np.ndarray[Any, Any]) -> bool:
-        """Sets aside trajectories of rows that look damaged; whether some are."""
-        bad = self._really_damaged(seqs)
-        self.quarantine({o: "a row's checksum is wrong" for o in self._trajectories(bad)})
-        return len(bad) > 0
-
-    def _trajectories(self, seqs: np.ndarray[Any, Any]) -> list[int]:
-        return ordinals_at(self._entries(), seqs) if len(seqs) else []
-
-    def read_ahead(self, seq: int) -> None:
-        """Asks the system for the file of a row, which is going to be read from end to end."""
-        if self._extents is not None:
-            self._extents.read_ahead(seq // self._extents.rows)
-
-    def _really_damaged(self, seqs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Those of some rows that are damaged, and not just read too soon or too late: their file
-        may have been made, let go or cut while it was mapped."""
-        extents, tail = self._extents, int(self.tape.snapshot()[1])
-        assert extents is not None
-        seqs = seqs[seqs >= tail]
-        for extent in np.unique(seqs // extents.rows):
-            if not extents.map_again(int(extent)) and self._is_evicted(int(extent)):
-                seqs = seqs[seqs // extents.rows != extent]
-        wrong = [int(s) for s in seqs if len(self.tape.damaged(int(s), int(s) + 1))]
-        return np.array(wrong, np.int64)
-
-    def _is_evicted(self, extent: int) -> bool:
-        """Whether the process that writes let go of a file since we read the index: it says so
-        there before it deletes it."""
-        if not self.read_only:
-            return False
-        assert self._extents is not None and self._index is not None
-        with self._appending:
-            now = self._index.load(1 << 62)
-        return now.loads != self._loads or (extent + 1) * self._extents.rows <= now.tail
+    # -- reading ------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Follows the process that writes; what it committed up to a moment ago."""
-        if not self.read_only or self._index is None:
-            return
-        now = time.monotonic()
-        if now - self._polled < _POLL_S:
-            return
-        with self._appending:
-            self._polled = now
-            try:
-                version = self._index.data_version
-                if version != self._data_version:
-                    self._follow(self._index)
-                    self._data_version = version
-            except sqlite3.Error as error:
-                if is_damage(error):
-                    raise
-                raise as_os_error(error, self._index.path) from error
-
-    def _follow(self, index: DiskIndex) -> None:
-        assert self._extents is not None
-        state = index.load(max(int(self.tape.snapshot()[2]) - 1, 0))
-        if state.loads != self._loads:
-            self._extents.forget()  # a checkpoint took the place of everything: other files
-        elif follow(self.tape, self._extents, state):
-            self._salts = state.salts
-            self._quarantine.add(state.quarantine, self._entries, state.repaired)
-            return
-        self._take_in(index.load(), at_once=True)
+        if self._rows is not None:
+            self._rows.poll()
 
     def __len__(self) -> int:
         self.poll()
@@ -338,46 +241,40 @@ class DiskStorage(Storage):
 
     @property
     def quarantined(self) -> dict[int, str]:
-        return self._quarantine.reasons
+        return {} if self._rows is None else self._rows.aside.reasons
 
     @property
     def repaired(self) -> set[int]:
         """Those of `quarantined` that a repair set aside."""
-        return self._quarantine.repaired
-
-    # -- damage -------------------------------------------------------------------------------
+        return set() if self._rows is None else self._rows.aside.repaired
 
     def quarantine(self, found: dict[int, str], repaired: bool = False) -> None:
         """Sets trajectories aside: their rows are never served. By ordinal (`id`), with reasons.
         `repaired`: for good, so that nobody need hear of them again."""
-        new = self._quarantine.add(found, self._entries, set(found) if repaired else None)
-        for ordinal, reason in new.items():
-            log.error("%s: trajectory %d is set aside: %s", self.path, ordinal, reason)
-        known = found if repaired else new
-        if known and self._index is not None and not self.read_only:
-            try:
-                if self._committer is None:
-                    self._index.quarantine(known, repaired)
-                else:
-                    self._committer.run_between(lambda index: index.quarantine(known, repaired))
-            except (OSError, sqlite3.Error) as error:
-                if repaired:
-                    raise
-                log.warning("%s: the quarantine could not be written: %s", self.path, error)
+        if self._rows is not None:
+            self._rows.set_aside(found, repaired)
+
+    def damaged(self, low: int, high: int) -> list[int]:
+        """Trajectories (`id`) with damaged rows among [low, high); reads all of them, and asks for
+        those that come next."""
+        if self._rows is None or self._extents is None:
+            return []
+        self._extents.read_ahead(high // self._extents.rows)
+        return self._rows.damaged(low, high)
 
     def gather(self, seqs: np.ndarray[Any, Any], extras: tuple[ExtraLeaf, ...] = ()) -> Any:
         """As `Storage.gather`; rows that are damaged or set aside count as lost: then `lost` is a
         mask over `seqs`."""
         self._open()
-        schema = self.schema
-        if schema is None:
+        schema, rows = self.schema, self._rows
+        if schema is None or rows is None:
             raise EmptyBufferError("nothing has been written to this storage yet")
         wide = schema.wide(self.tape, extras)
         block, lost, damaged = wide.gatherer.gather(seqs)
-        if damaged is not None and not self._find_damaged(np.unique(seqs[damaged])):
+        if damaged is not None and not rows.find_damaged(np.unique(seqs[damaged])):
             block, lost, damaged = wide.gatherer.gather(seqs)  # it was read too soon
         batch = Batch(block, wide.layout, (len(seqs),), wide.extras)
-        aside = self._quarantine.covers(seqs)
+        aside = rows.aside.covers(seqs)
         if damaged is None and aside is None:
             return batch, lost
         gone = seqs < lost
@@ -410,14 +307,12 @@ class DiskStorage(Storage):
     def _begin(self) -> None:
         """From the head on, rows are ours: their checksums say so."""
         head, tail, _, _ = self.tape.snapshot()
-        before = [s for s in self._salts if s[0] < head]
+        assert self._rows is not None
+        before = [s for s in self._rows.salts if s[0] < head]
         while len(before) > 1 and before[1][0] <= tail:
             before.pop(0)
-        self._set_salts((*before, (int(head), self._salt)))
-
-    def _set_salts(self, salts: Salts) -> None:
-        set_salts(self.tape, salts)
-        self._salts, self._salted = salts, True
+        self._rows.set_salts((*before, (int(head), self._salt)))
+        self._salted = True
 
     def commit(self, native: Any, producers: dict[int, int]) -> int:
         """Stores what a writer staged, appends it, and hands it to the committer."""
@@ -503,7 +398,7 @@ class DiskStorage(Storage):
             index_head,
             int(tape.trajectories),
             (int(tape.inserted), int(tape.sampled)),
-            self._salts,
+            () if self._rows is None else self._rows.salts,
         )
 
     def _sync(self) -> None:
@@ -554,6 +449,7 @@ class DiskStorage(Storage):
     def _restore(self, contents: Contents, words: Any, index_tail: int, index_head: int) -> None:
         with self.appending():
             assert self._extents is not None and self._committer is not None
+            assert self._rows is not None
             self._committer.wait()
             load = Load(contents, self._extents, self.tape, self._salt)
             load.check()  # before anything here is changed
@@ -561,7 +457,8 @@ class DiskStorage(Storage):
             with self._retaining:
                 self._extents.forget()
                 load.run()
-                self._set_salts(load.salts)
+                self._rows.set_salts(load.salts)
+                self._salted = True
                 self._retention.forget()
                 bounds = (contents.tail, contents.head, words, index_tail, index_head)
                 self.tape.restore_stored(*bounds, contents.trajectories)
@@ -577,7 +474,8 @@ class DiskStorage(Storage):
         self._committer.run_between(lambda index: index.begin_load())
         self._committer.add(self._changes(self.tape.snapshot()[2], {}))
         self._committer.run_between(lambda index: index.end_load(durable))
-        self._quarantine.clear()
+        assert self._rows is not None
+        self._rows.aside.clear()
         with self._retaining:
             self._rows_beyond = True  # until the load is through
             self._extents.delete_below(1 << 62)
@@ -592,13 +490,13 @@ class DiskStorage(Storage):
         return {
             "stride": extents.stride,
             "rows_per_extent": extents.rows,
-            "salts": [list(s) for s in self._salts],
+            "salts": [] if self._rows is None else [list(s) for s in self._rows.salts],
         }
 
     def backup_index(self, path: Path) -> None:
         """A copy of the index as it is committed now, in a file of its own."""
         assert self._index is not None
-        index = DiskIndex(self._index.path, False)
+        index = DiskIndex(self._directory.index, False)
         try:
             index.backup(path)
         finally:
@@ -639,7 +537,7 @@ class DiskStorage(Storage):
             return
         try:
             if os.getpid() != self._pid:  # a fork: its threads are the parent's, and so is the rest
-                self._index = self._extents = None
+                self._index = self._extents = self._rows = None
             elif self._committer is not None:
                 self._committer.close()
         finally:
@@ -647,9 +545,10 @@ class DiskStorage(Storage):
             self._let_go()
 
     def _let_go(self) -> None:
-        if self._index is not None:
+        index = self._index if self._rows is None else self._rows.index
+        if index is not None:
             moved = self._directory.is_moved
-            self._index.close(self._directory.root / self._index.path.name if moved else None)
+            index.close(self._directory.root / index.path.name if moved else None)
         if self._extents is not None:
             self._extents.close()
         self._directory.close()
