@@ -86,7 +86,7 @@ class StoredRows:
         self.aside.add(quarantine, self.entries, repaired)
         found = {-(number + 2): f"entry {number} of the index is damaged" for number in bad}
         for extent in missing:
-            if not self._is_evicted(extent):
+            if len(self._still_there(np.array([(extent + 1) * rows - 1]))):
                 for ordinal in ordinals_of(self.entries(), extent * rows, (extent + 1) * rows):
                     found.setdefault(ordinal, f"{self._extents.path(extent).name} is missing")
         # Rows of the file that was being written: the others were complete before it.
@@ -133,14 +133,14 @@ class StoredRows:
         self._extents.forget()
         self.take_in(state, at_once=True)
 
-    def _is_evicted(self, extent: int) -> bool:
-        """Whether the process that writes let go of a file since we read the index: it says so
-        there before it deletes it."""
-        if not self._read_only:
-            return False
-        with self._lock:
-            now = self.index.load(1 << 62)
-        return now.loads != self._loads or (extent + 1) * self._extents.rows <= now.tail
+    def _still_there(self, seqs: Array) -> Array:
+        """Those of some rows that the process that writes did not let go of since we read the
+        index: it says so there before it changes files."""
+        if self._read_only and len(seqs):
+            with self._lock:
+                now = self.index.load(1 << 62)
+                seqs = seqs[seqs >= now.tail] if now.loads == self._loads else seqs[:0]
+        return seqs
 
     # -- damage -------------------------------------------------------------------------------
 
@@ -163,13 +163,11 @@ class StoredRows:
     def _really_damaged(self, seqs: Array) -> Array:
         """Those of some rows that are damaged, and not just read too soon or too late: their file
         may have been made, let go or cut while it was mapped."""
-        rows = self._extents.rows
         seqs = seqs[seqs >= int(self._tape.snapshot()[1])]
-        for extent in np.unique(seqs // rows):
-            if not self._extents.map_again(int(extent)) and self._is_evicted(int(extent)):
-                seqs = seqs[seqs // rows != extent]
+        for extent in np.unique(seqs // self._extents.rows):
+            self._extents.map_again(int(extent))
         wrong = [int(s) for s in seqs if len(self._tape.damaged(int(s), int(s) + 1))]
-        return np.array(wrong, np.int64)
+        return self._still_there(np.array(wrong, np.int64))
 
     def set_aside(self, found: dict[int, str], repaired: bool = False) -> None:
         """Sets trajectories aside: their rows are never served. By ordinal (`id`), with reasons.
