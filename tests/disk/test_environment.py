@@ -92,9 +92,11 @@ def test_long_path(tmp_path: Path) -> None:
     path = tmp_path
     while len(str(path)) < 600:
         path = path / ("d" * 60)
-    with pytest.raises(OSError, match="at most 500 bytes") as caught:
-        make(path)
-    assert caught.value.errno == errno.ENAMETOOLONG
+    for example in (stored.example(), None):
+        with pytest.raises(OSError, match="at most 500 bytes") as caught:
+            make(path, example=example)
+        assert caught.value.errno == errno.ENAMETOOLONG
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become somebody else")

@@ -204,6 +204,22 @@ def test_an_older_index(store: Path, caplog: Any, capsys: Any) -> None:
     go_on(store, rows_of(store), caplog, capsys)
 
 
+def test_an_older_index_and_a_load(store: Path, tmp_path: Path) -> None:
+    """A checkpoint takes the place of everything, but not of what nobody knows of."""
+    older = (store / "index.sqlite").read_bytes()
+    with make(store, 4096) as storage:
+        contig.ReplayBuffer(storage, contig.RandomSampler(), batch_size=4).save(tmp_path / "saved")
+        fill(storage, 30, 30)
+        head = len(storage)
+    (store / "index.sqlite").write_bytes(older)
+    with make(store, 4096) as storage:
+        lost = range(len(storage), head)
+        contig.ReplayBuffer(storage, contig.RandomSampler(), batch_size=4).load(tmp_path / "saved")
+    (aside,) = (store / "quarantine").iterdir()
+    kept = sum(len(rows) for rows in rows_of(aside).values())
+    assert kept == len(lost) > 100
+
+
 def test_a_damaged_log(tmp_path: Path, caplog: Any, capsys: Any) -> None:
     """SQLite takes it for the end of the log."""
     path = tmp_path / "store"

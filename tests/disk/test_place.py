@@ -217,3 +217,26 @@ def test_a_name_that_is_no_directory(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         DiskStorage(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "x"
+
+
+def test_a_fork_of_a_temporary_storage(tmp_path: Path) -> None:
+    """Neither its leaving nor its end removes what is the parent's."""
+    code = """
+    import os, sys
+    from contig import LazyMemmapStorage
+    from tests.disk.test_faults import check, fill
+    from tests.disk import stored
+    for leaves in (True, False):
+        with LazyMemmapStorage(64, example=stored.example()) as storage:
+            fill(storage, 0, 4)
+            pid = os.fork()
+            if pid == 0:
+                if leaves:
+                    storage.close()
+                sys.exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+            fill(storage, 4, 2)
+            check(storage, 5)
+        assert not storage.path.exists()
+    """
+    run(code)

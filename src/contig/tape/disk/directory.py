@@ -21,7 +21,7 @@ from typing import Any
 from ... import _native
 from . import files
 from .changes import IndexState
-from .failures import as_os_error, is_damage
+from .failures import as_os_error, check_length, is_damage
 from .index import FORMAT, DiskIndex
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
 if sys.platform != "win32":
     import fcntl
 
+_NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOTSUP)
 _INDEX = re.compile(r"index(?:-(\d+))?\.sqlite")
 
 
@@ -63,6 +64,7 @@ class Directory:
         if sys.platform == "win32":
             raise NotImplementedError("storages on disk need a POSIX system")
         self.path = Path(os.path.realpath(path))
+        check_length(self.path / "index-99.sqlite")
         if make:
             files.make_dir(self.path / "extents")
         try:
@@ -70,6 +72,7 @@ class Directory:
         except FileNotFoundError:
             raise FileNotFoundError(f"{self.path}: no storage is there") from None
         self._lock_fd = -1
+        self._lock_is: tuple[int, int] | None = None  # where only a file can be locked
         self._is = _identity(os.fstat(self._fd))
         self.root = self.path
         if sys.platform == "linux":
@@ -93,6 +96,8 @@ class Directory:
                 f"(it is at {now}). What was appended before is committed there, and nothing was "
                 "written here; close this storage and open it where it is",
             )
+        if self._lock_is is not None and _identity(os.stat(self.root / "lock")) != self._lock_is:
+            raise OSError(errno.ESTALE, f"{self.path / 'lock'} was replaced: who else writes here?")
 
     def lock(self) -> None:
         """Makes this process the one that writes.
@@ -103,8 +108,13 @@ class Directory:
         fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             # On the directory, which cannot be deleted from under it; and on the file, where
-            # contig 0.1 looks.
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # contig 0.1 looks, and which is all that some network file systems lock.
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                self._lock_is = _identity(os.fstat(fd))
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(fd, 64, 0).decode(errors="replace").strip() or "unknown"

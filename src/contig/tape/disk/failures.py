@@ -11,7 +11,7 @@ from pathlib import Path
 from ...errors import StorageFull
 from . import files
 
-__all__ = ["DamagedContents", "LONGEST_PATH", "as_os_error", "is_damage"]
+__all__ = ["DamagedContents", "as_os_error", "check_length", "is_damage"]
 
 # The low byte of an error code says what kind it is: https://sqlite.org/rescode.html
 _ERROR, _BUSY, _LOCKED, _IO, _CORRUPT, _FULL, _SCHEMA, _NOT_A_DB = 1, 5, 6, 10, 11, 13, 17, 26
@@ -19,11 +19,20 @@ _ERROR, _BUSY, _LOCKED, _IO, _CORRUPT, _FULL, _SCHEMA, _NOT_A_DB = 1, 5, 6, 10, 
 _DAMAGE = (_ERROR, _CORRUPT, _SCHEMA, _NOT_A_DB)
 _LITTLE = 1 << 17  # bytes: SQLite shares 32 kB with others, and calls it I/O if there are none
 _DESCRIPTORS = 6  # that two connections have open
-LONGEST_PATH = 500  # bytes; SQLite takes names of up to 512, with what it adds to them
+_LONGEST = 500  # bytes; SQLite takes names of up to 512, with what it adds to them
 
 
 class DamagedContents(sqlite3.DatabaseError):
     """SQLite can read it, but it is not what was written."""
+
+
+def check_length(path: Path) -> None:
+    """Raises OSError if a name is too long for SQLite, which would only say that it cannot."""
+    if len(os.fsencode(path)) > _LONGEST:
+        raise OSError(
+            errno.ENAMETOOLONG,
+            f"{path}: SQLite takes names of at most {_LONGEST} bytes; use a shorter one",
+        )
 
 
 def is_damage(error: Exception) -> bool:

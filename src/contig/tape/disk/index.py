@@ -21,7 +21,7 @@ import numpy as np
 from . import tables
 from .changes import Changes, IndexState, Salts
 from .entries import KEPT, PAGE, complete, narrow, pack, unpack
-from .failures import LONGEST_PATH, DamagedContents
+from .failures import DamagedContents
 from .tables import FORMAT, is_whole, row_crc
 
 __all__ = ["FORMAT", "DiskIndex", "fold_log"]
@@ -52,10 +52,6 @@ class DiskIndex:
     """
 
     def __init__(self, path: Path, writable: bool, store: int = 0) -> None:
-        if len(os.fsencode(path)) > LONGEST_PATH:
-            raise OSError(
-                36, f"{path}: SQLite takes names of at most {LONGEST_PATH} bytes; use a shorter one"
-            )
         self.path = path
         mode = "rwc" if writable else "ro"
         if not writable and not os.access(path.parent, os.W_OK) and not _has_log(path):

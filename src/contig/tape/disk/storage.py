@@ -453,6 +453,8 @@ class DiskStorage(Storage):
             self._committer.wait()
             load = Load(contents, self._extents, self.tape, self._salt)
             load.check()  # before anything here is changed
+            if self._unknown_beyond:
+                self.clear_beyond()
             self._clear_for_good()
             with self._retaining:
                 self._extents.forget()

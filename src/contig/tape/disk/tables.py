@@ -19,6 +19,7 @@ __all__ = ["FORMAT", "create", "expected", "found", "is_whole", "pages", "row_cr
 Array = np.ndarray[Any, Any]
 
 FORMAT = 2
+_AT_ONCE = 4096  # rows of format 1
 
 _PRODUCERS = (
     "CREATE TABLE producers (\n"
@@ -112,11 +113,11 @@ def pages(
 
 
 def _packed(runs: Any) -> Any:
-    """Rows of format 1 as pages of one entry; those that are damaged are left out."""
-    for row in runs:
-        if is_whole(row):
-            (page,) = pack(np.array([row[:KEPT]], np.int64))
-            yield (bytes(page[1]),)
+    """Rows of format 1 as pages; those that are damaged are left out."""
+    while some := [row for _, row in zip(range(_AT_ONCE), runs)]:
+        kept = np.array([row[:KEPT] for row in some if is_whole(row)], np.int64).reshape(-1, KEPT)
+        for _, page in pack(kept):
+            yield (bytes(page),)
 
 
 def upgrade(db: sqlite3.Connection) -> None:
