@@ -74,9 +74,8 @@ class Directory:
         self._lock_fd = -1
         self._lock_is: tuple[int, int] | None = None  # where only a file can be locked
         self._is = _identity(os.fstat(self._fd))
-        self.root = self.path
-        if sys.platform == "linux":
-            self.root = Path(f"/proc/self/fd/{self._fd}")
+        through = Path(f"/proc/self/fd/{self._fd}")
+        self.root = through if through.exists() else self.path
 
     @property
     def is_moved(self) -> bool:

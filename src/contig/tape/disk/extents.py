@@ -24,6 +24,7 @@ __all__ = ["Extents", "extent_rows", "row_stride"]
 _SMALL_EXTENT, _EXTENT = 16 << 20, 64 << 20
 _SMALL_STORAGE = 256 << 30
 _OPEN = 8  # files kept open for writing
+_PIECE = 1 << 20
 
 
 def row_stride(record_size: int) -> int:
@@ -114,7 +115,6 @@ class Extents:
         self._writable = writable
         self._fds: dict[int, int] = {}
         self._mapped: dict[int, int] = {}  # place -> extent
-        self._asked = -1  # the extent that was read ahead last
         self._unseen: set[int] = set()  # written, but not mapped yet
         self._lock = threading.RLock()
         self._marking = threading.Lock()
@@ -157,19 +157,25 @@ class Extents:
         self._mapped[place] = extent
         return True
 
-    def read_ahead(self, extent: int) -> None:
-        """Asks the system to have a file in memory soon, if it was not asked for it just now."""
-        if extent == self._asked or not hasattr(os, "posix_fadvise"):
-            return
-        self._asked = extent
-        try:
-            fd = files.open_to_read(self.path(extent))
-        except OSError:
-            return
-        try:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
-        finally:
-            files.close(fd)
+    def fetch(self, first: int, last: int) -> None:
+        """Has rows in memory, read from end to end: faults would read them page by page. Asks for
+        as much again behind them."""
+        while first < last:
+            extent, at = divmod(first, self.rows)
+            count = min(self.rows - at, last - first)
+            first += count
+            try:
+                fd = files.open_to_read(self.path(extent))
+            except OSError:
+                continue
+            try:
+                start, size = at * self.stride, count * self.stride
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(fd, start, 2 * size, os.POSIX_FADV_WILLNEED)
+                for offset in range(start, start + size, _PIECE):
+                    os.pread(fd, _PIECE, offset)
+            finally:
+                files.close(fd)
 
     @_locked
     def map_again(self, extent: int) -> bool:

@@ -255,11 +255,10 @@ class DiskStorage(Storage):
             self._rows.set_aside(found, repaired)
 
     def damaged(self, low: int, high: int) -> list[int]:
-        """Trajectories (`id`) with damaged rows among [low, high); reads all of them, and asks for
-        those that come next."""
+        """Trajectories (`id`) with damaged rows among [low, high); reads all of them."""
         if self._rows is None or self._extents is None:
             return []
-        self._extents.read_ahead(high // self._extents.rows)
+        self._extents.fetch(max(low, int(self.tape.snapshot()[1])), high)
         return self._rows.damaged(low, high)
 
     def gather(self, seqs: np.ndarray[Any, Any], extras: tuple[ExtraLeaf, ...] = ()) -> Any:
