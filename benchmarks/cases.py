@@ -59,6 +59,13 @@ CASES = (
         "ahead of all",
         at_least={"torchrl": 1, "cpprb": 1, "sb3": 1, "tianshou": 1},
     ),
+    Case("add_1_torch", "the same, a dict of torch tensors", "<= 10 us", at_most_us=10),
+    Case(
+        "add_1_tensordict",
+        "the same, a TensorDict",
+        "10x torchrl",
+        at_least={"torchrl": 10},
+    ),
     Case(
         "sample_256",
         "sample 256 uniform",
@@ -66,6 +73,13 @@ CASES = (
         at_least={"cpprb": 7, "torchrl": 15},
     ),
     Case("sample_4096", "sample 4096 uniform", "<= 200 us", at_most_us=200),
+    Case("sample_128", "sample 128 uniform", ""),
+    Case(
+        "nstep_128",
+        "sample 128 of 3 steps each",
+        "ahead of sb3",
+        at_least={"sb3": 1},
+    ),
     Case(
         "slices_cached",
         "32 slices of 32, nothing written",

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases import CONTIG
-from benchmarks.rows import fill_chunks, make_rows, row_at, write_stream
+from benchmarks.rows import fill_chunks, make_rows, map_tree, row_at, write_stream
 from benchmarks.timing import Effort, best_us, cycling
 from benchmarks.worker import worker_main
 from contig import (
     LazyTensorStorage,
+    NStepSampler,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     RandomSampler,
@@ -87,6 +88,37 @@ def add_1(effort: Effort) -> float:
     return best_us(lambda: buffer.add(row()), effort)
 
 
+def add_1_torch(effort: Effort) -> float:
+    import torch
+
+    rows = make_rows(1000, seed=60)
+    row = cycling([map_tree(torch.from_numpy, row_at(rows, index)) for index in range(1000)])
+    buffer = uniform(effort.rows)
+    return best_us(lambda: buffer.add(row()), effort)
+
+
+def add_1_tensordict(effort: Effort) -> float:
+    import torch
+    from tensordict import TensorDict
+
+    rows = make_rows(1000, seed=60)
+    trees = [map_tree(torch.from_numpy, row_at(rows, index)) for index in range(1000)]
+    row = cycling([TensorDict(tree, batch_size=[]) for tree in trees])
+    buffer = uniform(effort.rows)
+    return best_us(lambda: buffer.add(row()), effort)
+
+
+def sample_128(effort: Effort) -> float:
+    buffer = uniform(effort.rows)
+    return best_us(lambda: buffer.sample(128).tree(), effort)
+
+
+def nstep_128(effort: Effort) -> float:
+    storage = uniform(effort.rows).storage
+    buffer = ReplayBuffer(storage, NStepSampler(3, 0.99), batch_size=128, seed=0)
+    return best_us(lambda: buffer.sample().tree(), effort)
+
+
 def sample_256(effort: Effort) -> float:
     buffer = uniform(effort.rows)
     return best_us(lambda: buffer.sample(256).tree(), effort)
@@ -130,8 +162,12 @@ def write_then_priority_slices(effort: Effort) -> float:
 CASES = {
     "extend_1000": extend_1000,
     "add_1": add_1,
+    "add_1_torch": add_1_torch,
+    "add_1_tensordict": add_1_tensordict,
     "sample_256": sample_256,
     "sample_4096": sample_4096,
+    "sample_128": sample_128,
+    "nstep_128": nstep_128,
     "slices_cached": slices,
     "slices_uncached": slices,
     "write_then_slices": write_then_slices,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 
 from benchmarks.rows import ACTION_DIM, FILL_CHUNK, OBSERVATION_DIM, fill_chunks, make_rows
 from benchmarks.timing import Effort, best_us, cycling
@@ -24,8 +24,12 @@ def box(size: int) -> Box:
 
 @cache
 def uniform(rows: int) -> ReplayBuffer:
+    return filled(ReplayBuffer(rows, box(OBSERVATION_DIM), box(ACTION_DIM), device="cpu"))
+
+
+def filled(buffer: ReplayBuffer) -> ReplayBuffer:
     """A full buffer; filled through its arrays, as one `add` per row would take long."""
-    buffer = ReplayBuffer(rows, box(OBSERVATION_DIM), box(ACTION_DIM), device="cpu")
+    rows = buffer.buffer_size
     for number, chunk in enumerate(fill_chunks(rows)):
         after = chunk["next"]
         place = slice(number * FILL_CHUNK, number * FILL_CHUNK + len(after["reward"]))
@@ -72,7 +76,24 @@ def sample_4096(effort: Effort) -> float:
     return best_us(lambda: buffer.sample(4096), effort)
 
 
-CASES = {"add_1": add_1, "sample_256": sample_256, "sample_4096": sample_4096}
+def sample_128(effort: Effort) -> float:
+    buffer = uniform(effort.rows)
+    return best_us(lambda: buffer.sample(128), effort)
+
+
+def nstep_128(effort: Effort) -> float:
+    boxes = box(OBSERVATION_DIM), box(ACTION_DIM)
+    buffer = filled(NStepReplayBuffer(effort.rows, *boxes, device="cpu", n_steps=3, gamma=0.99))
+    return best_us(lambda: buffer.sample(128), effort)
+
+
+CASES = {
+    "add_1": add_1,
+    "sample_256": sample_256,
+    "sample_4096": sample_4096,
+    "sample_128": sample_128,
+    "nstep_128": nstep_128,
+}
 
 if __name__ == "__main__":
     worker_main("sb3", CASES, ("stable-baselines3", "torch", "numpy"))

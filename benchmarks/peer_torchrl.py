@@ -158,6 +158,7 @@ def write_then_priority_slices(effort: Effort) -> float:
 CASES = {
     "extend_1000": extend_1000,
     "add_1": add_1,
+    "add_1_tensordict": add_1,
     "sample_256": sample_256,
     "sample_4096": sample_4096,
     "slices_cached": slices_cached,

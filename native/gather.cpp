@@ -105,31 +105,6 @@ void find_damaged(const Tape& tape, uint64_t low, uint64_t high, std::vector<int
   }
 }
 
-uint64_t gather_whole(const Tape& tape, const int64_t* seqs, size_t n, const Target* targets,
-                      size_t n_targets, std::vector<int64_t>* damaged) {
-  std::vector<int64_t> others;
-  volatile uint64_t tail = 0;
-  for (int tries = 0; tries < 8; ++tries) {
-    damaged->clear();
-    find_damaged(tape, seqs, n, damaged);
-    if (damaged->size() == n) break;
-    const int64_t* from = seqs;
-    if (!damaged->empty()) {  // rows of which nothing may be there: another one in their place
-      others.assign(seqs, seqs + n);
-      size_t good = 0;
-      while (good < damaged->size() && (*damaged)[good] == static_cast<int64_t>(good)) ++good;
-      for (const int64_t place : *damaged) others[static_cast<size_t>(place)] = seqs[good];
-      from = others.data();
-    }
-    // A file that is cut after it was checked: once more.
-    if (unless_cut([&] { tail = gather_columns(tape, from, n, targets, n_targets); })) return tail;
-  }
-  damaged->clear();
-  for (size_t i = 0; i < n; ++i) damaged->push_back(static_cast<int64_t>(i));
-  for (size_t c = 0; c < n_targets; ++c) std::memset(targets[c].column, 0, n * targets[c].bytes);
-  return tape.header().tail.load(std::memory_order_relaxed);
-}
-
 void decode_rows(const uint8_t* stored, size_t n, size_t size, size_t stride, const RowSums& sums,
                  uint64_t first, uint8_t* out, std::vector<int64_t>* damaged) {
   for (size_t i = 0; i < n; ++i, stored += stride, out += size) {

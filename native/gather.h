@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "bus_guard.h"
 #include "tape.h"
 
 namespace contig {
@@ -25,10 +26,32 @@ void read_ahead(const Tape& tape, const int64_t* seqs, size_t n);
 void find_damaged(const Tape& tape, const int64_t* seqs, size_t n, std::vector<int64_t>* out);
 // The same for all rows of [low, high): their seqs.
 void find_damaged(const Tape& tape, uint64_t low, uint64_t high, std::vector<int64_t>* out);
-// As gather_columns, of rows in files: also the places of those that are damaged, with anything in
-// the columns. A file that somebody cut meanwhile has damaged rows.
-uint64_t gather_whole(const Tape& tape, const int64_t* seqs, size_t n, const Target* targets,
-                      size_t n_targets, std::vector<int64_t>* damaged);
+// Gathers rows that are in files: `copy` is called with their seqs, those of damaged rows replaced
+// by others, and gives the tail afterwards; also the places of the damaged. A file that somebody
+// cuts meanwhile has damaged rows.
+template <class Copy>
+uint64_t gather_whole(const Tape& tape, const int64_t* rows, size_t n, const Copy& copy,
+                      std::vector<int64_t>* damaged) {
+  std::vector<int64_t> others;
+  volatile uint64_t tail = 0;
+  for (int tries = 0; tries < 8; ++tries) {  // a file that is cut after it was checked: once more
+    damaged->clear();
+    find_damaged(tape, rows, n, damaged);
+    if (damaged->size() == n) break;
+    const int64_t* from = rows;
+    if (!damaged->empty()) {
+      others.assign(rows, rows + n);
+      size_t good = 0;
+      while (good < damaged->size() && (*damaged)[good] == static_cast<int64_t>(good)) ++good;
+      for (const int64_t place : *damaged) others[static_cast<size_t>(place)] = rows[good];
+      from = others.data();
+    }
+    if (unless_cut([&] { tail = copy(from); })) return tail;
+  }
+  damaged->clear();
+  for (size_t i = 0; i < n; ++i) damaged->push_back(static_cast<int64_t>(i));
+  return tape.header().tail.load(std::memory_order_relaxed);
+}
 uint64_t gather_records(const Tape& tape, const int64_t* seqs, size_t n, uint8_t* out);
 
 // Packed records to columns and back, without a tape.

@@ -127,6 +127,11 @@ uint64_t Tape::append(const Append& a) {
   // Everything that can fail comes before anything changes.
   if (!a.stored) reserve_data(head, new_head);
   reserve_chunks(index_tail, index_head + new_runs);
+  const uint64_t first_stamp = next_stamp(index_head);
+  if (first_stamp > 0)  // in a chunk that has its place already
+    reserve_stamps(map_[slot_of_chunk(index_head >> chunk_shift_)].load(relaxed), first_stamp + 1);
+  if (h_->trajectories.load(relaxed) + new_runs > kMostOrdinals)
+    throw std::invalid_argument("append: a tape has no more than 2^57 trajectories");
   const uint64_t producer =
       a.producer != 0 ? take_producer(producers_, a.producer, a.producer_before) : 0;
 
@@ -166,7 +171,7 @@ uint64_t Tape::append(const Append& a) {
   std::atomic_thread_fence(release);
 
   const uint64_t now = now_ns();
-  uint64_t number = index_head, seq = head;
+  uint64_t number = index_head, seq = head, slot = first_stamp;
   for (size_t i = 0; i < a.n_runs; ++i) {
     const Run& run = a.runs[i];
     if (i < first_run) {  // dropped whole: only the track moves on
@@ -191,7 +196,13 @@ uint64_t Tape::append(const Append& a) {
       e.steps_flags.store(steps << kFlagBits | (sf & kBegins) | run.flags, release);
       e.ret.store(bits_of(t.ret), release);
     } else {
-      write_run(number++, run, seq, rows, dropped, index_tail, a.writer, now);
+      if ((number & chunk_mask_) == 0) slot = 0;
+      if (slot == 0 || number == index_head) {
+        Stamp& s = stamp(number, slot);
+        s.writer.store(a.writer, relaxed);
+        s.time_ns.store(now, relaxed);
+      }
+      write_run(number++, run, seq, rows, dropped, index_tail, slot);
     }
     seq += rows;
   }
@@ -210,11 +221,14 @@ uint64_t Tape::append(const Append& a) {
 }
 
 void Tape::write_run(uint64_t number, const Run& run, uint64_t first, uint64_t rows,
-                     uint64_t dropped, uint64_t index_tail, uint64_t writer, uint64_t now) {
+                     uint64_t dropped, uint64_t index_tail, uint64_t stamp) {
   Track& t = *run.track;
   if (run.starts) t = Track{};
-  const uint64_t before = t.steps + dropped;
-  const bool linked = t.last_entry != kNone && t.last_entry >= index_tail;
+  // What is too far for a link is as good as evicted: a trajectory of which nothing is left.
+  const bool near = t.last_entry != kNone && number - t.last_entry <= UINT32_MAX;
+  const bool countable = t.steps + dropped < kMostBefore;
+  const uint64_t before = countable ? t.steps + dropped : 1;
+  const bool linked = near && countable && t.last_entry >= index_tail;
   uint64_t flags = run.flags;
   if (before > 0) flags &= ~static_cast<uint64_t>(kBegins);
   if (!linked) {
@@ -227,34 +241,34 @@ void Tape::write_run(uint64_t number, const Run& run, uint64_t first, uint64_t r
   t.known = true;
 
   // Skip links as in a skew-binary list: any earlier run is O(log runs) away.
-  uint64_t jump = kNone, depth = 0;
+  uint64_t prev = 0, jump = 0, rank = 0;  // links are distances
   if (linked) {
-    const Entry& p = entry(t.last_entry);
-    depth = p.depth.load(relaxed) + 1;
-    jump = t.last_entry;
-    const uint64_t pj = p.jump.load(relaxed);
-    if (pj != kNone && pj >= index_tail) {
-      const Entry& pje = entry(pj);
-      const uint64_t pjj = pje.jump.load(relaxed);
-      if (pjj != kNone && pjj >= index_tail) {
-        const uint64_t pd = depth - 1, pjd = pje.depth.load(relaxed);
-        if (pd - pjd == pjd - entry(pjj).depth.load(relaxed)) jump = pjj;
+    constexpr uint64_t mask = (uint64_t{1} << kRankBits) - 1;
+    const auto skip_of = [&](uint64_t n) {
+      return n - (entry(n).links.load(relaxed) & UINT32_MAX);
+    };
+    const auto rank_of = [&](uint64_t n) { return entry(n).ordinal_rank.load(relaxed) & mask; };
+    prev = jump = number - t.last_entry;
+    rank = 1;
+    const uint64_t p = t.last_entry, pj = skip_of(p);
+    if (pj != p && pj >= index_tail) {
+      const uint64_t pjj = skip_of(pj), r = rank_of(p);
+      if (pjj != pj && pjj >= index_tail && r != 0 && r == rank_of(pj) &&
+          number - pjj <= UINT32_MAX) {
+        jump = number - pjj;
+        rank = r + 1;
       }
     }
   }
   Entry& e = entry(number);
   e.first.store(first, relaxed);
   e.steps_flags.store(rows << kFlagBits | flags, relaxed);
-  e.prev.store(linked ? t.last_entry : kNone, relaxed);
-  e.jump.store(jump, relaxed);
-  e.before.store(before, relaxed);
-  e.ordinal.store(t.ordinal, relaxed);
-  e.version.store(static_cast<uint64_t>(run.version), relaxed);
   e.ret.store(bits_of(t.ret), relaxed);
+  e.version.store(static_cast<uint64_t>(run.version), relaxed);
   e.traj_id.store(static_cast<uint64_t>(run.traj_id), relaxed);
-  e.writer.store(writer, relaxed);
-  e.time_ns.store(now, relaxed);
-  e.depth.store(depth, relaxed);
+  e.links.store(prev << 32 | jump, relaxed);
+  e.ordinal_rank.store(t.ordinal << kRankBits | rank, relaxed);
+  e.before_stamp.store(before << kStampBits | stamp, relaxed);
   t.last_entry = number;
 }
 

@@ -76,6 +76,8 @@ struct EntryView {
 class Tape {
  public:
   static uint64_t control_bytes(uint64_t capacity);
+  // What of it needs memory at once: all but the index.
+  static uint64_t table_bytes(uint64_t capacity);
   // Writes a fresh header over zeroed memory.
   static void format(uint8_t* control, uint64_t capacity);
 
@@ -118,6 +120,28 @@ class Tape {
   uint64_t first_of(uint64_t number) const {
     return entry(number).first.load(std::memory_order_relaxed);
   }
+  // For many of them: finds entries without looking their chunks up each time, and asks for them
+  // before they are read. Unchecked too.
+  class Cursor {
+   public:
+    explicit Cursor(const Tape& tape) : tape_(tape) {}
+    const Entry* ask(uint64_t number) {
+      if (number >> tape_.chunk_shift_ != chunk_) {
+        chunk_ = number >> tape_.chunk_shift_;
+        entries_ = reinterpret_cast<const Entry*>(tape_.chunk(number));
+      }
+      const Entry* found = entries_ + (number & tape_.chunk_mask_);
+#if defined(__GNUC__) || defined(__clang__)
+      __builtin_prefetch(found, 0, 1);
+#endif
+      return found;
+    }
+
+   private:
+    const Tape& tape_;
+    uint64_t chunk_ = kNone;
+    const Entry* entries_ = nullptr;
+  };
   // The whole entry as 16 words, `steps_flags` and `ret` consistent. `unsettled`: an append that
   // grows it has not finished; under the lock that cannot be.
   // `grew`: it did since h, so that what else was read with h may lack a part of the same append.
@@ -141,10 +165,18 @@ class Tape {
   bool attached() const { return data_ != nullptr; }
 
  private:
-  Entry& entry(uint64_t number) const {
-    const uint64_t chunk =
+  uint8_t* chunk(uint64_t number) const {
+    const uint64_t place =
         map_[slot_of_chunk(number >> chunk_shift_)].load(std::memory_order_relaxed);
-    return index_[(chunk << chunk_shift_) + (number & chunk_mask_)];
+    return index_ + place * chunk_bytes_;
+  }
+  Entry& entry(uint64_t number) const {
+    return reinterpret_cast<Entry*>(chunk(number))[number & chunk_mask_];
+  }
+  // A stamp of the chunk that entry `number` is in.
+  Stamp& stamp(uint64_t number, uint64_t slot) const {
+    auto* stamps = chunk(number) + (sizeof(Entry) << chunk_shift_);
+    return reinterpret_cast<Stamp*>(stamps)[slot & chunk_mask_];
   }
   uint64_t slot_of_chunk(uint64_t chunk) const {
     return chunk <= UINT32_MAX ? static_cast<uint32_t>(chunk) % static_cast<uint32_t>(map_length_)
@@ -152,16 +184,26 @@ class Tape {
   }
   void reserve_data(uint64_t from, uint64_t to);
   void reserve_chunks(uint64_t from, uint64_t to);  // memory for live entries [from, to)
-  void map_chunks(uint64_t from, uint64_t to);      // and places, once older ones are evicted
+  void reserve_stamps(uint64_t place, uint64_t n);  // memory for a place's first n stamps
+  uint64_t next_stamp(uint64_t number) const;       // free, for an entry that is to be the newest
+  // Whether `n` entries from `base` on can be what their 16 words say, else an error; and how many
+  // stamps the fullest chunk needs.
+  uint64_t check_words(const uint64_t* words, uint64_t n, uint64_t base) const;
+  void write_index(const uint64_t* words, uint64_t n, uint64_t base);
+  // One of them, with the stamp in `slot`; `all` are those from `base` on.
+  void write_words(const uint64_t* words, uint64_t number, uint64_t slot, const uint64_t* all,
+                   uint64_t base);
+  void map_chunks(uint64_t from, uint64_t to);  // and places, once older ones are evicted
   void copy_in(const Rows& rows, uint64_t skip, uint64_t seq);
   void write_run(uint64_t number, const Run& run, uint64_t first, uint64_t rows, uint64_t dropped,
-                 uint64_t index_tail, uint64_t writer, uint64_t now);
+                 uint64_t index_tail, uint64_t stamp);
 
   Header* h_;
   Word* map_;
+  Word* stamped_;  // of each place, stamps that have memory
   Producer* producers_;
-  Entry* index_;
-  uint64_t chunk_shift_, chunk_mask_, map_length_;
+  uint8_t* index_;
+  uint64_t chunk_shift_, chunk_mask_, chunk_bytes_, map_length_;
   int fd_;
   uint8_t* data_ = nullptr;  // rows, extent by extent
   uint64_t record_size_ = 0, stride_ = 0, shift_ = 0, mask_ = 0, n_extents_ = 0;

@@ -20,7 +20,6 @@ constexpr auto release = std::memory_order_release;
 
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kExtentBytes = 4u << 20;
-constexpr uint64_t kChunkShift = 13;  // 8192 entries of the index get memory at a time
 
 uint64_t round_up(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -42,21 +41,25 @@ void allocate(int fd, uint64_t offset, uint64_t bytes, const char* what) {
 }  // namespace
 
 namespace {
+uint64_t chunk_bytes(uint64_t shift) { return (sizeof(Entry) + sizeof(Stamp)) << shift; }
+
 struct Shape {
   explicit Shape(uint64_t capacity) {
     chunk_shift = 0;
     while (chunk_shift < kChunkShift && (uint64_t{1} << chunk_shift) < capacity) ++chunk_shift;
     // One more than they need: live entries need not start at a chunk's start.
     map_length = ((capacity - 1) >> chunk_shift) + 2;
-    producers = sizeof(Header) + round_up(map_length * sizeof(Word), 64);
+    producers = sizeof(Header) + round_up(2 * map_length * sizeof(Word), 64);
     index = round_up(producers + kProducers * sizeof(Producer), kPage);
-    bytes = round_up(index + (map_length << chunk_shift) * sizeof(Entry), kPage);
+    bytes = round_up(index + map_length * chunk_bytes(chunk_shift), kPage);
   }
   uint64_t chunk_shift, map_length, producers, index, bytes;
 };
 }  // namespace
 
 uint64_t Tape::control_bytes(uint64_t capacity) { return Shape(capacity).bytes; }
+
+uint64_t Tape::table_bytes(uint64_t capacity) { return Shape(capacity).index; }
 
 void Tape::format(uint8_t* control, uint64_t capacity) {
   const Shape shape(capacity);
@@ -76,14 +79,19 @@ void Tape::format(uint8_t* control, uint64_t capacity) {
 Tape::Tape(uint8_t* control, int fd) : h_(reinterpret_cast<Header*>(control)), fd_(fd) {
   if (h_->magic != kMagic) throw std::invalid_argument("not a contig tape (bad magic)");
   if (h_->format != kFormat)
-    throw std::invalid_argument("tape format " + std::to_string(h_->format) +
-                                ", this contig reads format " + std::to_string(kFormat));
+    throw std::invalid_argument(
+        "tape format " + std::to_string(h_->format) + ", this contig reads format " +
+        std::to_string(kFormat) +
+        ": it was made by another version of contig. Use one version in all processes that share "
+        "a tape; to take its rows along, save() it there and load() the checkpoint here.");
+  map_length_ = h_->map_length;
   map_ = reinterpret_cast<Word*>(control + sizeof(Header));
+  stamped_ = map_ + map_length_;
   producers_ = reinterpret_cast<Producer*>(control + h_->producers_offset);
-  index_ = reinterpret_cast<Entry*>(control + h_->index_offset);
+  index_ = control + h_->index_offset;
   chunk_shift_ = h_->chunk_shift;
   chunk_mask_ = (uint64_t{1} << chunk_shift_) - 1;
-  map_length_ = h_->map_length;
+  chunk_bytes_ = chunk_bytes(chunk_shift_);
 }
 
 bool Tape::publish(const char* schema, uint64_t schema_bytes, uint64_t record_size) {
@@ -151,11 +159,31 @@ void Tape::reserve_data(uint64_t from, uint64_t to) {
 void Tape::reserve_chunks(uint64_t from, uint64_t to) {
   if (from >= to) return;
   const uint64_t want = ((to - 1) >> chunk_shift_) - (from >> chunk_shift_) + 1;
-  const uint64_t bytes = sizeof(Entry) << chunk_shift_;
   for (uint64_t have = h_->reserved_chunks.load(relaxed); have < want; ++have) {
-    allocate(fd_, h_->index_offset + have * bytes, bytes, "the index");
+    allocate(fd_, h_->index_offset + have * chunk_bytes_, sizeof(Entry) << chunk_shift_,
+             "the index");
+    reserve_stamps(have, 1);
     h_->reserved_chunks.store(have + 1, release);
   }
+}
+
+void Tape::reserve_stamps(uint64_t place, uint64_t n) {
+  if (stamped_[place].load(relaxed) >= n) return;
+  // A page of them, or all: an index that was full once needs no more memory for the same rows.
+  const uint64_t page = kPage / sizeof(Stamp), most = chunk_mask_ + 1;
+  const uint64_t want = n <= page ? std::min(page, most) : most;
+  const uint64_t stamps = place * chunk_bytes_ + (sizeof(Entry) << chunk_shift_);
+  allocate(fd_, h_->index_offset + stamps, want * sizeof(Stamp), "the index");
+  stamped_[place].store(want, release);
+}
+
+// At most the entry's own place in its chunk, also where what lies before it there is no entry of
+// this index: a checkpoint may begin in the middle of a chunk.
+uint64_t Tape::next_stamp(uint64_t number) const {
+  const uint64_t position = number & chunk_mask_;
+  if (position == 0 || number >= h_->mapped_index.load(relaxed)) return 0;
+  const uint64_t before = entry(number - 1).before_stamp.load(relaxed) & chunk_mask_;
+  return std::min(before + 1, position);
 }
 
 void Tape::map_chunks(uint64_t from, uint64_t to) {
@@ -194,21 +222,24 @@ void Tape::retire(uint64_t tail) {
 }
 
 void Tape::follow(const uint64_t* entries, size_t n, const Snapshot& then, uint64_t trajectories) {
+  const uint64_t known = h_->index_head.load(relaxed);
+  check_words(entries, n, n > 0 ? entries[EntryWords::number] : 0);
   reserve_chunks(then.index_tail, then.index_head);
+  for (uint64_t place = 0; place < h_->reserved_chunks.load(relaxed); ++place)
+    reserve_stamps(place, chunk_mask_ + 1);
   h_->tail.store(then.tail, release);
   h_->index_tail.store(then.index_tail, release);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   map_chunks(then.index_tail, then.index_head);
-  const uint64_t known = h_->index_head.load(relaxed);
-  for (size_t i = 0; i < n; ++i, entries += 16) {
-    Entry& e = entry(entries[15]);
-    if (entries[15] < known) {
-      e.steps_flags.store(entries[1], release);
-      e.ret.store(entries[7], release);
+  for (size_t i = 0; i < n; ++i, entries += EntryWords::count) {
+    const uint64_t number = entries[EntryWords::number];
+    if (number >= known) {
+      write_words(entries, number, next_stamp(number), entries, number);
       continue;
     }
-    auto* fields = reinterpret_cast<Word*>(&e);
-    for (int k = 0; k < 16; ++k) fields[k].store(entries[k], relaxed);
+    Entry& e = entry(number);
+    e.steps_flags.store(entries[EntryWords::steps_flags], release);
+    e.ret.store(entries[EntryWords::ret], release);
   }
   h_->trajectories.store(trajectories, release);
   h_->index_head.store(then.index_head, release);
@@ -218,8 +249,11 @@ void Tape::follow(const uint64_t* entries, size_t n, const Snapshot& then, uint6
 
 void Tape::restore(const uint8_t* records, uint64_t tail, uint64_t head, const uint64_t* entries,
                    uint64_t index_tail, uint64_t index_head, uint64_t trajectories) {
+  const uint64_t stamps = check_words(entries, index_head - index_tail, index_tail);
   if (records != nullptr) reserve_data(0, head > tail ? h_->capacity : 0);
   reserve_chunks(index_tail, index_head);
+  for (uint64_t place = 0; place < h_->reserved_chunks.load(relaxed); ++place)
+    reserve_stamps(place, stamps);
   // Seqs become those of the checkpoint, so that priorities and indices still fit: for once they
   // may go back. Readers see it by `restores`, and repair by its being odd.
   h_->restores.fetch_add(1, std::memory_order_seq_cst);
@@ -235,11 +269,7 @@ void Tape::restore(const uint8_t* records, uint64_t tail, uint64_t head, const u
   rows.n = head - tail;
   rows.records = records;
   if (records != nullptr) copy_in(rows, 0, tail);
-  for (uint64_t n = index_tail; n < index_head; ++n) {
-    const uint64_t* words = entries + (n - index_tail) * 16;
-    auto* fields = reinterpret_cast<Word*>(&entry(n));
-    for (int i = 0; i < 16; ++i) fields[i].store(words[i], relaxed);
-  }
+  write_index(entries, index_head - index_tail, index_tail);
   h_->trajectories.store(trajectories, release);
   h_->index_tail.store(index_tail, release);
   h_->tail.store(tail, release);

@@ -23,31 +23,14 @@ bool Tape::read_entry(uint64_t number, EntryView* out) const {
   const uint64_t sf = e.steps_flags.load(acquire);
   out->steps = sf >> kFlagBits;
   out->flags = sf & kFlagMask;
-  out->prev = e.prev.load(relaxed);
-  out->jump = e.jump.load(relaxed);
-  out->before = e.before.load(relaxed);
-  out->ordinal = e.ordinal.load(relaxed);
+  const uint64_t links = e.links.load(relaxed);
+  out->prev = links >> 32 != 0 ? number - (links >> 32) : kNone;
+  out->jump = (links & UINT32_MAX) != 0 ? number - (links & UINT32_MAX) : kNone;
+  out->before = e.before_stamp.load(relaxed) >> kStampBits;
+  out->ordinal = ordinal_of(e.ordinal_rank.load(relaxed));
   out->version = static_cast<int64_t>(e.version.load(relaxed));
   std::atomic_thread_fence(acquire);
   return number >= h_->index_tail.load(relaxed);
-}
-
-Tape::Read Tape::read_entry_words(uint64_t number, uint64_t h, uint64_t out[16]) const {
-  const Entry& e = entry(number);
-  const auto* fields = reinterpret_cast<const Word*>(&e);
-  const uint64_t loaded = h;
-  for (int tries = 0; tries < 1000; ++tries) {
-    const uint64_t sf = e.steps_flags.load(acquire);
-    for (int i = 0; i < 16; ++i) out[i] = fields[i].load(acquire);
-    out[1] = sf;
-    const uint64_t again = e.steps_flags.load(acquire);
-    std::atomic_thread_fence(acquire);
-    if (number < h_->index_tail.load(relaxed)) return Read::gone;
-    if (out[0] >= h) return Read::gone;  // not committed when h was loaded
-    if (sf == again && out[0] + (sf >> kFlagBits) <= h) return h == loaded ? Read::ok : Read::grew;
-    h = h_->head.load(acquire);  // it is growing: start again
-  }
-  return Read::unsettled;
 }
 
 }  // namespace contig

@@ -320,21 +320,24 @@ uint64_t View::count_starts(const Extent& x, const SliceSpec& spec) {
   return x.end - x.start - cut.length + 1 + cut.left + cut.right;
 }
 
+// Where to look next for the last entry with first <= seq. Guessed from the mean run length, which
+// is right at once for runs of one size; every third step halves, so that it is O(log n) for any.
+uint64_t View::middle(uint64_t low, uint64_t high, uint64_t low_first, uint64_t high_first,
+                      uint64_t seq, int step) {
+  if (step % 3 == 2 || low_first > seq || seq >= high_first) return low + (high - low) / 2;
+  const double share =
+      static_cast<double>(seq - low_first) / static_cast<double>(high_first - low_first);
+  const uint64_t mid = low + static_cast<uint64_t>(share * static_cast<double>(high - low));
+  return std::min(std::max(mid, low + 1), high - 1);
+}
+
 bool View::find_row(uint64_t seq, EntryView* e, uint64_t* number) const {
-  // The last entry with first <= seq. Guessed from the mean run length, which is right at once for
-  // runs of one size; every third step halves, so that it is O(log n) for any. What is read here
-  // may be torn: only the entry it ends with is checked.
+  // What is read here may be torn: only the entry it ends with is checked.
   uint64_t low = at_.index_tail, high = seen_head_;
   if (low >= high) return false;
   uint64_t low_first = tape_.first_of(low), high_first = at_.head;
   for (int step = 0; high - low > 1; ++step) {
-    uint64_t mid = low + (high - low) / 2;
-    if (step % 3 != 2 && low_first <= seq && seq < high_first) {
-      const double share =
-          static_cast<double>(seq - low_first) / static_cast<double>(high_first - low_first);
-      mid = low + static_cast<uint64_t>(share * static_cast<double>(high - low));
-      mid = std::min(std::max(mid, low + 1), high - 1);
-    }
+    const uint64_t mid = middle(low, high, low_first, high_first, seq, step);
     const uint64_t first = tape_.first_of(mid);
     ++work_;
     if (first <= seq) {

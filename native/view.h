@@ -64,8 +64,9 @@ class View {
   // Slices that start at given rows; valid[i] = 0 where row i is no valid start.
   void slices_from(const int64_t* seqs, size_t n, const Window& w, const SliceSpec& spec,
                    uint8_t* valid, Slices* out);
-  // Up to `length` rows that follow each given row in its trajectory, the row included.
-  void follow(const int64_t* seqs, size_t n, uint64_t length, Slices* out);
+  // Up to `length` rows that follow each given row in its trajectory, the row included: only their
+  // seqs and lengths.
+  void follow(const int64_t* seqs, size_t n, uint64_t length, Slices* out) const;
   // All rows of a trajectory that are stored now; none if it is gone.
   void rows_of(uint64_t ordinal, std::vector<int64_t>* out);
   // Eligible trajectories: how many, and their ordinals.
@@ -126,6 +127,11 @@ class View {
   static Cut cut_of(const Extent& x, const SliceSpec& spec);
   static uint64_t count_starts(const Extent& x, const SliceSpec& spec);
   bool find_row(uint64_t seq, EntryView* e, uint64_t* number) const;
+  static uint64_t middle(uint64_t low, uint64_t high, uint64_t low_first, uint64_t high_first,
+                         uint64_t seq, int step);
+  void find_runs(const int64_t* seqs, size_t n, uint64_t length, uint64_t* numbers) const;
+  void follow_row(uint64_t number, uint64_t length, Slices* out) const;
+  bool run_after(uint64_t number, const EntryView& e, EntryView* next, uint64_t* next_number) const;
   bool run_holding(uint64_t last, uint64_t step, EntryView* e) const;
   bool emit(const Extent& x, uint64_t start_choice, const SliceSpec& spec, Slices* out) const;
   bool emit_steps(const Extent& x, uint64_t a, uint64_t b, uint64_t burn, Slices* out) const;

@@ -135,25 +135,6 @@ void View::slices_from(const int64_t* seqs, size_t n, const Window& w, const Sli
   }
 }
 
-void View::follow(const int64_t* seqs, size_t n, uint64_t length, Slices* out) {
-  for (size_t i = 0; i < n; ++i) {
-    EntryView e;
-    uint64_t number;
-    Extent x;
-    const auto seq = static_cast<uint64_t>(seqs[i]);
-    if (find_row(seq, &e, &number) && extent_of(slot_of(number), Window{}, &x)) {
-      const uint64_t step = e.before + (seq - e.first);
-      if (step >= x.start && step < x.end &&
-          emit_steps(x, step, std::min(step + length, x.end), 0, out))
-        continue;
-    }
-    out->seqs.push_back(seqs[i]);  // gone meanwhile: the gather will say so
-    out->lengths.push_back(1);
-    out->burn.push_back(0);
-    out->ends.push_back(0);
-  }
-}
-
 void View::ordinals(std::vector<int64_t>* out, const Window& w, const SliceSpec& spec) {
   ledger(w, spec, false).each([&](uint64_t slot) {
     ++work_;

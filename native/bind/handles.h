@@ -44,6 +44,13 @@ inline Rng rng_of(State& state) {
 // Calls that move less than this keep the GIL: handing it over costs more than they do.
 constexpr uint64_t kKeepGil = 1u << 20;
 
+// 0 if every row is good, else the tail below which rows were lost.
+inline uint64_t lost_below(const int64_t* seqs, size_t n, uint64_t tail) {
+  for (size_t i = 0; i < n; ++i)
+    if (static_cast<uint64_t>(seqs[i]) < tail) return tail;
+  return 0;
+}
+
 // Runs `f` with the tape's lock: tried with the GIL held, waited for without it.
 template <class F>
 auto with_lock(Tape& tape, double timeout_s, uint64_t bytes, F f) {
@@ -173,6 +180,7 @@ inline Rows rows_of(const std::vector<Column>& columns, uint64_t n) {
 
 void bind_kernels(nb::module_& m);
 void bind_tape(nb::module_& m);
+void bind_gather(nb::module_& m);
 void bind_writer(nb::module_& m);
 void bind_view(nb::module_& m);
 void bind_transport(nb::module_& m);

@@ -326,6 +326,7 @@ NB_MODULE(_native, m) {
   nanobind::set_leak_warnings(false);
   contig::bind_kernels(m);
   contig::bind_tape(m);
+  contig::bind_gather(m);
   contig::bind_writer(m);
   contig::bind_view(m);
   contig::bind_transport(m);

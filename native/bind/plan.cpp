@@ -8,58 +8,6 @@
 namespace contig {
 
 namespace {
-// numpy's kind of a buffer's format, or 0.
-char kind_of(const char* format) {
-  if (format == nullptr) return 'u';
-  if (*format == '<' || *format == '=' || *format == '@' || *format == '|') ++format;
-  if (format[0] == 'Z' && format[1] != 0 && format[2] == 0) return 'c';
-  if (format[0] == 0 || format[1] != 0) return 0;
-  switch (*format) {
-    case '?':
-      return 'b';
-    case 'b':
-    case 'h':
-    case 'i':
-    case 'l':
-    case 'q':
-    case 'n':
-      return 'i';
-    case 'B':
-    case 'H':
-    case 'I':
-    case 'L':
-    case 'Q':
-    case 'N':
-      return 'u';
-    case 'e':
-    case 'f':
-    case 'd':
-    case 'g':
-      return 'f';
-    default:
-      return 0;
-  }
-}
-
-struct Buffer {
-  Py_buffer view{};
-  bool held = false;
-  explicit Buffer(PyObject* object) {
-    held = PyObject_GetBuffer(object, &view, PyBUF_STRIDED_RO | PyBUF_FORMAT) == 0;
-    if (!held) PyErr_Clear();
-  }
-  ~Buffer() {
-    if (held) PyBuffer_Release(&view);
-  }
-};
-
-bool tail_shape_is(const Py_buffer& view, const std::vector<Py_ssize_t>& shape, size_t skip) {
-  if (view.ndim != static_cast<int>(shape.size() + skip)) return false;
-  for (size_t i = 0; i < shape.size(); ++i)
-    if (view.shape[skip + i] != shape[i]) return false;
-  return true;
-}
-
 // float64 to float32; false if a finite value would become infinite.
 bool narrow(double wide, uint8_t* to) {
   const auto x = static_cast<float>(wide);
@@ -87,10 +35,6 @@ bool complete(const DualSpec& d, uint8_t* to, const uint8_t* a, const uint8_t* b
   return true;
 }
 }  // namespace
-
-ColumnSet::~ColumnSet() {
-  for (Py_buffer& b : buffers) PyBuffer_Release(&b);
-}
 
 Plan::Plan(nb::object tree, std::vector<LeafSpec> leaves, std::vector<DualSpec> duals,
            size_t record_size)
@@ -122,7 +66,8 @@ Plan::Node Plan::build(nb::handle tree, size_t n_leaves) {
 template <class F>
 bool Plan::each_child(const Node& node, PyObject* value, F f) {
   if (node.mapping) {
-    if (!PyDict_Check(value) || PyDict_GET_SIZE(value) != (Py_ssize_t)node.children.size())
+    if (!PyDict_Check(value)) value = dict_of_tensordict(value);
+    if (value == nullptr || PyDict_GET_SIZE(value) != (Py_ssize_t)node.children.size())
       return false;
     for (const auto& child : node.children) {
       PyObject* item = PyDict_GetItemWithError(value, child.first.ptr());
@@ -148,6 +93,9 @@ bool Plan::each_child(const Node& node, PyObject* value, F f) {
 }
 
 bool Plan::pack(PyObject* tree, uint8_t* record, LeafSums* sums) const {
+  size_t batch_ndim = 0;
+  if (!PyDict_Check(tree)) dict_of_tensordict(tree, &batch_ndim);
+  if (batch_ndim != 0) return false;  // rows, not a row
   if (!pack_node(root_, tree, record, sums)) return false;
   for (const DualSpec& d : duals_)
     if (!complete(d, record + d.to.offset, record + d.a.offset, record + d.b.offset)) return false;
@@ -190,24 +138,21 @@ bool Plan::pack_leaf(const LeafSpec& leaf, PyObject* value, uint8_t* record, Lea
     }
   }
   if (PyBytes_Check(value) || PyByteArray_Check(value) || PyMemoryView_Check(value)) return false;
-  const Buffer buffer(value);
-  if (!buffer.held) return false;
-  const Py_buffer& v = buffer.view;
-  if (!tail_shape_is(v, leaf.shape, 0) || !PyBuffer_IsContiguous(&v, 'C')) return false;
-  const char kind = kind_of(v.format);
-  if (kind == leaf.kind && static_cast<size_t>(v.itemsize) == leaf.itemsize) {
-    const auto* from = static_cast<const uint8_t*>(v.buf);
+  ArrayHold hold;
+  LeafArray v;
+  if (!hold.take(value, ArrayHold::Keep::borrowed, &v) || !v.tail_is(leaf.shape, 0)) return false;
+  if (v.kind == leaf.kind && v.itemsize == leaf.itemsize) {
     if (sums != nullptr && sums->wants(leaf.bytes))
-      sums->add({leaf.offset, leaf.bytes, crc32c_copy(0, to, from, leaf.bytes)});
-    else
-      std::memcpy(to, from, leaf.bytes);
+      sums->add({leaf.offset, leaf.bytes, crc32c_copy(0, to, v.data, leaf.bytes)});
+    else if (leaf.bytes > 0)
+      std::memcpy(to, v.data, leaf.bytes);
     return true;
   }
-  if (kind == 'f' && v.itemsize == 8 && leaf.kind == 'f' && leaf.itemsize == 4) {
+  if (v.kind == 'f' && v.itemsize == 8 && leaf.kind == 'f' && leaf.itemsize == 4) {
     const size_t n = leaf.bytes / 4;
     for (size_t i = 0; i < n; ++i) {
       double wide;
-      std::memcpy(&wide, static_cast<const uint8_t*>(v.buf) + i * 8, 8);
+      std::memcpy(&wide, v.data + i * 8, 8);
       if (!narrow(wide, to + i * 4)) return false;
     }
     return true;
@@ -251,22 +196,18 @@ bool Plan::column_node(const Node& node, PyObject* value, size_t batch_ndim, Col
       return column_node(child, item, batch_ndim, out);
     });
   const LeafSpec& leaf = leaves_[node.leaf];
-  Py_buffer v;
-  if (PyObject_GetBuffer(value, &v, PyBUF_STRIDED_RO | PyBUF_FORMAT) != 0) {
-    PyErr_Clear();
+  LeafArray v;
+  out->holds.emplace_back();
+  if (!out->holds.back().take(value, ArrayHold::Keep::owned, &v)) return false;
+  if (!v.tail_is(leaf.shape, batch_ndim) || v.kind != leaf.kind || v.itemsize != leaf.itemsize)
     return false;
+  const bool first = out->columns.empty();
+  if (first) out->batch.resize(batch_ndim);
+  for (size_t i = 0; i < batch_ndim; ++i) {
+    if (first) out->batch[i] = static_cast<Py_ssize_t>(v.dim(i));
+    if (v.dim(i) != out->batch[i]) return false;
   }
-  out->buffers.push_back(v);
-  if (!tail_shape_is(v, leaf.shape, batch_ndim) || !PyBuffer_IsContiguous(&v, 'C')) return false;
-  if (kind_of(v.format) != leaf.kind || static_cast<size_t>(v.itemsize) != leaf.itemsize)
-    return false;
-  if (out->columns.empty())
-    out->batch.assign(v.shape, v.shape + batch_ndim);
-  else
-    for (size_t i = 0; i < batch_ndim; ++i)
-      if (v.shape[i] != out->batch[i]) return false;
-  out->columns.push_back(
-      Column{static_cast<const uint8_t*>(v.buf), leaf.offset, leaf.bytes, leaf.bytes});
+  out->columns.push_back(Column{v.data, leaf.offset, leaf.bytes, leaf.bytes});
   return true;
 }
 

@@ -1,6 +1,7 @@
 // A Layout compiled for speed: where each leaf sits in a tree and where it goes in the record.
-// Pure reads of Python objects through the buffer protocol; anything it does not understand makes
-// it answer "no", and Python's slower path either converts the value or words the error.
+// Pure reads of Python objects (dicts, TensorDicts, tuples of arrays and tensors); anything it does
+// not understand makes it answer "no", and Python's slower path either converts the value or words
+// the error.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,6 +12,7 @@
 
 #include "../outbox.h"
 #include "../tape.h"
+#include "leaf_array.h"
 
 namespace contig {
 
@@ -33,11 +35,10 @@ struct DualSpec {
   std::string one;  // what "true" looks like in `to`
 };
 
-// Columns of a tree of arrays, with the buffers that keep them alive.
+// Columns of a tree of arrays, with what keeps them alive.
 class ColumnSet {
  public:
-  ~ColumnSet();
-  std::vector<Py_buffer> buffers;
+  std::vector<ArrayHold> holds;
   std::vector<Column> columns;
   std::vector<std::unique_ptr<uint8_t[]>> owned;
   uint64_t rows = 0;

@@ -1,8 +1,4 @@
 // The tape, as Python sees it, and gathering from it.
-#include <atomic>
-#include <chrono>
-#include <cstring>
-
 #include "../gather.h"
 #include "../region.h"
 #include "../wait.h"
@@ -43,120 +39,13 @@ nb::tuple read_index(TapeHandle& t) {
   return nb::make_tuple(to_array(words), head, tail);
 }
 
-// 0 if every row is good, else the tail below which rows were lost.
-uint64_t verdict(const int64_t* seqs, size_t n, uint64_t tail) {
-  for (size_t i = 0; i < n; ++i)
-    if (static_cast<uint64_t>(seqs[i]) < tail) return tail;
-  return 0;
-}
-
-// Gathers rows into the columns of a batch: where stored leaves go among all of its leaves, and
-// which column takes the seqs.
-class Gatherer {
- public:
-  // `sizes`: bytes per row of every column; `stored`: [column, offset, bytes] of each stored leaf.
-  Gatherer(TapeHandle& t, Seqs sizes, Seqs stored, int index)
-      : tape_(t),
-        sizes_(sizes.data(), sizes.data() + sizes.shape(0)),
-        stored_(stored.data(), stored.data() + stored.shape(0)),
-        index_(index),
-        starts_(sizes.shape(0)) {
-    if (!t.tape.attached()) throw std::invalid_argument("Gatherer: the tape has no rows yet");
-    if (stored_.size() % 3 != 0) throw std::invalid_argument("Gatherer: three values per leaf");
-    const size_t n = sizes_.size();
-    if (index_ >= 0 && (static_cast<size_t>(index_) >= n || sizes_[index_] != sizeof(int64_t)))
-      throw std::invalid_argument("Gatherer: the index is no int64 column");
-    std::vector<bool> is_stored(n, false);
-    for (size_t i = 0; i < stored_.size(); i += 3) {
-      const auto column = static_cast<uint64_t>(stored_[i]);
-      if (column >= n || stored_[i + 2] != sizes_[column])
-        throw std::invalid_argument("Gatherer: a leaf without a column of its size");
-      check_place(static_cast<uint64_t>(stored_[i + 1]), static_cast<uint64_t>(stored_[i + 2]),
-                  t.tape.record_size(), "Gatherer");
-      is_stored[column] = true;
-    }
-    for (size_t c = 0; c < sizes_.size(); ++c)
-      if (!is_stored[c] && static_cast<int>(c) != index_) extra_.push_back(c);
-  }
-
-  // (block, lost, damaged): lost is 0, or the tail below which rows were lost while they were
-  // copied; damaged is None, or the places of rows whose checksum is wrong.
-  nb::tuple gather(Seqs seqs) {
-    const size_t n = seqs.shape(0);
-    const int64_t* p = seqs.data();
-    size_t at = 0;
-    for (size_t c = 0; c < sizes_.size(); ++c) {
-      starts_[c] = at;
-      at += (static_cast<size_t>(sizes_[c]) * n + kColumnAlign - 1) / kColumnAlign * kColumnAlign;
-    }
-    auto* block = new Block(at);
-    nb::object owner = nb::cast(block, nb::rv_policy::take_ownership);
-    for (const size_t c : extra_)  // leaves that are not stored start as zeros
-      std::memset(block->data + starts_[c], 0, static_cast<size_t>(sizes_[c]) * n);
-    std::vector<Target> targets(stored_.size() / 3);
-    for (size_t i = 0; i < targets.size(); ++i)
-      targets[i] =
-          Target{block->data + starts_[static_cast<size_t>(stored_[3 * i])],
-                 static_cast<size_t>(stored_[3 * i + 1]), static_cast<size_t>(stored_[3 * i + 2])};
-    if (index_ >= 0 && n > 0)
-      std::memcpy(block->data + starts_[static_cast<size_t>(index_)], p, n * sizeof(int64_t));
-    const Tape& tape = tape_.tape;
-    std::vector<int64_t> damaged;
-    const bool stored = tape.checked(), wait = stored && cold_.load(std::memory_order_relaxed);
-    const auto copy = [&] {
-      const auto began = std::chrono::steady_clock::now();
-      if (wait) read_ahead(tape, p, n);
-      const uint64_t tail = stored
-                                ? gather_whole(tape, p, n, targets.data(), targets.size(), &damaged)
-                                : gather_columns(tape, p, n, targets.data(), targets.size());
-      const uint64_t lost = verdict(p, n, tail);
-      if (stored) judge(std::chrono::steady_clock::now() - began, n);
-      return lost;
-    };
-    uint64_t lost;
-    if (n * tape.record_size() < kKeepGil && !wait) {
-      lost = copy();
-    } else {
-      NoGil no_gil;
-      lost = copy();
-    }
-    if (index_ >= 0) count(p, n);  // a sample, which has its rows' numbers
-    nb::object places = damaged.empty() ? nb::none() : to_array(damaged);
-    return nb::make_tuple(owner, lost, places);
-  }
-
- private:
-  // Rows that took longer than from memory came from the disk: the next ones are asked for
-  // together, and nobody waits for the GIL meanwhile.
-  void judge(std::chrono::nanoseconds took, size_t n) {
-    const uint64_t from_memory = n * (3000 + tape_.tape.record_size() / 2);
-    cold_.store(static_cast<uint64_t>(took.count()) > from_memory, std::memory_order_relaxed);
-  }
-
-  // How old what readers draw is, in rows written since.
-  void count(const int64_t* seqs, size_t n) const {
-    Header& h = tape_.tape.header();
-    const auto head = static_cast<int64_t>(h.head.load(std::memory_order_relaxed));
-    int64_t age = 0;
-    for (size_t i = 0; i < n; ++i) age += head - seqs[i];
-    h.drawn.fetch_add(n, std::memory_order_relaxed);
-    h.drawn_age.fetch_add(static_cast<uint64_t>(age), std::memory_order_relaxed);
-  }
-
-  TapeHandle& tape_;
-  std::vector<int64_t> sizes_, stored_;
-  int index_;
-  std::vector<size_t> starts_, extra_;
-  std::atomic<bool> cold_{true};  // of a storage on disk: the last rows were not in memory
-};
-
 uint64_t gather_packed(const TapeHandle& t, Seqs seqs, Bytes out) {
   if (!t.tape.attached()) throw std::invalid_argument("gather_records: the tape has no rows yet");
   check_room(seqs.shape(0), t.tape.record_size(), out.shape(0),
              "gather_records: the output is too small");
   NoGil no_gil;
   const uint64_t tail = gather_records(t.tape, seqs.data(), seqs.shape(0), out.data());
-  return verdict(seqs.data(), seqs.shape(0), tail);
+  return lost_below(seqs.data(), seqs.shape(0), tail);
 }
 
 // A tape whose rows are in files: takes its index over, in place of what it has.
@@ -273,6 +162,7 @@ void bind_tape(nb::module_& m) {
       nb::arg("records"), nb::arg("record_size"), nb::arg("stride"), nb::arg("first"),
       nb::arg("salts"));
   m.def("control_bytes", &Tape::control_bytes);
+  m.def("table_bytes", &Tape::table_bytes);
   m.def("format_control", [](Bytes control, uint64_t capacity) {
     if (control.shape(0) < Tape::control_bytes(capacity))
       throw std::invalid_argument("format_control: the buffer is too small");
@@ -439,11 +329,6 @@ void bind_tape(nb::module_& m) {
              t.tape.repair();
            })
       .def("release", [](TapeHandle& t) { lock_release(t.tape.header().lock); });
-
-  nb::class_<Gatherer>(m, "Gatherer")
-      .def(nb::init<TapeHandle&, Seqs, Seqs, int>(), nb::arg("tape"), nb::arg("sizes").noconvert(),
-           nb::arg("stored").noconvert(), nb::arg("index"), nb::keep_alive<1, 2>())
-      .def("gather", &Gatherer::gather, nb::arg().noconvert());
 }
 
 }  // namespace contig

@@ -126,10 +126,10 @@ void bind_view(nb::module_& m) {
           },
           nb::arg("ordinals").noconvert(), nb::arg("window").none(), nb::arg("spec"))
       .def("follow",
-           [](ViewHandle& v, Seqs seqs, uint64_t length) {
+           [](const ViewHandle& v, Seqs seqs, uint64_t length) {
              Slices out;
              v.view.follow(seqs.data(), seqs.shape(0), length, &out);
-             return slices_tuple(out);
+             return nb::make_tuple(to_array(out.seqs), to_array(out.lengths));
            })
       .def("rows_of",
            [](ViewHandle& v, uint64_t ordinal) {

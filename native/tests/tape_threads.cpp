@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "gather.h"
+#include "nstep.h"
 #include "rng.h"
 #include "rows.h"
 #include "view.h"
@@ -177,6 +178,7 @@ class Reader {
     Slices slices;
     view_.follow(seqs.data(), seqs.size(), 4, &slices);
     check(slices, gather(slices.seqs), false, false);
+    fold(slices);
     SliceSpec spec;
     spec.length = 3;
     spec.strict = true;
@@ -222,6 +224,38 @@ class Reader {
     view_.slices_from(seqs.data(), seqs.size(), Window{}, spec, valid.data(), &from);
     for (size_t i = 0; i < seqs.size(); ++i)
       if ((valid[i] != 0) != (starts_.count(seqs[i]) != 0)) fail("starts kept wrongly");
+  }
+
+  // Groups of rows that follow one another, folded: the sum of their step numbers.
+  void fold(const Slices& groups) {
+    Fold fold;
+    fold.discount.assign(4, 1.0);
+    fold.reward = {'u', rows::step * sizeof(uint64_t), sizeof(uint64_t), 1};
+    fold.done = {'u', rows::done * sizeof(uint64_t), sizeof(uint64_t)};
+    const size_t n = groups.lengths.size();
+    std::vector<int64_t> steps(n), firsts;
+    std::vector<float> sums(n);
+    std::vector<uint64_t> last(n);
+    Folded out;
+    out.steps = steps.data();
+    out.rewards = reinterpret_cast<uint8_t*>(sums.data());
+    out.last = {Target{reinterpret_cast<uint8_t*>(last.data()), rows::step * sizeof(uint64_t),
+                       sizeof(uint64_t)}};
+    const uint64_t folded_tail =
+        fold_rows(*tape_, fold, groups.seqs.data(), groups.lengths.data(), n, out);
+    for (size_t i = 0, at = 0; i < n; at += static_cast<size_t>(groups.lengths[i++]))
+      firsts.push_back(groups.seqs[at]);
+    const uint64_t tail = gather(firsts);
+    if (folded_tail > tail) fail("a tail that goes back");
+    for (size_t i = 0; i < n; ++i) {
+      if (static_cast<uint64_t>(firsts[i]) < tail) continue;
+      float want = 0;
+      for (int64_t k = 0; k < steps[i]; ++k)
+        want += static_cast<float>(out_[i].word[rows::step] + static_cast<uint64_t>(k));
+      const uint64_t end = out_[i].word[rows::step] + static_cast<uint64_t>(steps[i]) - 1;
+      if (steps[i] < 1 || steps[i] > groups.lengths[i] || sums[i] != want || last[i] != end)
+        fail("n steps of other rows", &out_[i]);
+    }
   }
 
   void entry(uint64_t number, uint64_t head) {

@@ -20,6 +20,7 @@ __all__ = [
     "numpy_dtype",
     "plain_tree",
     "refuse_non_tensor",
+    "tensordict_shape",
     "to_torch",
     "to_jax",
     "to_tensordict",
@@ -144,9 +145,15 @@ def plain_tree(data: Any) -> tuple[Any, tuple[int, ...] | None]:
     Raises:
         ValueError: text or another object is in the TensorDict, with its path.
     """
+    shape = tensordict_shape(data)
+    return (data, None) if shape is None else (_from_tensordict(data), shape)
+
+
+def tensordict_shape(data: Any) -> tuple[int, ...] | None:
+    """The batch shape of a TensorDict; None of anything else."""
     if type(data).__module__.startswith("tensordict") and hasattr(data, "batch_size"):
-        return _from_tensordict(data), tuple(data.batch_size)
-    return data, None
+        return tuple(data.batch_size)
+    return None
 
 
 def _from_tensordict(data: Any, path: Path = ()) -> dict[str, Any]:

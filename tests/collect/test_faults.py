@@ -24,6 +24,7 @@ from contig import (
     SerialEnv,
     SliceSampler,
     WorkerError,
+    Writer,
 )
 from contig.collect import handle
 from tests.collect.envs import Faulty, check_storage, make_steps, steps_of
@@ -319,6 +320,47 @@ def test_frames_are_exact_if_a_function_of_the_users_fails(
         assert rows == 200 // keep
     else:
         assert rows + collector.dropped_frames == 200
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_frames_are_exact_if_a_worker_dies_in_a_write(
+    when: str, lanes: int, tmp_path: Path
+) -> None:
+    """Whether the append it died in was committed is looked up."""
+    here, mark = os.getpid(), tmp_path / "mark"
+
+    def make() -> Any:
+        if os.getpid() != here and not mark.exists():
+            extend, calls = Writer.extend, []
+
+            def dying(self: Any, *given: Any, **options: Any) -> Any:
+                calls.append(1)
+                if len(calls) == 3 and when == "before":
+                    mark.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                out = extend(self, *given, **options)
+                if len(calls) == 3:
+                    mark.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return out
+
+            Writer.extend = dying  # type: ignore[method-assign]
+        return make_steps()
+
+    buffer = ReplayBuffer(LazyTensorStorage(10_000), batch_size=8)
+    with MultiCollector(
+        [SerialEnv(lanes, make) if lanes else make] * 2,
+        frames_per_batch=40,
+        total_frames=400,
+        replay_buffer=buffer,
+        max_restarts=2,
+        seed=0,
+    ) as collector:
+        list(collector)
+    assert collector.restarts >= 1 and mark.exists()
+    assert buffer.stats().rows_written == 400
+    check_storage(buffer.storage)
 
 
 def test_random_frames_are_counted_across_restarts(tmp_path: Path) -> None:

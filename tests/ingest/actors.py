@@ -357,6 +357,7 @@ def fork_with_server(say: Say, hear: Hear, in_process: bool, end: str) -> None:
 def exit_unsent(say: Say, hear: Hear, port: int, how: str, count: int, code: int) -> None:
     """Ends with items on their way, and without `close`."""
     import multiprocessing
+    import threading
 
     from contig import TcpClient
     from tests.ingest import items
@@ -370,12 +371,21 @@ def exit_unsent(say: Say, hear: Hear, port: int, how: str, count: int, code: int
             keep.append((client, writer))
             return
         client = TcpClient("127.0.0.1", port, items.example(), max_inflight_msgs=100_000)
+        if how == "threads":  # go on after the function of the process is done
+            threading.Thread(target=send_slowly, args=(client,)).start()
+            return
         for n in range(count):
             client.send(items.item(1, n))
         keep.append(client)
 
+    def send_slowly(client: TcpClient) -> None:
+        for n in range(count):
+            client.send(items.item(1, n))
+            time.sleep(0.0005)
+        client.close(30)
+
     keep: list[Any] = []
-    if how == "child":
+    if how in ("child", "threads"):
         process = multiprocessing.get_context("fork").Process(target=work)
         process.start()
         process.join()

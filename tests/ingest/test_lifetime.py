@@ -106,7 +106,7 @@ def test_a_forked_child_keeps_neither_port_nor_connections(in_process: bool) -> 
 # -- ends ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["process", "child"])
+@pytest.mark.parametrize("how", ["process", "child", "threads"])
 @pytest.mark.parametrize("code", [0, 3])
 def test_what_a_process_had_sent_arrives_though_it_ends(how: str, code: int) -> None:
     count = 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -230,19 +231,22 @@ def test_a_table_whose_lock_is_held() -> None:
     tables = {"held": ReplayBuffer(held), "free": ReplayBuffer(free)}
     with Server(tables=tables, transport=TcpTransport()) as server:
         address = ("127.0.0.1", server.port)
-        with TcpClient(*address, table="held") as waits, TcpClient(*address, table="free") as goes:
+        with contextlib.ExitStack() as stack:
+            goes = stack.enter_context(TcpClient(*address, table="free"))
+            others = [stack.enter_context(TcpClient(*address, table="held")) for _ in range(20)]
             with held.held():
-                for episode in range(20):
-                    waits.send_trajectory(items.rows(0, episode, 3), truncated=True)
-                until(lambda: server.stats().blocked > 0, "that it waits")
+                for episode, client in enumerate(others):
+                    client.send_trajectory(items.rows(0, episode, 3), truncated=True)
+                until(lambda: server.stats().blocked >= 20, "that they wait")
                 for episode in range(50):
                     goes.send_trajectory(items.rows(1, episode, 3), truncated=True)
                     goes.wait(5)  # each of them, for half of what the lock was waited for
-                assert waits.pending == 20
-            waits.wait(LIMIT_S)
-            assert waits.resends == goes.resends == 0
+                assert all(client.pending == 1 for client in others)
+            for client in (*others, goes):
+                client.wait(LIMIT_S)
+                assert client.resends == 0
         assert not server.stats().rejected
-    assert [x[1] for x in items.scan(held)[::3]] == list(range(20))
+    assert sorted(x[1] for x in items.scan(held)[::3]) == list(range(20))
     held.close()
     free.close()
 

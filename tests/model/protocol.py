@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 NONE = -1
+CHUNK = 2  # entries whose stamps lie together
 BEGINS, ENDED, CUT = 1, 2, 8
 
 Process = Iterator[None]
@@ -49,23 +50,28 @@ class Rules:
     index_tail_again: bool = True  # index_tail is loaded again after an entry was read
     steps_again: bool = True  # `ret` is loaded between two loads of `steps|flags`
     grow_own_only: bool = True  # only the newest entry's own trajectory grows it
+    fresh_stamp: bool = True  # an append never writes a stamp that a committed entry has
 
 
 class Row(NamedTuple):
     writer: int
+    append: int
     traj: int
     step: int
     done: bool
 
 
 class Entry:
-    __slots__ = ("first", "sf", "prev", "jump", "before", "ordinal", "ret", "depth")
+    """What several fields share is one word, loaded and stored at once."""
+
+    __slots__ = ("first", "sf", "links", "before_stamp", "ordinal_rank", "ret")
 
     def __init__(self) -> None:
-        self.first = 0
-        self.sf = (0, 0)  # one word: steps, flags
-        self.prev = self.jump = NONE
-        self.before = self.ordinal = self.ret = self.depth = 0
+        self.first = self.ret = 0
+        self.sf = (0, 0)  # steps, flags
+        self.links = (NONE, NONE)  # prev, jump
+        self.before_stamp = (0, 0)
+        self.ordinal_rank = (0, 0)
 
 
 class Memory:
@@ -80,6 +86,9 @@ class Memory:
         self.undo_producer = NONE
         self.undo_producer_seq = 0
         self.index = [Entry() for _ in range(capacity)]
+        # Stamps, by chunk of the index: (writer, append). A chunk's are used again when all of its
+        # entries are evicted.
+        self.stamps: list[Any] = [(NONE, NONE)] * (CHUNK * ((capacity - 1) // CHUNK + 2))
         self.rows: list[list[Any]] = [[None, None] for _ in range(capacity)]  # two words each
         self.producers = [0] * writers
         self.lock: Any = None
@@ -87,6 +96,9 @@ class Memory:
         self.committed: list[Row] = []
         self.appended = [0] * writers
         self.begun = 0  # trajectories
+
+    def stamp_place(self, number: int, slot: int) -> int:
+        return (number // CHUNK * CHUNK + slot) % len(self.stamps)
 
 
 # -- writers ---------------------------------------------------------------------------------------
@@ -106,7 +118,7 @@ class Writer:
 
     def __init__(self, m: Memory, rules: Rules, slot: int, number: int, rnd: random.Random) -> None:
         self.m, self.rules, self.slot, self.number, self.rnd = m, rules, slot, number, rnd
-        self.trajectories = 0
+        self.trajectories = self.appends = 0
         self.tracks = [self.fresh(), self.fresh()]
 
     def fresh(self) -> Track:
@@ -129,7 +141,7 @@ class Writer:
             rows = []
             for i in range(n):
                 done = i == n - 1 and self.rnd.random() < 0.3
-                rows.append(Row(self.number, track.traj, track.step, done))
+                rows.append(Row(self.number, self.appends + 1, track.traj, track.step, done))
                 track.step += 1
             runs.append((track, rows, starts))
             if rows[-1].done:
@@ -199,6 +211,8 @@ class Writer:
             yield from self.fill_undo(head, index_head, grows)
 
         number, seq, commit = index_head, head, head
+        self.appends += 1
+        slot = self.first_slot(index_head)
         for i, (track, part, run_starts) in enumerate(runs):
             flags = ENDED if part[-1].done else 0
             if i == 0 and grows:
@@ -211,7 +225,15 @@ class Writer:
                 e.ret = track.ret
                 yield
             else:
-                yield from self.write_run(number, track, part, run_starts, flags, seq, index_tail)
+                stamps = number % CHUNK == 0 or number == index_head
+                if number % CHUNK == 0:
+                    slot = 0
+                if stamps:
+                    m.stamps[m.stamp_place(number, slot)] = (self.number, self.appends)
+                    yield
+                yield from self.write_run(
+                    number, track, part, run_starts, flags, seq, index_tail, slot
+                )
                 number += 1
             seq += len(part)
             if not rules.one_commit:
@@ -234,6 +256,13 @@ class Writer:
         if not rules.head_last:
             m.index_head = number
             yield
+
+    def first_slot(self, number: int) -> int:
+        """Where an append's stamp goes in the chunk of its first entry."""
+        if number % CHUNK == 0:
+            return 0
+        before = self.m.index[(number - 1) % self.m.capacity].before_stamp[1]
+        return min(before + self.rules.fresh_stamp, number % CHUNK)
 
     def commit(self, rows: list[Row], start: int, end: int, last: bool) -> None:
         self.m.committed += rows[start:end]
@@ -275,6 +304,7 @@ class Writer:
         flags: int,
         first: int,
         index_tail: int,
+        stamp: int,
     ) -> Process:
         m = self.m
         if starts:
@@ -291,32 +321,27 @@ class Writer:
         track.steps = before + len(part)
         track.ret += len(part)
         track.known = True
-        jump, depth = NONE, 0
-        if linked:  # skip links, as in a skew-binary list
+        jump, rank = NONE, 0
+        if linked:  # skip links, as in a skew-binary list: one of rank r skips 2^r - 1 runs
             p = m.index[track.last_entry % m.capacity]
-            depth, jump = p.depth + 1, track.last_entry
-            if p.jump != NONE and p.jump >= index_tail:
-                pj = m.index[p.jump % m.capacity]
-                if pj.jump != NONE and pj.jump >= index_tail:
-                    pjj = m.index[pj.jump % m.capacity]
-                    if depth - 1 - pj.depth == pj.depth - pjj.depth:
-                        jump = pj.jump
+            jump, rank = track.last_entry, 1
+            if p.links[1] != NONE and p.links[1] >= index_tail:
+                pj = m.index[p.links[1] % m.capacity]
+                same = p.ordinal_rank[1] == pj.ordinal_rank[1]
+                if pj.links[1] != NONE and pj.links[1] >= index_tail and same:
+                    jump, rank = pj.links[1], pj.ordinal_rank[1] + 1
         e = m.index[number % m.capacity]
         e.first = first
         yield
         e.sf = (len(part), flags)
         yield
-        e.prev = track.last_entry if linked else NONE
+        e.links = (track.last_entry if linked else NONE, jump)
         yield
-        e.jump = jump
+        e.before_stamp = (before, stamp)
         yield
-        e.before = before
-        yield
-        e.ordinal = track.ordinal
+        e.ordinal_rank = (track.ordinal, rank)
         yield
         e.ret = track.ret
-        yield
-        e.depth = depth
         yield
         track.last_entry = number
 
@@ -405,13 +430,11 @@ class Reader:
         yield
         steps, flags = e.sf
         yield
-        prev = e.prev
+        prev, jump = e.links
         yield
-        jump = e.jump
+        before = e.before_stamp[0]
         yield
-        before = e.before
-        yield
-        ordinal = e.ordinal
+        ordinal = e.ordinal_rank[0]
         yield
         ok = number >= m.index_tail or not self.rules.index_tail_again
         return Copy(ok, first, steps, flags, prev, jump, before, ordinal)
@@ -624,7 +647,7 @@ class Reader:
     def read_index(self) -> Reading:
         """Every entry with its return, as episodes() reads them."""
         m = self.m
-        head, tail, index_tail, index_head = yield from self.snapshot()
+        head, _, index_tail, index_head = yield from self.snapshot()
         for n in range(index_tail, index_head):
             h = head
             e = m.index[n % m.capacity]
@@ -633,7 +656,9 @@ class Reader:
                 yield
                 first = e.first
                 yield
-                before = e.before
+                before, slot = e.before_stamp
+                yield
+                stamp = m.stamps[m.stamp_place(n, slot)]
                 yield
                 ret = e.ret
                 yield
@@ -645,13 +670,13 @@ class Reader:
                 if first >= h:
                     break
                 if sf == again and (first + sf[0] <= h or not self.rules.rows_within_head):
-                    self.check_entry(first, sf, before, ret, tail)
+                    self.check_entry(first, sf, before, ret, stamp)
                     break
                 h = m.head
                 yield
 
     def check_entry(
-        self, first: int, sf: tuple[int, int], before: int, ret: int, tail: int
+        self, first: int, sf: tuple[int, int], before: int, ret: int, stamp: tuple[int, int]
     ) -> None:
         steps, flags = sf
         if ret != before + steps:
@@ -662,6 +687,8 @@ class Reader:
         for i, row in enumerate(rows):
             if row.traj != rows[0].traj or row.step != before + i:
                 raise Violation(f"an entry of rows that do not belong together: {rows}")
+        if stamp != (rows[0].writer, rows[0].append):
+            raise Violation(f"an entry stamped {stamp}: {rows}")
         if bool(flags & ENDED) != rows[-1].done:
             raise Violation(f"an entry that says its end is {flags & ENDED}: {rows}")
         self.accepted["entries"] += 1
@@ -737,7 +764,7 @@ class World:
         self.check_at_rest()
         living = {}
         for n in range(m.index_tail, m.index_head):
-            living[m.index[n % m.capacity].ordinal] = n
+            living[m.index[n % m.capacity].ordinal_rank[0]] = n
         for reader in self.readers:
             for _ in range(2):  # a refresh may leave the newest for the next one
                 for _ in reader.refresh():
@@ -763,13 +790,15 @@ class World:
                 continue
             if e.first > at:
                 raise Violation(f"no entry has row {at}")
-            if e.ordinal >= m.trajectories:
-                raise Violation(f"trajectory {e.ordinal} may be given again")
-            self.readers[0].check_entry(e.first, e.sf, e.before, e.ret, m.tail)
-            if e.prev != NONE and e.prev >= m.index_tail:
-                p = m.index[e.prev % m.capacity]
-                if p.ordinal != e.ordinal or p.before + p.sf[0] != e.before:
-                    raise Violation(f"entry {n} is linked to entry {e.prev}, of another trajectory")
+            ordinal, before, prev = e.ordinal_rank[0], e.before_stamp[0], e.links[0]
+            if ordinal >= m.trajectories:
+                raise Violation(f"trajectory {ordinal} may be given again")
+            stamp = m.stamps[m.stamp_place(n, e.before_stamp[1])]
+            self.readers[0].check_entry(e.first, e.sf, before, e.ret, stamp)
+            if prev != NONE and prev >= m.index_tail:
+                p = m.index[prev % m.capacity]
+                if p.ordinal_rank[0] != ordinal or p.before_stamp[0] + p.sf[0] != before:
+                    raise Violation(f"entry {n} is linked to entry {prev}, of another trajectory")
             at = end
         if at != m.head:
             raise Violation(f"no entry has row {at}")

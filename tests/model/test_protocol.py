@@ -15,7 +15,7 @@ from tests.model.protocol import RULES, Rules, Violation, World
 STEPS = 1500
 
 # Where to start looking for what is rare.
-RARE = {"repair_marks_cut": 2870, "repair_ret_first": 700, "entries_within_head": 5450}
+RARE = {"repair_marks_cut": 72000, "repair_ret_first": 700, "entries_within_head": 4000}
 
 
 def explore(first: int, seconds: float) -> Counter[str]:

@@ -71,6 +71,22 @@ def test_memory_does_not_grow_with_what_is_stored(tapes: dict[int, Tape], name: 
 
 
 @names
+def test_going_back_needs_no_copy_of_what_is_stored(tapes: dict[int, Tape], name: str) -> None:
+    # A mark is taken before each batch that is drawn ahead.
+    sampler, options = CASES[name]()
+    options["prefetch"] = 0
+    with ReplayBuffer(tapes[LARGE].storage, sampler, seed=0, **options) as buffer:
+        buffer.sample()
+        tracemalloc.start()
+        try:
+            marks = [buffer._mark() for _ in range(10)]
+            size = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert len(marks) == 10 and size < LARGE // 8, f"{size // 10} bytes a mark"
+
+
+@names
 def test_index_work_of_a_turn_of_the_ring(name: str) -> None:
     # What is put off, such as giving up the places of evicted trajectories, is no more than what
     # was written either; and so are rows that a window passes by.

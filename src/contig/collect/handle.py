@@ -121,6 +121,11 @@ class Handle:
         self.collected += self.asked or 0
         self.asked = None
 
+    def end(self) -> None:
+        """Ends the process, now; what is on its page stays."""
+        self.process.kill()
+        self.process.wait()
+
     def given(self, relayed: bool, whole: bool) -> int:
         """Frames that are where they belong: written, or about to be when it died, or sent back.
 
@@ -212,11 +217,6 @@ class Handle:
         self._reader.join(_STOP_S)
         self.page.close()
         self._trace.close()
-
-    def kill(self) -> None:
-        if not self.dead:
-            self.process.kill()
-            self.stop()
 
 
 # Each worker computes with one thread, unless the environment says otherwise: there are many.

@@ -35,7 +35,7 @@ from .progress import Stage
 from .protocol import batch_of
 from .published import Published
 from .rows import join_batches, pad_trajectories
-from .sink import sink_of
+from .sink import has_after, sink_of
 from .vector import as_env
 from .weights import get_weights, make_board, set_weights
 
@@ -120,7 +120,7 @@ class MultiCollector(BaseCollector):
         self._whole: deque[Batch] = deque()  # complete trajectories that came back
         self._wrote = self._wrote_before = 0  # by all workers; by those that were replaced
         self._finishing = False
-        self._looked = 0.0
+        self._looked = self._peeked = 0.0
         self._board: WeightsBoard | None = None
         self._weights = Published(policy, replay_buffer, self._put_weights)
         board_fd = self._make_board()
@@ -414,12 +414,13 @@ class MultiCollector(BaseCollector):
     def _replace(self, handle: Handle, why: str) -> Handle:
         """A worker failed: starts another in its place, or raises."""
         pid, number = handle.pid, handle.number
+        handle.end()
         if handle.asked is not None and handle.page.finished > handle.stretches:
             handle.done()  # it only could not say so
             self._done.append(number)
         asked, rows = handle.asked, handle.page.rows
-        given = handle.given(relayed=self._relays, whole=self._trajs is not None)
-        handle.kill()
+        given = self._given(handle)
+        handle.stop()
         if self.restarts >= self._max_restarts:
             raise WorkerError(f"worker {number} (pid {pid}) {why}")
         self.restarts += 1
@@ -448,6 +449,15 @@ class MultiCollector(BaseCollector):
                 self._done.append(number)
         return fresh
 
+    def _given(self, handle: Handle) -> int:
+        """Frames of a worker that ended which are where they belong."""
+        given = handle.given(relayed=self._relays, whole=self._trajs is not None)
+        if not self._relays and self._buffers and handle.page.doubtful:
+            buffer = self._buffers[handle.number % len(self._buffers)]
+            if not has_after(buffer.storage, *handle.page.place):
+                given -= handle.page.doubtful
+        return given
+
     def _settle(self) -> None:
         for handle in self._handles:
             handle.page.hold(True)
@@ -467,8 +477,11 @@ class MultiCollector(BaseCollector):
             raise WorkerError(f"no weights from the server: {self._weights.failure}")
         if self.restarts < self._max_restarts:
             return  # the next call that collects replaces them
+        now = time.monotonic()
+        look = now - self._peeked > 2 * _SLICE_S  # every sample asks
+        self._peeked = now if look else self._peeked
         for handle in self._handles:
-            if handle.dead:
+            if handle.dead or not (handle.ended or look):
                 continue
             why = handle.describe_end() if handle.ended else handle.silent()
             if why is not None:

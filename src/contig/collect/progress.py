@@ -50,7 +50,8 @@ class Page:
     Word 0 is a counter of stages with the stage in its low bits; word 1 the stretches it has
     finished; word 2 the rows it has written; word 3 whether it must not write now; word 4 the
     frames that it has written, or was about to write when it died; word 5 the time of its last
-    heartbeat, by the clock that all processes of a machine share.
+    heartbeat, by the clock that all processes of a machine share; word 6 the frames that it has
+    surely written; words 7 and 8 its writer's number and last row.
     """
 
     def __init__(self, fd: int) -> None:
@@ -74,9 +75,14 @@ class Page:
         """Says that a stretch is done."""
         self._words[1] += 1
 
-    def wrote(self, rows: int) -> None:
-        """Says that rows were written."""
+    def wrote(self, rows: int, frames: int, writer: int, newest: int) -> None:
+        """Says that rows were written, which are some frames, and which is the last.
+
+        In this order: whoever dies in between has written them.
+        """
+        self._words[6] += frames
         self._words[2] += rows
+        self._words[7], self._words[8] = writer, newest
 
     def give(self, frames: int) -> None:
         """Says that frames are being written; before they are, so that none is counted too late."""
@@ -110,6 +116,16 @@ class Page:
     @property
     def given(self) -> int:
         return self._words[4]
+
+    @property
+    def doubtful(self) -> int:
+        """Frames that it may have written, or not, if it is dead."""
+        return self._words[4] - self._words[6]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its writer's number, and the last row that it surely wrote."""
+        return self._words[7], self._words[8]
 
     @property
     def beaten(self) -> int:

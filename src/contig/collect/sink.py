@@ -16,6 +16,7 @@ import numpy as np
 from ..batch import Batch
 from ..layout import Layout
 from ..tape import LazyTensorStorage, SharedStorage, Storage, storage_of_fd
+from ..tape.episodes import FIRST, STEPS_FLAGS, WRITER, read_index
 
 if TYPE_CHECKING:
     from ..replay import ReplayBuffer
@@ -28,6 +29,7 @@ __all__ = [
     "StorageSink",
     "address_of",
     "buffers_of",
+    "has_after",
     "open_sink",
     "sink_of",
 ]
@@ -65,7 +67,11 @@ def _untold(going: bool) -> None:
 
 
 class StorageSink:
-    """Appends to a storage with a writer of its own. For one thread."""
+    """Appends to a storage with a writer of its own. For one thread.
+
+    Attributes:
+        newest: the seq of the last row it wrote.
+    """
 
     def __init__(
         self,
@@ -75,6 +81,7 @@ class StorageSink:
     ) -> None:
         self._storage, self._on_write, self._limiter = storage, on_write, limiter
         self._writer = storage.writer()
+        self.newest = -1
 
     def write(
         self,
@@ -97,10 +104,17 @@ class StorageSink:
             self._limiter.await_insert(self._storage, rows, go_on)
         tell(True)
         try:
-            return len(self._writer.extend(batch))
+            seqs = self._writer.extend(batch)
         except Exception:
             tell(False)
             raise
+        self.newest = int(np.max(seqs))
+        return len(seqs)
+
+    @property
+    def writer(self) -> int:
+        """Its writer's number; 0 before the first row."""
+        return self._writer.id
 
     def fix(self, layout: Layout) -> None:
         """Says what rows will be."""
@@ -113,6 +127,8 @@ class StorageSink:
 
 class RemoteSink:
     """Sends to a table of a server."""
+
+    writer, newest = 0, -1  # only the server knows
 
     def __init__(self, buffer: RemoteReplayBuffer, own: bool = False) -> None:
         self._buffer, self._own = buffer, own
@@ -184,6 +200,15 @@ def sink_of(given: Any, worker: int = 0) -> StorageSink | RemoteSink:
         return RemoteSink(given)
     buffer = buffers[worker % len(buffers)]
     return StorageSink(buffer.storage, buffer._on_write, buffer.limiter)
+
+
+def has_after(storage: Storage, writer: int, newest: int) -> bool:
+    """Whether a storage has rows of a writer after one; True if that cannot be known any more."""
+    words = read_index(storage.tape).words
+    mine = words[words[:, WRITER] == writer]
+    if not writer or not len(mine):
+        return True
+    return int((mine[:, FIRST] + (mine[:, STEPS_FLAGS] >> 8)).max()) > newest + 1
 
 
 def address_of(given: Any, worker: int) -> Address | None:

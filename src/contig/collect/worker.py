@@ -155,7 +155,8 @@ class Worker:
         def tell(going: bool) -> None:
             page.give(frames if going else -frames)
 
-        page.wrote(int(sink.write(data, self._hold_still, tell)))
+        rows = int(sink.write(data, self._hold_still, tell))
+        page.wrote(rows, frames, sink.writer, sink.newest)
         if job.hook is not None:
             page.enter(Stage.PROCESSING)
             job.hook(data)

@@ -94,7 +94,7 @@ def _keep(
 
 def _gather(storage: Storage, draw: Draw) -> tuple[Batch, np.ndarray[Any, Any] | None]:
     """The batch, finished; or as it is, with a mask of the rows that were lost."""
-    batch, lost = storage.gather(draw.seqs, _extras(draw))
+    batch, lost = storage.gather(draw.seqs, _extras(draw), draw.steps)
     if isinstance(lost, np.ndarray):
         return batch, lost
     if lost:

@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import _native
 from ..batch import Batch
-from ..tape import Storage
+from ..tape import Steps, Storage
 from ..tree import Path
 
 __all__ = ["Draw", "Index", "Request", "Rng", "Sampler", "Window"]
@@ -50,6 +50,7 @@ class Draw(NamedTuple):
         ends: of each group, how its trajectory ended with its last row (index flags), or 0.
         columns: leaves to add to the batch: an array of m rows, or one value for all.
         finish: called with the gathered batch; may change its leaves or return another.
+        steps: rows that follow each row, to be folded into it when it is gathered.
     """
 
     seqs: Array
@@ -57,13 +58,14 @@ class Draw(NamedTuple):
     columns: dict[Path, Any] = {}  # noqa: RUF012
     finish: Callable[[Batch, Draw], Batch] | None = None
     ends: Array | None = None
+    steps: Steps | None = None
 
     @property
     def groups(self) -> int:
         return len(self.seqs) if self.lengths is None else len(self.lengths)
 
     def only(self, keep: Array) -> Draw:
-        """The draw without some groups; `keep` is a mask over groups."""
+        """The gathered draw without some groups; `keep` is a mask over groups."""
         rows = keep if self.lengths is None else np.repeat(keep, self.lengths)
         columns = {
             k: v[rows] if isinstance(v, np.ndarray) and v.ndim else v

@@ -42,12 +42,14 @@ class Journal:
 
     def since(self, mark: Point) -> list[Any]:
         """The changes after a mark, the newest first, to be undone. They are forgotten: it is the
-        mark's moment again."""
+        mark's moment again. None if the mark is of another journal, from before a reset."""
         changes = []
         at = mark
         while at.next is not None:
             changes.append(at.change)
             at = at.next
+        if at is not self._now:
+            return []
         mark.next = mark.change = None
         self._now = mark
         return changes[::-1]

@@ -148,18 +148,15 @@ class _Part:
         self.capacity, self.spec = capacity, spec
         self.tree, self._nodes = _sum_tree(capacity)
         self._valid: Array = np.zeros(capacity, np.bool_)
-        self._token = self._tail = 0
+        self._token = self._head = self._tail = 0
 
     def follow(self, index: Index, weights: Array) -> None:
         view = index.view
         self._token, everything, on, off = view.changed_rows(index.window, self.spec, self._token)
-        tail = int(view.tail)
-        if everything:
-            self._forget(0, self.capacity)
-        elif tail > self._tail:
-            # Places of evicted rows: newer rows that took them come in below.
-            self._forget(self._tail, min(tail, self._tail + self.capacity))
-        self._tail = tail
+        head, tail = int(view.head), int(view.tail)
+        # Places of evicted rows, or all that were in use: newer rows that took them come in below.
+        self._forget(self._tail, self._head if everything else min(tail, self._head))
+        self._head, self._tail = head, tail
         for rows, valid in ((off, False), (on, True)):
             if len(rows):
                 slots = rows % self.capacity
@@ -171,6 +168,8 @@ class _Part:
         self.tree.update(slots, np.where(self._valid[slots], weights[slots], 0.0))
 
     def _forget(self, first: int, last: int) -> None:
+        if first >= last:
+            return  # places that no row has had are not touched: a capacity may be large
         self.tree.fill(first, last, 0.0)
         a, n = first % self.capacity, last - first
         self._valid[a : a + n] = False

@@ -11,11 +11,11 @@ from .. import _native
 from ..layout import Layout, plan_leaf
 from ..tree import Path, Structure, unflatten
 from .boundaries import Boundaries, dual_ops, optional_flags
+from .folding import ExtraLeaf, Recipe, fold_of
 
 __all__ = ["INDEX", "ExtraLeaf", "Schema", "Wide"]
 
 INDEX: Path = ("index",)
-ExtraLeaf = tuple[Path, tuple[int, ...], np.dtype[Any]]
 
 
 class Wide(NamedTuple):
@@ -38,6 +38,8 @@ class Schema:
         self._plans: dict[frozenset[Path], Any] = {}
         self._wides: dict[tuple[ExtraLeaf, ...], Wide] = {}
         self._last_wide: tuple[tuple[ExtraLeaf, ...], Wide] | None = None
+        self._folded: dict[tuple[tuple[ExtraLeaf, ...], Recipe], Wide] = {}
+        self._last_folded: tuple[tuple[ExtraLeaf, ...], Recipe, Wide] | None = None
 
     def plan(self, missing: frozenset[Path]) -> Any:
         """The native packer for trees that lack these flags."""
@@ -60,19 +62,46 @@ class Schema:
             return last[1]
         found = self._wides.get(extras)
         if found is None:
-            new = [x for x in extras if x[0] not in self.layout.by_path]
-            layout, moved = self.layout.with_leaves(new)
-            stored = [(m, x.offset, x.nbytes) for m, x in zip(moved, self.layout.leaves)]
-            added = frozenset(x[0] for x in new)
-            gatherer = _native.Gatherer(
-                tape,
-                np.array([x.nbytes for x in layout.leaves], np.int64),
-                np.array(stored, np.int64).ravel(),
-                layout.number[INDEX] if INDEX in added else -1,
-            )
-            found = self._wides[extras] = Wide(layout, gatherer, added)
+            found = self._wides[extras] = self._widened(tape, extras, (), frozenset())
         self._last_wide = (extras, found)
         return found
+
+    def folded(self, tape: Any, extras: tuple[ExtraLeaf, ...], recipe: Recipe) -> Wide:
+        """As `wide`, of batches whose rows are several stored ones, folded into one."""
+        last = self._last_folded
+        if last is not None and last[0] is extras and last[1] is recipe:
+            return last[2]
+        found = self._folded.get((extras, recipe))
+        if found is None:
+            whole = fold_of(self.layout, recipe)
+            found = self._widened(tape, extras, whole.leaves, whole.not_first)
+            found.gatherer.fold(*whole.arguments(found.layout))
+            self._folded[extras, recipe] = found
+        self._last_folded = (extras, recipe, found)
+        return found
+
+    def _widened(
+        self,
+        tape: Any,
+        extras: tuple[ExtraLeaf, ...],
+        replaced: tuple[ExtraLeaf, ...],
+        not_copied: frozenset[Path],
+    ) -> Wide:
+        new = [x for x in extras if x[0] not in self.layout.by_path]
+        layout, moved = self.layout.with_leaves([*new, *replaced])
+        stored = [
+            (m, x.offset, x.nbytes)
+            for m, x in zip(moved, self.layout.leaves)
+            if x.path not in not_copied
+        ]
+        added = frozenset(x[0] for x in (*new, *replaced) if x[0] not in self.layout.by_path)
+        gatherer = _native.Gatherer(
+            tape,
+            np.array([x.nbytes for x in layout.leaves], np.int64),
+            np.array(stored, np.int64).ravel(),
+            layout.number[INDEX] if INDEX in added else -1,
+        )
+        return Wide(layout, gatherer, added)
 
     def to_bytes(self) -> bytes:
         return json.dumps(

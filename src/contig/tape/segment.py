@@ -31,8 +31,6 @@ T = TypeVar("T")
 Form = Callable[[np.ndarray[Any, Any]], None]
 
 _DIR = Path("/dev/shm")
-# Of a tape: header and producer table; the index and the rows are reserved as they are needed.
-_RESERVE = 1 << 18
 _PREFIX = "contig-"
 _reaped = False
 
@@ -71,7 +69,7 @@ class Segment:
         return os.pread(self.fd, nbytes, offset)
 
     @staticmethod
-    def anonymous(nbytes: int, form: Form, reserve: int = _RESERVE) -> Segment:
+    def anonymous(nbytes: int, form: Form, reserve: int) -> Segment:
         """Memory that can be handed to other processes by descriptor (on Linux only).
 
         Args:
@@ -93,9 +91,7 @@ class Segment:
         return Segment(fd, _control_bytes_of(fd))
 
     @staticmethod
-    def named(
-        name: str | None, nbytes: int, form: Form, reserve: int = _RESERVE
-    ) -> tuple[Segment, bool]:
+    def named(name: str | None, nbytes: int, form: Form, reserve: int) -> tuple[Segment, bool]:
         """Creates a named segment, or attaches to the one there; says whether it created it."""
         _need_sharing()
         reap_once()

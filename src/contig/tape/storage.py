@@ -27,6 +27,7 @@ from ..tree import as_path, show_path
 from .boundaries import complete_flags, fill_flags
 from .contents import Contents
 from .episodes import read_index
+from .folding import Steps
 from .schema import ExtraLeaf, Schema
 from .segment import Segment
 from .writer import Writer, batch_ndim_of
@@ -218,19 +219,40 @@ class Storage:
         head, tail, _, _ = self.tape.snapshot()
         return int(max(head - tail, 0))
 
-    def gather(self, seqs: np.ndarray[Any, Any], extras: tuple[ExtraLeaf, ...] = ()) -> Any:
+    def gather(
+        self,
+        seqs: np.ndarray[Any, Any],
+        extras: tuple[ExtraLeaf, ...] = (),
+        steps: Steps | None = None,
+    ) -> Any:
         """Rows by seq as a Batch, with room for extra leaves; and the tail if some were lost.
+
+        Args:
+            seqs: rows.
+            extras: leaves to add.
+            steps: rows that follow each of them, to be folded into one.
 
         Returns:
             (batch, lost): lost is 0, or the seq below which rows were evicted meanwhile.
         """
+        batch, lost, _ = self._gathered(seqs, extras, steps)
+        return batch, lost
+
+    def _gathered(
+        self, seqs: np.ndarray[Any, Any], extras: tuple[ExtraLeaf, ...], steps: Steps | None
+    ) -> tuple[Batch, int, np.ndarray[Any, Any] | None]:
+        """As `gather`; also the places of rows (of `steps`, if given) whose checksum is wrong."""
         self._open()
         schema = self.schema
         if schema is None:
             raise EmptyBufferError("nothing has been written to this storage yet")
-        wide = schema.wide(self.tape, extras)
-        block, lost, _ = wide.gatherer.gather(seqs)
-        return Batch(block, wide.layout, (len(seqs),), wide.extras), lost
+        if steps is None:
+            wide = schema.wide(self.tape, extras)
+            block, lost, damaged = wide.gatherer.gather(seqs)
+        else:
+            wide = schema.folded(self.tape, extras, steps.recipe)
+            block, lost, damaged = wide.gatherer.gather_folded(seqs, steps.rows, steps.lengths)
+        return Batch(block, wide.layout, (len(seqs),), wide.extras), lost, damaged
 
     def episodes(self) -> np.ndarray[Any, Any]:
         """All trajectories on the tape: a structured array, see `contig.tape.episodes.EPISODE`."""
@@ -313,12 +335,13 @@ def _ndim(value: int) -> int:
     return value
 
 
-def _tape_of(capacity: Any) -> tuple[int, Any]:
-    """The control region's size for a capacity, and what formats it."""
+def _tape_of(capacity: Any) -> tuple[int, Any, int]:
+    """The control region's size for a capacity, what formats it, and what to reserve of it."""
     if not isinstance(capacity, (int, np.integer)) or isinstance(capacity, bool) or capacity < 1:
         raise ValueError(f"capacity is a number of rows, at least 1, got {capacity!r}")
     rows = int(capacity)
-    return _native.control_bytes(rows), lambda control: _native.format_control(control, rows)
+    form = lambda control: _native.format_control(control, rows)  # noqa: E731
+    return _native.control_bytes(rows), form, _native.table_bytes(rows)
 
 
 class LazyTensorStorage(Storage):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..batch import Batch
-from ..convert import as_array, plain_tree
+from ..convert import as_array, plain_tree, tensordict_shape
 from ..errors import LayoutError
 from ..layout import as_bytes
 from ..tree import Path, flatten, show_path
@@ -65,7 +65,7 @@ class Writer:
 
     def add_step(self, step: Any) -> np.ndarray[Any, Any]:
         """One step of B envs, ``[B, ...]``: row b continues env b until its done row."""
-        tree, _ = _tree_of(step)
+        tree, _ = _rows_of(step)
         schema = self._ready(tree, 1)
         return self._seqs(*self._write(schema, tree, 1, _EACH_ROW, _IF_OPEN))
 
@@ -78,7 +78,7 @@ class Writer:
             continues: whether the rows go on where this writer's last ones stopped, when no mark
                 in the data says so. None: yes, if there is one lane and its last row was not done.
         """
-        tree, shape = _tree_of(data)
+        tree, shape = _rows_of(data)
         ndim = self._storage.ndim if shape is None else len(shape)
         if ndim == 0:
             raise LayoutError("extend takes rows with a leading dim; use add for a single one")
@@ -153,7 +153,7 @@ class Writer:
 
     def _ready(self, tree: Any, batch_ndim: int) -> Schema:
         self._storage.check_open()
-        schema = self._storage.schema or self._storage.define(tree, batch_ndim)
+        schema = self._storage.schema or self._storage.define(plain_tree(tree)[0], batch_ndim)
         self._bind(schema)
         return schema
 
@@ -170,7 +170,7 @@ class Writer:
         first = self._native.extend(self._plan, tree, batch_ndim, lanes_are, rule)
         if first >= 0:
             return first, self._native.last_rows
-        return self._append(schema, tree, batch_ndim, lanes_are, rule)
+        return self._append(schema, plain_tree(tree)[0], batch_ndim, lanes_are, rule)
 
     def _append(
         self, schema: Schema, tree: Any, batch_ndim: int, lanes_are: int, rule: int
@@ -215,6 +215,11 @@ def _tree_of(data: Any) -> tuple[Any, tuple[int, ...] | None]:
     if isinstance(data, Batch):
         return data.stored(), data.shape
     return plain_tree(data)
+
+
+def _rows_of(data: Any) -> tuple[Any, tuple[int, ...] | None]:
+    """As `_tree_of`, but a TensorDict stays what it is: the native packer reads it as it stands."""
+    return _tree_of(data) if isinstance(data, Batch) else (data, tensordict_shape(data))
 
 
 def batch_ndim_of(schema: Schema, tree: Any, ndim: int) -> int:

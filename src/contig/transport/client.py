@@ -233,7 +233,7 @@ class TcpClient:
         with self._opening_asking:
             if self._asking is None:
                 opening = {"producer": secrets.randbelow(2**63 - 1) + 1, "layout": None}
-                asking = Link(link.address, opening, link.options)
+                asking = Link(link.address, opening, link.options, link)
                 asking.begin(1, False)
                 self._asking = asking  # whole, or not at all: a signal may come at any time
             return self._asking

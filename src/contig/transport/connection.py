@@ -35,6 +35,7 @@ log = logging.getLogger("contig.transport")
 
 _FIRST_BUFFER = 4096
 _PATIENCE_S = 0.001  # for room in a table: stopping to read, and starting again, takes longer
+_BUSY_S = 0.25  # between attempts to get a lock that is held: the loop waits for it each time
 _MORE, _READY, _GROW = 0, 1, 2  # native/receiver.h
 
 
@@ -272,11 +273,12 @@ class Connection(asyncio.BufferedProtocol):
         if receiver.number > self._received:
             raise Refused("gap", f"items from {receiver.number} on, expected {self._received}")
         self._received = max(self._received, receiver.number + items)
-        if self.hub.must_wait(self):
+        if self.hub.must_wait(self) or time.monotonic() < table.busy_until:
             return self._block()
         try:
             outcome = table.accept(receiver, self.producer)
         except TapeBusy:  # whoever holds the lock is stopped: as if there were no room
+            table.busy_until = time.monotonic() + _BUSY_S
             return self._block()
         self.items += outcome.items
         self.rows += outcome.rows

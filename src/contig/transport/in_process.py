@@ -80,7 +80,9 @@ class InProcess:
         """In a forked child, which has no part in this: closes its copies of the sockets."""
         self._copy.close()
         for connection in list(self._ingest.hub.connections.values()):
-            connection.transport.get_extra_info("socket")._sock.close()
+            sock = getattr(connection.transport.get_extra_info("socket"), "_sock", None)
+            if sock is not None:  # another kind of event loop may hide it
+                sock.close()
 
     def check(self) -> None:
         if self._failure is not None:

@@ -94,7 +94,7 @@ class Ingest:
 
 # For a table's lock, which the loop waits for: whoever holds it for longer may be stopped, and is
 # waited for as for room.
-_LOCK_S = 0.05
+_LOCK_S = 0.02
 
 
 def _table(config: dict[str, Any]) -> Table:

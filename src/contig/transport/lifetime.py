@@ -2,8 +2,8 @@
 
 At the interpreter's end what clients still have is sent, for `EXIT_S` seconds at most; what is not
 acked by then is said on the log, and the exit code stays what it was. Children of `multiprocessing`
-end without `atexit`, but not without its own finalizers. `os._exit` and signals end a process at
-once.
+end without `atexit`, but not without its own finalizers, while other threads may still run: nothing
+is closed here. `os._exit` and signals end a process at once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ EXIT_S = 5.0  # also for a client that was dropped
 class Leaving(Protocol):
     """A session, as this module needs it."""
 
-    thread: Any
     stopped: bool
 
     @property
     def pending(self) -> int: ...
-    def leave(self, seconds: float) -> None: ...
+    def hurry(self) -> None: ...
+    def settle(self, deadline: float) -> None: ...
     def tell(self, when: str) -> None: ...
     def fork(self, parent: int) -> None: ...
 
@@ -44,6 +44,7 @@ _sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 _writers: weakref.WeakSet[Any] = weakref.WeakSet()
 _pid = os.getpid()
 _hooked = 0  # the process that calls `flush_all` at its end
+_deadline: float | None = None  # however often it is called
 
 
 def watch(session: Leaving) -> None:
@@ -65,21 +66,22 @@ def watch_steps(writer: Steps) -> None:
 @atexit.register
 def flush_all() -> None:
     """Sends what all clients of this process still have, all at once, and says what is left."""
-    deadline = time.monotonic() + EXIT_S
+    global _deadline
     for writer in list(_writers):
         writer.send_held()
     sessions = [s for s in _sessions if s.pending and not s.stopped]
+    if sessions and _deadline is None:
+        _deadline = time.monotonic() + EXIT_S
     for session in sessions:
-        session.leave(EXIT_S)
+        session.hurry()
     for session in sessions:
-        session.thread.join(max(deadline - time.monotonic(), 0.0) + 0.2)
+        session.settle(_deadline or 0.0)
         session.tell("the process ended")
-        session.stopped = True
 
 
 def _forked() -> None:
-    global _pid
-    parent, _pid = _pid, os.getpid()
+    global _pid, _deadline
+    parent, _pid, _deadline = _pid, os.getpid(), None
     for session in list(_sessions):
         session.fork(parent)
     for writer in list(_writers):

@@ -35,10 +35,18 @@ class Link:
         address: the server.
         opening: what OPEN says, without `next`.
         options: see there.
+        before: a link to the same server, for as long as which this one is needed.
     """
 
-    def __init__(self, address: Address, opening: dict[str, Any], options: LinkOptions) -> None:
-        self.session = Session(address, opening, options)
+    def __init__(
+        self,
+        address: Address,
+        opening: dict[str, Any],
+        options: LinkOptions,
+        before: Link | None = None,
+    ) -> None:
+        earlier: Session | None = None if before is None else before.session
+        self.session: Session = Session(address, opening, options, earlier)
         self.address, self.options = address, options
         self.lock = self.session.lock
         self.blocked = 0
@@ -238,9 +246,10 @@ class Link:
         try:
             if self.pending:
                 self.wait(timeout)
-            self.flight.ask(wire.frame(Type.BYE))
-            session.kick()
-            session.bye.wait(1.0)
+            if session.lost_at is None:
+                self.flight.ask(wire.frame(Type.BYE))
+                session.kick()
+                session.bye.wait(1.0)
         finally:
             session.stopped = True
             self.flight.stop()

@@ -265,10 +265,10 @@ class Server:
         """In a forked child: the port and the sign of life are the parent's."""
         if self._listening is not None:
             self._listening.close()
-        if isinstance(self._ingest, InProcess):
-            self._ingest.fork()
         if self._info is not None:
             self._info.close()
+        if isinstance(self._ingest, InProcess):
+            self._ingest.fork()
 
     def __enter__(self) -> Server:
         return self.start()

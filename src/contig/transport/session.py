@@ -78,9 +78,16 @@ class Session:
         address: the server.
         opening: what OPEN says, without `next`.
         options: see there.
+        before: a session to the same server; this one is for as long as that one.
     """
 
-    def __init__(self, address: Address, opening: dict[str, Any], options: LinkOptions) -> None:
+    def __init__(
+        self,
+        address: Address,
+        opening: dict[str, Any],
+        options: LinkOptions,
+        before: Session | None = None,
+    ) -> None:
         options.check()
         self.address, self.options = address, options
         self._opening = {**opening, "ack": options.ack}
@@ -99,7 +106,7 @@ class Session:
         self._up_at = 0.0
         self._proven = True  # since the last loss the server has done something
         self._leave_at: float | None = None
-        self.first = self._first_connection()
+        self.first = self._first_connection(before)
         self._sock = self.first.sock
         if self.first.schema is not None:  # a server that comes back must be the same
             self._opening["layout"] = self.first.schema["layout"]
@@ -128,7 +135,7 @@ class Session:
         lifetime.watch(self)
         self.thread.start()
 
-    def _first_connection(self) -> Accepted:
+    def _first_connection(self, before: Session | None) -> Accepted:
         """Waits for a server that is not there yet as calls do for one that is lost.
 
         A peer that is there and hangs up, again and again, is more likely none of ours.
@@ -137,6 +144,8 @@ class Session:
         began = strange_since = time.monotonic()
         said = False
         for attempt in range(1 << 30):
+            if before is not None:
+                before.check()
             try:
                 patience = max(self.options.reconnect_s, _PATIENCE_S)
                 return connect(self.address, {**self._opening, "next": 0}, patience)
@@ -220,6 +229,20 @@ class Session:
         self._leave_at = time.monotonic() + seconds
         self.flight.leave(seconds)
         self.wake()
+
+    def hurry(self) -> None:
+        """Sends what is there at once, rather than gather more."""
+        self.flight.close()
+        self.wake()
+
+    def settle(self, deadline: float) -> None:
+        """Waits until everything is acked, the thread has ended, or it is late."""
+        while self.pending and self.thread.is_alive():
+            seen, left = self.flight.changes, deadline - time.monotonic()
+            if left <= 0:
+                return
+            self.kick()
+            self.flight.wait(seen, int(self.flight.outbox.next), min(left, 0.1))
 
     @property
     def over(self) -> bool:

@@ -73,6 +73,7 @@ class Table(ABC):
     kind: str
     ndim = 1  # batch dims of plain trees that clients give to `extend`
     ack_levels: tuple[str, ...] = ("received", "committed")
+    busy_until = 0.0  # its lock was not to be had: nobody asks again before
 
     @property
     @abstractmethod

@@ -14,6 +14,8 @@ __all__ = ["follow", "ordinals_at", "ordinals_of", "set_salts", "take_in"]
 
 Array = np.ndarray[Any, Any]
 
+_RANK, _RANKED = 11, 62  # the word, and its bit that says that it is one
+
 
 def set_salts(tape: Any, salts: Salts) -> None:
     """What the checksums of a tape's rows are of."""
@@ -42,7 +44,9 @@ def take_in(tape: Any, state: IndexState, at_once: bool) -> None:
         index_tail += skip
     else:
         tail = head
-    if at_once and len(parts) > 1:
+    # Ranks of entries of contig 0.1 are found out from all that are before them.
+    ranked = all((part[:, _RANK] >> _RANKED & 1).all() for part in parts)
+    if len(parts) > 1 and (at_once or not ranked):
         parts[:] = [np.concatenate(parts)]
     set_salts(tape, state.salts)
     index_head, known = index_tail, state.trajectories

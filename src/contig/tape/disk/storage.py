@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from ... import _native
-from ...batch import Batch
 from ...convert import plain_tree
-from ...errors import EmptyBufferError, LayoutError, StorageFull
+from ...errors import LayoutError, StorageFull
 from ...layout import Layout
 from ..boundaries import complete_flags
 from ..contents import Contents
+from ..folding import Steps
 from ..schema import ExtraLeaf, Schema
 from ..segment import Segment
 from ..storage import Storage
@@ -144,7 +144,9 @@ class DiskStorage(Storage):
             described = read_description(self._directory)
             rows = _MOST_ROWS if capacity is None else capacity
             nbytes = _native.control_bytes(rows)
-            segment = Segment.anonymous(nbytes, lambda m: _native.format_control(m, rows))
+            segment = Segment.anonymous(
+                nbytes, lambda m: _native.format_control(m, rows), _native.table_bytes(rows)
+            )
             super().__init__(segment, ndim)
             if described is not None:
                 self._attach(described)
@@ -261,26 +263,30 @@ class DiskStorage(Storage):
         self._extents.fetch(max(low, int(self.tape.snapshot()[1])), high)
         return self._rows.damaged(low, high)
 
-    def gather(self, seqs: np.ndarray[Any, Any], extras: tuple[ExtraLeaf, ...] = ()) -> Any:
+    def gather(
+        self,
+        seqs: np.ndarray[Any, Any],
+        extras: tuple[ExtraLeaf, ...] = (),
+        steps: Steps | None = None,
+    ) -> Any:
         """As `Storage.gather`; rows that are damaged or set aside count as lost: then `lost` is a
         mask over `seqs`."""
-        self._open()
-        schema, rows = self.schema, self._rows
-        if schema is None or rows is None:
-            raise EmptyBufferError("nothing has been written to this storage yet")
-        wide = schema.wide(self.tape, extras)
-        block, lost, damaged = wide.gatherer.gather(seqs)
-        if damaged is not None and not rows.find_damaged(np.unique(seqs[damaged])):
-            block, lost, damaged = wide.gatherer.gather(seqs)  # it was read too soon
-        batch = Batch(block, wide.layout, (len(seqs),), wide.extras)
-        aside = rows.aside.covers(seqs)
+        batch, lost, damaged = self._gathered(seqs, extras, steps)
+        rows = self._rows
+        assert rows is not None  # or nothing could be gathered
+        parts = seqs if steps is None else steps.rows
+        if damaged is not None and not rows.find_damaged(np.unique(parts[damaged])):
+            batch, lost, damaged = self._gathered(seqs, extras, steps)  # it was read too soon
+        aside = rows.aside.covers(parts)
         if damaged is None and aside is None:
             return batch, lost
-        gone = seqs < lost
+        gone = parts < lost
         if damaged is not None:
             gone[damaged] = True
         if aside is not None:
             gone |= aside
+        if steps is not None:  # one bad row spoils what it is a part of
+            gone = np.logical_or.reduceat(gone, np.cumsum(steps.lengths) - steps.lengths)
         return batch, (gone if gone.any() else 0)
 
     # -- writing ------------------------------------------------------------------------------

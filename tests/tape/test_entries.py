@@ -1,0 +1,202 @@
+"""Entries of the index: 64 bytes in memory, 16 words everywhere else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contig import LazyTensorStorage, ReplayBuffer, SharedStorage, SliceSampler, _native
+from contig.tape.contents import Contents, PackedRows
+from contig.tape.episodes import DEPTH, JUMP, NUMBER, ORDINAL, PREV, TIME, TRAJ_ID, VERSION, WRITER
+
+NONE = -1
+RANKED = 1 << 62
+
+
+def step(envs: int, t: int) -> dict[str, Any]:
+    uid = np.arange(envs) * 100_000 + t
+    return {"uid": uid, "next": {"reward": np.ones(envs, np.float32), "done": np.zeros(envs, bool)}}
+
+
+def words_of(storage: Any) -> np.ndarray[Any, Any]:
+    return storage.tape.read_index()[0].reshape(-1, 16)
+
+
+def contents_of(storage: Any) -> Contents:
+    words = words_of(storage)
+    head, tail, _, _ = storage.tape.snapshot()
+    size = storage.layout.record_size
+    records = np.empty((head - tail) * size, np.uint8)
+    storage.tape.gather_records(np.arange(tail, head), records)
+    rows = PackedRows(records, tail, size)
+    return Contents(rows, tail, head, words, storage.tape.trajectories)
+
+
+def allocated(storage: Any) -> int:
+    return os.fstat(storage.fd).st_blocks * 512
+
+
+def test_an_entry_is_a_cache_line() -> None:
+    """Steps of many envs are an entry for each row; the index takes 64 bytes for it, not 128."""
+    envs, steps = 4096, 40
+    storage = LazyTensorStorage(envs * steps * 2)
+    storage.default_writer.add_step(step(envs, 0))
+    before = allocated(storage)
+    for t in range(1, steps + 1):
+        storage.default_writer.add_step(step(envs, t))
+    rows = envs * steps
+    record = storage.layout.record_size
+    extent = 4 << 20  # rows get memory by so many bytes
+    index = allocated(storage) - before - rows * record
+    assert index <= rows * 64 + rows * 64 // 100 + extent + 8192 * 80
+
+
+def test_stamps_are_of_the_append_that_made_the_run() -> None:
+    """Several writers in turn, so that every row is a run and most have stamps of their own."""
+    capacity = 20_000
+    storage = LazyTensorStorage(capacity)
+    writers = [storage.writer() for _ in range(3)]
+    for i in range(27_000):
+        writer = writers[i % 3]
+        if i % 100 == 7:  # several entries of one append
+            writer.add_step(step(5, i))
+        else:
+            writer.add({"uid": i, "next": {"reward": 1.0, "done": False}})
+    ids = {w.id: k for k, w in enumerate(writers)}
+    words = words_of(storage)
+    batch, lost = storage.gather(words[:, 0].copy())
+    assert not lost and len(words) > 15_000
+    expected = batch["uid"] % 100_000 % 3
+    np.testing.assert_array_equal([ids[w] for w in words[:, WRITER].tolist()], expected)
+    order = np.argsort(words[:, NUMBER])
+    assert (np.diff(words[order, TIME]) >= 0).all()
+    together = batch["uid"] % 100_000 % 100 == 7  # of one append: one time
+    for uid in np.unique(batch["uid"][together] % 100_000):
+        assert len(np.unique(words[batch["uid"] % 100_000 == uid, TIME])) == 1
+
+
+def old_words(words: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """As contig 0.1 wrote them: the number of runs before a run, in place of its skip's rank."""
+    out = words.copy()
+    depth: dict[int, int] = {}
+    for w in out[np.argsort(out[:, NUMBER])]:
+        depth[int(w[NUMBER])] = depth.get(int(w[PREV]), -1) + 1
+    out[:, DEPTH] = [depth[int(n)] for n in out[:, NUMBER]]
+    return out
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["ours", "of 0.1"])
+def test_an_index_is_restored_and_goes_on(old: bool) -> None:
+    """From its words; and what is appended afterwards has links as if nothing had happened."""
+    source = LazyTensorStorage(5000)
+    for t in range(1300):
+        source.default_writer.add_step(step(3, t))
+    saved = contents_of(source)
+    assert saved.tail == 0 and (words_of(source)[:, DEPTH] & RANKED != 0).all()
+    if old:
+        saved = saved._replace(entries=old_words(saved.entries))
+    kept = LazyTensorStorage(
+        5000,
+        example={
+            k: v[0] if k == "uid" else {n: a[0] for n, a in v.items()}
+            for k, v in step(3, 0).items()
+        },
+    )
+    kept.default_writer.add_step(step(2, 7))  # what a restore replaces
+    kept.restore(saved, (0, 0))
+    np.testing.assert_array_equal(words_of(kept), words_of(source))
+    buffer = ReplayBuffer(kept, SliceSampler(slice_len=50), batch_size=500, seed=1)
+    uid = buffer.sample()["uid"].reshape(-1, 50)
+    assert (np.diff(uid, axis=1) == 1).all()
+
+
+def test_skips_of_a_restored_index_are_as_long_as_ever() -> None:
+    source = LazyTensorStorage(5000)
+    for t in range(1000):
+        source.default_writer.add_step(step(2, t))
+    words = words_of(source)
+    ranks = words[np.argsort(words[:, NUMBER]), DEPTH] & 63
+    assert ranks.max() >= 8  # 2^8 - 1 runs at once
+    jumps = words[words[:, JUMP] != NONE]
+    for w in jumps[-50:]:
+        assert w[NUMBER] - w[JUMP] == ((1 << (w[DEPTH] & 63)) - 1) * 2  # two envs take turns
+
+
+def test_the_ends_of_every_range() -> None:
+    """Ids and versions are exact to the last bit; numbers may be as large as they get."""
+    base, ordinal, seq = 2**61, 2**57 - 2, 2**62
+    storage = LazyTensorStorage(100, example={"uid": np.int64(0)})
+    entries = np.zeros((3, 16), np.int64)
+    low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+    for i, w in enumerate(entries):
+        w[0], w[1] = seq + 2 * i, 2 << 8 | (1 if i == 0 else 0)
+        w[PREV] = w[JUMP] = (NONE, base, 5)[i]  # the last one's is evicted long since
+        w[4] = (0, 2, 2**51 - 2)[i]
+        w[ORDINAL] = ordinal if i < 2 else -5
+        w[VERSION], w[TRAJ_ID], w[WRITER], w[TIME] = (
+            (low, high, 3)[i],
+            (high, low, 7)[i],
+            2**63 - 1,
+            high,
+        )
+        w[7] = np.float64(-1.5).view(np.int64)
+        w[DEPTH], w[NUMBER] = i, base + i
+    rows = PackedRows(np.arange(6).view(np.uint8), seq, 8)
+    storage.restore(Contents(rows, seq, seq + 6, entries, 2**57 - 1), (0, 0))
+    got = words_of(storage)
+    entries[2, [PREV, JUMP]] = NONE
+    entries[:, DEPTH] = [RANKED, RANKED | 1, RANKED]
+    np.testing.assert_array_equal(got[np.argsort(got[:, NUMBER])], entries)
+    batch, lost = storage.gather(seq + np.arange(6))
+    assert not lost and batch["uid"].tolist() == list(range(6))
+
+
+@pytest.mark.parametrize(("word", "value"), [(4, 2**51), (ORDINAL, 2**57), (ORDINAL, -(2**57) - 1)])
+def test_what_does_not_fit_is_refused_before_anything_changes(word: int, value: int) -> None:
+    storage = LazyTensorStorage(100)
+    for t in range(3):
+        storage.default_writer.add_step(step(2, t))
+    saved, before = contents_of(storage), words_of(storage)
+    entries = saved.entries.copy()
+    entries[3, word] = value
+    with pytest.raises(ValueError, match="index entry 3"):
+        storage.restore(saved._replace(entries=entries), (0, 0))
+    np.testing.assert_array_equal(words_of(storage), before)
+    storage.default_writer.add_step(step(2, 3))
+    assert len(storage) == 8
+
+
+def test_no_more_trajectories_than_can_be_told_apart() -> None:
+    storage = LazyTensorStorage(100)
+    storage.default_writer.add_step(step(2, 0))
+    saved = contents_of(storage)
+    storage.restore(saved._replace(trajectories=2**57 - 1), (0, 0))
+    other = storage.writer()
+    with pytest.raises(ValueError, match="trajectories"):
+        other.add_step(step(2, 0))
+    assert len(storage) == 2 and storage.tape.trajectories == 2**57 - 1
+    other.add_step(step(1, 0))
+    assert words_of(storage)[:, ORDINAL].max() == 2**57 - 1
+
+
+@pytest.mark.skipif(not _native.ROBUST_LOCKS, reason="sharing needs robust locks")
+def test_a_tape_of_another_version_is_refused() -> None:
+    storage = SharedStorage(100, example={"uid": np.int64(0)})
+    path = Path("/dev/shm") / f"contig-{storage.name}"
+    with path.open("r+b") as file:  # the header's second word
+        file.seek(8)
+        assert int.from_bytes(file.read(8), "little") == 2
+        file.seek(8)
+        file.write((1).to_bytes(8, "little"))
+        file.flush()
+        with pytest.raises(ValueError, match=r"format 1.*reads format 2.*version.*save\(\)"):
+            SharedStorage(100, name=storage.name)
+        file.seek(8)
+        file.write((2).to_bytes(8, "little"))
+    again = SharedStorage(100, name=storage.name)
+    again.close()
+    storage.close()
