@@ -3,6 +3,7 @@
     python -m benchmarks.disk                    a store of 20 GB, some minutes
     python -m benchmarks.disk --gigabytes 1      a small one
     python -m benchmarks.disk --folder DIR       on another disk (default: the temporary directory)
+    python -m benchmarks.disk --growth           how figures grow with what is stored, a minute
 
 Beside the appends stands the disk's own sequential rate: the same bytes with `pwrite` in 8 MB
 pieces and one fsync at the end. Samples are drawn by a new process after the page cache was
@@ -27,10 +28,13 @@ from typing import Any
 import numpy as np
 
 from contig import DiskStorage, RandomSampler, ReplayBuffer, SliceSampler
+from contig.tape.disk.extents import row_stride
+from contig.tape.disk.repair import verify
 
 RECORD_BYTES = 1900
 EPISODE = 200
 BATCH = 256
+ENVS = 64
 
 
 def rows(n: int, number: int) -> dict[str, Any]:
@@ -140,6 +144,117 @@ def checkpoint(path: Path, target: Path) -> float:
     return seconds
 
 
+# -- growth ----------------------------------------------------------------------------------------
+
+
+def one_step() -> dict[str, Any]:
+    """A step of 64 envs: by `add_step`, runs of one row each."""
+    return {
+        "observation": np.zeros((ENVS, 17), np.float32),
+        "action": np.zeros((ENVS, 6), np.float32),
+        "next": {"reward": np.zeros(ENVS, np.float32), "done": np.zeros(ENVS, bool)},
+    }
+
+
+def write_steps(path: Path, n: int) -> float:
+    """Rows per second, committed, of one-row runs."""
+    storage = DiskStorage(path)
+    buffer, step = ReplayBuffer(storage, RandomSampler(), batch_size=BATCH), one_step()
+    buffer.add_step(step)
+    began = time.perf_counter()
+    for _ in range(n // ENVS):
+        buffer.add_step(step)
+    storage.flush()
+    rate = n / (time.perf_counter() - began)
+    buffer.save(path.with_name(path.name + "-saved"))
+    storage.close()
+    return rate
+
+
+def write_episodes(path: Path, n: int) -> float:
+    """Rows per second, committed, of episodes of 100 rows."""
+    steps = 100
+    episode = {
+        "observation": np.zeros((steps, 17), np.float32),
+        "next": {"reward": np.ones(steps, np.float32), "done": np.arange(steps) == steps - 1},
+    }
+    with DiskStorage(path) as storage:
+        buffer = ReplayBuffer(storage, batch_size=BATCH)
+        began = time.perf_counter()
+        for _ in range(n // steps):
+            buffer.extend_trajectory(episode, terminated=True)
+        storage.flush()
+        return n / (time.perf_counter() - began)
+
+
+def most_memory() -> float:
+    """MB that this process had at most. (`ru_maxrss` begins with that of its parent.)"""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def opened(path: Path) -> dict[str, float]:
+    """In a process of its own: seconds and memory to open, verify, sample."""
+    before = most_memory()
+    began = time.perf_counter()
+    storage = DiskStorage(path)
+    seconds = time.perf_counter() - began
+    most = most_memory()
+    began = time.process_time()
+    rows = verify(storage).rows_checked
+    checked = time.process_time() - began
+    buffer = ReplayBuffer(storage, RandomSampler(), batch_size=BATCH, seed=0)
+    times = []
+    for _ in range(1000):
+        began = time.perf_counter()
+        buffer.sample()
+        times.append(time.perf_counter() - began)
+    nbytes = rows * row_stride(storage.layout.record_size if storage.layout else 0)
+    storage.close()
+    return {
+        "open_s": seconds,
+        "megabytes": most,
+        "added_megabytes": most - before,
+        "verify_gb_per_s": nbytes / checked / 1e9,
+        "sample_ms": statistics.median(times) * 1e3,
+    }
+
+
+def load(path: Path, saved: Path) -> float:
+    """Seconds until a checkpoint is loaded and committed."""
+    with DiskStorage(path) as storage:
+        buffer = ReplayBuffer(storage, RandomSampler(), batch_size=BATCH)
+        began = time.perf_counter()
+        buffer.load(saved)
+        storage.flush()
+        return time.perf_counter() - began
+
+
+def growth(folder: Path) -> None:
+    print("one-row runs, by add_step of 64 envs:")
+    for n in (100_000, 300_000, 1_000_000):
+        store = folder / f"steps-{n}"
+        rate = write_steps(store, n)
+        found = in_new_process("--opened", str(store))
+        loaded = load(folder / f"loaded-{n}", store.with_name(store.name + "-saved"))
+        print(f"  {n:>10,}: written {rate:,.0f}/s, loaded in {loaded:.2f} s,", _line(found))
+    print("episodes of 100 rows:")
+    for n in (1_000_000, 3_000_000, 10_000_000):
+        store = folder / f"episodes-{n}"
+        rate = write_episodes(store, n)
+        found = in_new_process("--opened", str(store))
+        print(f"  {n:>10,}: written {rate:,.0f}/s,", _line(found))
+
+
+def _line(found: dict[str, float]) -> str:
+    return (
+        "opened in {open_s:.2f} s and {megabytes:.0f} MB ({added_megabytes:.0f} of it for this), "
+        "verified at {verify_gb_per_s:.1f} GB/s of one core, {batch} rows in {sample_ms:.3f} ms"
+    ).format(batch=BATCH, **found)
+
+
 def in_new_process(*arguments: str) -> dict[str, float]:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.disk", *arguments],
@@ -156,13 +271,21 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=20)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--sample", nargs=3, metavar=("PATH", "KIND", "BATCHES"))
+    parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--opened", type=Path, metavar="PATH")
     arguments = parser.parse_args()
+    if arguments.opened is not None:
+        print(json.dumps(opened(arguments.opened)))
+        return
     if arguments.sample is not None:
         path, kind, batches = arguments.sample
         print(json.dumps(sample(Path(path), kind, int(batches))))
         return
     folder = Path(tempfile.mkdtemp(prefix="contig-bench-", dir=arguments.folder))
     try:
+        if arguments.growth:
+            growth(folder)
+            return
         report(folder, int(arguments.gigabytes * 1e9))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -7,13 +7,14 @@
 #include <sys/mman.h>
 #endif
 
+#include "bus_guard.h"
 #include "copy.h"
-#include "crc32c.h"
 
 namespace contig {
 
 namespace {
-constexpr size_t kGroup = 8;  // rows in flight
+constexpr size_t kGroup = 8;   // rows in flight
+constexpr size_t kAhead = 16;  // of files: their pages' places are not in the cache either
 
 #if defined(__GNUC__) || defined(__clang__)
 void prefetch(const uint8_t* p, size_t bytes) {
@@ -70,24 +71,44 @@ void read_ahead(const Tape& tape, const int64_t* seqs, size_t n) {
 #endif
 }
 
-namespace {
-bool whole(const uint8_t* row, size_t size) {
-  uint32_t stored;
-  std::memcpy(&stored, row + size, sizeof stored);
-  return crc32c(0, row, size) == stored;
-}
-}  // namespace
-
 void find_damaged(const Tape& tape, const int64_t* seqs, size_t n, std::vector<int64_t>* out) {
-  for (size_t i = 0; i < n; ++i)
-    if (!whole(tape.row(static_cast<uint64_t>(seqs[i])), tape.record_size()))
-      out->push_back(static_cast<int64_t>(i));
+  const size_t size = tape.record_size();
+  const auto row = [&](size_t i) { return tape.row(static_cast<uint64_t>(seqs[i])); };
+  volatile size_t at = 0;  // the row that is being read, for when its file was cut
+  const auto check = [&] {
+    for (size_t i = at; i < std::min(n, at + kAhead); ++i) prefetch(row(i), size + 4);
+    for (size_t i = at; i < n; ++i) {
+      at = i;
+      if (i + kAhead < n) prefetch(row(i + kAhead), size + 4);
+      if (!tape.sums().whole(static_cast<uint64_t>(seqs[i]), row(i), size))
+        out->push_back(static_cast<int64_t>(i));
+    }
+  };
+  while (!unless_cut(check)) {
+    out->push_back(static_cast<int64_t>(at));
+    at = at + 1;
+  }
 }
 
-void decode_rows(const uint8_t* stored, size_t n, size_t size, size_t stride, uint8_t* out,
-                 std::vector<int64_t>* damaged) {
+void find_damaged(const Tape& tape, uint64_t low, uint64_t high, std::vector<int64_t>* out) {
+  volatile uint64_t at = low;
+  const auto check = [&] {
+    for (uint64_t seq = at; seq < high; ++seq) {
+      at = seq;
+      if (!tape.sums().whole(seq, tape.row(seq), tape.record_size()))
+        out->push_back(static_cast<int64_t>(seq));
+    }
+  };
+  while (!unless_cut(check)) {
+    out->push_back(static_cast<int64_t>(at));
+    at = at + 1;
+  }
+}
+
+void decode_rows(const uint8_t* stored, size_t n, size_t size, size_t stride, const RowSums& sums,
+                 uint64_t first, uint8_t* out, std::vector<int64_t>* damaged) {
   for (size_t i = 0; i < n; ++i, stored += stride, out += size) {
-    if (!whole(stored, size)) damaged->push_back(static_cast<int64_t>(i));
+    if (!sums.whole(first + i, stored, size)) damaged->push_back(static_cast<int64_t>(i));
     std::memcpy(out, stored, size);
   }
 }
@@ -118,7 +139,8 @@ void join_columns(const Rows& rows, size_t record_size, uint8_t* out) {
     }
 }
 
-void encode_rows(const Rows& rows, uint64_t skip, size_t size, size_t stride, uint8_t* out) {
+void encode_rows(const Rows& rows, uint64_t skip, size_t size, size_t stride, const RowSums& sums,
+                 uint64_t first, uint8_t* out) {
   for (uint64_t i = skip; i < rows.n; ++i, out += stride) {
     std::memset(out, 0, stride);
     if (rows.records != nullptr) {
@@ -129,7 +151,7 @@ void encode_rows(const Rows& rows, uint64_t skip, size_t size, size_t stride, ui
         std::memcpy(out + col.offset, col.data + i * col.stride, col.bytes);
       }
     }
-    const uint32_t crc = crc32c(0, out, size);
+    const uint32_t crc = sums.of(first + (i - skip), out, size);
     std::memcpy(out + size, &crc, sizeof crc);
   }
 }

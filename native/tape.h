@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "row_sums.h"
 #include "tape_format.h"
 
 namespace contig {
@@ -165,6 +166,8 @@ class Tape {
   uint64_t record_size() const { return record_size_; }
   uint64_t stride() const { return stride_; }
   bool checked() const { return checked_; }
+  RowSums& sums() { return sums_; }
+  const RowSums& sums() const { return sums_; }
   bool attached() const { return data_ != nullptr; }
 
  private:
@@ -211,6 +214,7 @@ class Tape {
   uint8_t* data_ = nullptr;  // rows, extent by extent
   uint64_t record_size_ = 0, stride_ = 0, shift_ = 0, mask_ = 0, n_extents_ = 0;
   bool checked_ = false;
+  RowSums sums_;  // of rows that are stored with a checksum
 };
 
 // Holds the tape's lock and repairs what a killed holder left.

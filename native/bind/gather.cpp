@@ -148,10 +148,12 @@ class Gatherer {
     const auto copy = [&] {
       const auto began = std::chrono::steady_clock::now();
       if (wait) read_ahead(tape, rows, n_rows);
-      if (stored) find_damaged(tape, rows, n_rows, &damaged);
-      const uint64_t tail = lengths != nullptr
-                                ? fold_rows(tape, fold_, rows, lengths, n, to)
-                                : gather_columns(tape, seqs, n, to.first.data(), to.first.size());
+      const auto gather_from = [&](const int64_t* from) {
+        return lengths != nullptr ? fold_rows(tape, fold_, from, lengths, n, to)
+                                  : gather_columns(tape, from, n, to.first.data(), to.first.size());
+      };
+      const uint64_t tail =
+          stored ? gather_whole(tape, rows, n_rows, gather_from, &damaged) : gather_from(rows);
       if (stored) judge(std::chrono::steady_clock::now() - began, n_rows);
       return lost_below(seqs, n, tail);
     };

@@ -77,9 +77,30 @@ void follow(TapeHandle& t, State entries, uint64_t tail, uint64_t head, uint64_t
   });
 }
 
+RowSums row_sums(const State& salts) {
+  if (salts.shape(0) % 2 != 0) throw std::invalid_argument("salts: expected pairs");
+  return RowSums(salts.data(), salts.shape(0) / 2);
+}
+
+// Records as they are in a file, the first of them with this seq.
+nb::object encode(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records, uint64_t size,
+                  uint64_t stride, uint64_t first, const RowSums& sums) {
+  if (size == 0 || size > stride || stride - size < 4 || records.shape(0) % size != 0)
+    throw std::invalid_argument("encode_rows: expected whole records");
+  const uint64_t n = records.shape(0) / size;
+  auto* block = new Block(n * stride);
+  nb::object out = nb::cast(block, nb::rv_policy::take_ownership);
+  NoGil no_gil;
+  Rows rows;
+  rows.n = n;
+  rows.records = records.data();
+  encode_rows(rows, 0, size, stride, sums, first, block->data);
+  return out;
+}
+
 // Rows of a file: (records, places of the damaged).
 nb::tuple decode(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> stored, uint64_t size,
-                 uint64_t stride) {
+                 uint64_t stride, uint64_t first, State salts) {
   if (size == 0 || size > stride || stride - size < 4 || stored.shape(0) % stride != 0)
     throw std::invalid_argument("decode_rows: expected whole rows");
   const uint64_t n = stored.shape(0) / stride;
@@ -87,8 +108,9 @@ nb::tuple decode(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> stored, u
   nb::object out = nb::cast(block, nb::rv_policy::take_ownership);
   std::vector<int64_t> damaged;
   {
+    const RowSums sums = row_sums(salts);
     NoGil no_gil;
-    decode_rows(stored.data(), n, size, stride, block->data, &damaged);
+    decode_rows(stored.data(), n, size, stride, sums, first, block->data, &damaged);
   }
   return nb::make_tuple(out, to_array(damaged));
 }
@@ -130,7 +152,15 @@ void bind_tape(nb::module_& m) {
   static nb::exception<NoSpace> no_space(m, "StorageFull", PyExc_OSError);
   m.attr("ROBUST_LOCKS") = bool(CONTIG_ROBUST);
   m.attr("ENTRY_WORDS") = 16;
-  m.def("decode_rows", &decode, nb::arg("stored"), nb::arg("record_size"), nb::arg("stride"));
+  m.def("decode_rows", &decode, nb::arg("stored"), nb::arg("record_size"), nb::arg("stride"),
+        nb::arg("first"), nb::arg("salts"));
+  m.def(
+      "encode_rows",
+      [](nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records, uint64_t size,
+         uint64_t stride, uint64_t first,
+         State salts) { return encode(records, size, stride, first, row_sums(salts)); },
+      nb::arg("records"), nb::arg("record_size"), nb::arg("stride"), nb::arg("first"),
+      nb::arg("salts"));
   m.def("control_bytes", &Tape::control_bytes);
   m.def("table_bytes", &Tape::table_bytes);
   m.def("format_control", [](Bytes control, uint64_t capacity) {
@@ -250,31 +280,26 @@ void bind_tape(nb::module_& m) {
       .def("entries", &entries)
       .def("follow", &follow)
       .def_prop_ro("record_size", [](const TapeHandle& t) { return t.tape.record_size(); })
-      .def("encode",  // records as they are stored in files: each with its checksum
-           [](const TapeHandle& t, nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records) {
-             const uint64_t size = t.tape.record_size(), stride = t.tape.stride();
-             if (!t.tape.checked() || size == 0 || records.shape(0) % size != 0)
-               throw std::invalid_argument("encode: expected whole records of a stored tape");
-             const uint64_t n = records.shape(0) / size;
-             auto* block = new Block(n * stride);
-             nb::object out = nb::cast(block, nb::rv_policy::take_ownership);
-             NoGil no_gil;
-             Rows rows;
-             rows.n = n;
-             rows.records = records.data();
-             encode_rows(rows, 0, size, stride, block->data);
-             return out;
+      .def("encode",  // records as they are stored in files, from a seq on: each with its checksum
+           [](const TapeHandle& t, nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records,
+              uint64_t first) {
+             if (!t.tape.checked())
+               throw std::invalid_argument("encode: rows of this tape are not in files");
+             return encode(records, t.tape.record_size(), t.tape.stride(), first, t.tape.sums());
+           })
+      .def("set_salts",  // (first seq, salt) one after another: what checksums are of
+           [](TapeHandle& t, State salts) {
+             if (salts.shape(0) % 2 != 0) throw std::invalid_argument("salts: expected pairs");
+             t.tape.sums().set(salts.data(), salts.shape(0) / 2);
            })
       .def("damaged",
-           [](const TapeHandle& t, int64_t low, int64_t high) {
-             std::vector<int64_t> seqs, places;
-             for (int64_t seq = low; seq < high; ++seq) seqs.push_back(seq);
+           [](const TapeHandle& t, uint64_t low, uint64_t high) {
+             std::vector<int64_t> seqs;
              {
                NoGil no_gil;
-               find_damaged(t.tape, seqs.data(), seqs.size(), &places);
+               find_damaged(t.tape, low, high, &seqs);
              }
-             for (int64_t& p : places) p += low;
-             return to_array(places);
+             return to_array(seqs);
            })
       .def("publish_stored",
            [](TapeHandle& t, uint64_t record_size, uint64_t stride, uint64_t shift,

@@ -142,7 +142,7 @@ void WriterHandle::stage(const Rows& rows) {
   const uint64_t skip = rows.n > capacity ? rows.n - capacity : 0;  // as `append` does
   auto* block = new Block((rows.n - skip) * stride);
   staged_ = nb::cast(block, nb::rv_policy::take_ownership);
-  encode_rows(rows, skip, size, stride, block->data);
+  encode_rows(rows, skip, size, stride, tape.sums(), tape.header().head.load(), block->data);
 }
 
 nb::object WriterHandle::staged() {

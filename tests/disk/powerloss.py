@@ -28,8 +28,9 @@ import pytest
 import contig.tape.disk.committer as committer_module
 import contig.tape.disk.storage as storage_module
 from contig.tape.disk import files
+from contig.tape.disk.changes import Changes
 from contig.tape.disk.committer import Committer
-from contig.tape.disk.index import Changes, DiskIndex
+from contig.tape.disk.index import DiskIndex
 
 PIECES = (64, 512, 4096)
 
@@ -179,7 +180,7 @@ class Disk:
         return node
 
     def _mine(self, path: Path) -> bool:
-        return self.root in path.parents
+        return self.root in path.resolve().parents
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -299,17 +300,17 @@ class Disk:
         return write
 
     def _around_init(self, call: Any) -> Any:
-        def init(index: DiskIndex, path: Path, writable: bool) -> None:
-            call(index, path, writable)
+        def init(index: DiskIndex, path: Path, writable: bool, store: int = 0) -> None:
+            call(index, path, writable, store)
             if writable:
                 self.transacted(path, True, self._note(None))
 
         return init
 
     def _around_fold(self, call: Any) -> Any:
-        def fold_log(path: Path) -> None:
-            call(path)
-            self.transacted(path, True, self.transactions[-1].note)
+        def fold_log(index: DiskIndex) -> None:
+            call(index)
+            self.transacted(index.path, True, self.transactions[-1].note)
 
         return fold_log
 
@@ -352,8 +353,8 @@ class Disk:
 class Stepped(Committer):
     """Commits only while somebody waits for it, and everything at once."""
 
-    def __init__(self, index: Any, durable: bool, sync: Any, committed: Any) -> None:
-        self._held: Changes | None = None
+    def __init__(self, index: Any, durable: bool, lag: Any, sync: Any, committed: Any) -> None:
+        self._held: list[Changes] = []
         self._idle = threading.Event()
         self._idle.set()
 
@@ -363,11 +364,11 @@ class Stepped(Committer):
             finally:
                 self._idle.set()
 
-        super().__init__(index, durable, sync, after)
+        super().__init__(index, durable, lag, sync, after)
 
-    def add(self, changes: Changes) -> int:
+    def add(self, changes: Changes, rows: int = 0) -> int:
         with self._turn:
-            self._held = changes if self._held is None else self._held.and_then(changes)
+            self._held.append(changes)
             self._number += 1
             return self._number
 
@@ -380,9 +381,9 @@ class Stepped(Committer):
 
     def _release(self) -> int:
         with self._turn:
-            if self._held is not None:
+            if self._held:
                 self._idle.clear()
-                self._waiting, self._held = self._held, None
+                self._waiting, self._held = self._held, []
                 self._turn.notify_all()
             return self._number
 

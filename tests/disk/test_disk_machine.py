@@ -26,7 +26,8 @@ from hypothesis.stateful import (
 )
 
 import contig
-import contig.tape.disk.storage as storage_module
+import contig.tape.disk.retention as retention
+import contig.tape.disk.rows as rows_module
 from contig.tape.disk import DiskStorage
 from tests.disk import stored
 from tests.disk.conftest import MEMORY
@@ -284,8 +285,8 @@ class Storages(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_module, "_POLL_S", 0.0)
-    monkeypatch.setattr(storage_module, "_RETIRE_S", 0.0)
+    monkeypatch.setattr(rows_module, "_POLL_S", 0.0)
+    monkeypatch.setattr(retention, "_LOOK_S", 0.0)
 
 
 # Without the search for a shorter example: it takes minutes.

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import contig
-import contig.tape.disk.storage as storage_module
+import contig.tape.disk.rows as rows_module
 from contig.tape.disk import DiskStorage, files
 from contig.tape.disk.extents import Extents
+from contig.tape.disk.repair import repair
 from tests.disk import stored
-from tests.disk.test_faults import ROOT, check, fill, make
+from tests.disk.test_faults import ROOT, check, fill, make, run
 
 
 @pytest.fixture(autouse=True)
 def _polls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_module, "_POLL_S", 0.0)
+    monkeypatch.setattr(rows_module, "_POLL_S", 0.0)
 
 
 def reader_of(path: Path, capacity: int | None = 64) -> DiskStorage:
@@ -214,3 +219,116 @@ def test_live(tmp_path: Path) -> None:
         process.kill()
         process.wait(30)
         process.stdout.close()
+
+
+def test_polls_during_loads(tmp_path: Path) -> None:
+    """Checkpoints, longer and shorter than what is there, are loaded under readers."""
+    saved = []
+    for n, (first, count) in enumerate(((100, 30), (200, 6), (300, 60))):
+        with make(tmp_path / f"other-{n}", 4096) as storage:
+            fill(storage, first, count)
+            contig.ReplayBuffer(storage, contig.RandomSampler(), batch_size=4).save(
+                tmp_path / f"saved-{n}"
+            )
+            saved.append((first, count))
+    errors: list[BaseException] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        try:
+            with DiskStorage(tmp_path / "store", 4096, read_only=True) as reader:
+                while not stop.is_set():
+                    reader.poll()
+                    stored.contents(reader)
+                    assert not reader.quarantined, reader.quarantined
+                reader.poll()
+                _, served = stored.contents(reader)
+                check(reader, last)
+                assert served.all()
+        except BaseException as error:
+            errors.append(error)
+
+    with make(tmp_path / "store", 4096) as storage:
+        fill(storage, 0, 40)
+        storage.flush()
+        threads = [threading.Thread(target=read) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        buffer = contig.ReplayBuffer(storage, contig.RandomSampler(), batch_size=4)
+        chosen = random.Random(0)
+        for turn in range(40):
+            n = chosen.randrange(3)
+            buffer.load(tmp_path / f"saved-{n}")
+            last = sum(saved[n]) - 1
+            if turn % 3:
+                fill(storage, last + 1, 4)
+                last += 4
+            if errors:
+                break
+        storage.flush()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert not errors, errors
+
+
+def test_an_extent_that_was_short(tmp_path: Path) -> None:
+    """A reader maps a file between its creation and its getting a size: nothing is damaged."""
+    path = tmp_path / "store"
+    with make(path, 4096) as storage:
+        fill(storage, 0, 20)
+        storage.flush()
+        file = path / "extents" / "00000003.rec"
+        file.rename(tmp_path / "aside")
+        for size in (0, 1000):
+            file.write_bytes(bytes(size))
+            with DiskStorage(path, 4096, read_only=True) as reader:
+                os.replace(shutil.copy(tmp_path / "aside", tmp_path / "copy"), file)
+                check(reader, 19)
+        check(storage, 19)
+
+
+@pytest.mark.parametrize("read_only", (True, False))
+@pytest.mark.parametrize("size", (0, 5000, 1000))
+def test_an_extent_that_is_cut(tmp_path: Path, read_only: bool, size: int) -> None:
+    """Under a reader that has it mapped: its rows are damaged, the process lives."""
+    code = """
+    import os, sys
+    from pathlib import Path
+    import numpy as np
+    from contig.tape.disk import DiskStorage
+    from tests.disk import stored
+    path, read_only, size = Path(sys.argv[1]), bool(int(sys.argv[2])), int(sys.argv[3])
+    with DiskStorage(path, 4096, read_only=read_only) as storage:
+        fields, served = stored.contents(storage)
+        assert served.all() and len(fields) > 200
+        for number in (3, 4):
+            os.truncate(path / "extents" / f"{number:08d}.rec", size)
+        for _ in range(3):
+            fields, served = stored.contents(storage)
+            kept = size // 512
+            assert not served[3 * 32 + kept : 4 * 32].any() and served[: 2 * 32].all()
+            assert storage.quarantined
+    """
+    with DiskStorage(tmp_path, 4096, rows_per_extent=32, example=stored.example()) as storage:
+        fill(storage, 0, 60)
+    run(code, str(tmp_path), str(int(read_only)), str(size))
+
+
+def test_follows_a_repair(tmp_path: Path) -> None:
+    """The index is built anew under a reader, which goes on with the new one."""
+    path = tmp_path / "store"
+    with make(path, 4096) as storage:
+        fill(storage, 0, 60)
+    with DiskStorage(path, 4096, read_only=True) as reader:
+        check(reader, 59)
+        db = sqlite3.connect(path / "index.sqlite", isolation_level=None)
+        db.execute("UPDATE producers SET seq = 1")
+        db.execute("UPDATE bounds SET head = head + 1")
+        db.close()
+        assert "could not be read" in repair(path)[0]
+        with make(path, 4096) as storage:
+            fill(storage, 60, 5)
+            storage.flush()
+            reader.poll()
+            check(reader, 64)

@@ -85,8 +85,16 @@ def test_verifies_and_repairs(store: Path, capsys: Any) -> None:
     _, err = inspect(capsys, store, "--verify", status=1)
     assert "episode 0 is set aside" in err and "damaged" in err
     inspect(capsys, store)  # looking at it changed nothing
-    lines, _ = inspect(capsys, store, "--repair", status=1)
+    lines, err = inspect(capsys, store, "--repair")
     assert lines[0].startswith("episode 0 is set aside")
+    assert "1 episodes were set aside by a repair" in err
+    _, err = inspect(capsys, store, "--verify")  # that was all
+    assert "rows checked: whole" in err
+    assert inspect(capsys, store, "--repair")[0][0] == "nothing is damaged"
+    flip(store / "extents" / "00000002.rec", 100)  # more of it
+    _, err = inspect(capsys, store, "--verify", status=1)
+    assert "1 episodes were set aside by a repair" in err
+    flip(store / "extents" / "00000002.rec", 100)
     storage = DiskStorage(store)
     assert list(storage.quarantined) == [0]
     buffer = ReplayBuffer(storage, batch_size=256, seed=0)
@@ -107,11 +115,11 @@ def test_an_index_that_cannot_be_read(where: str, store: Path, capsys: Any) -> N
     with pytest.raises(ValueError, match="repair"):
         DiskStorage(store)
     before = {f.name: f.read_bytes() for f in (store / "extents").iterdir()}
-    assert main(["inspect", str(store), "--repair"]) in (0, 1)
-    out = capsys.readouterr()[0]
-    assert "the index could not be read" in out
-    (aside,) = (store / "quarantine").iterdir()
+    out, _ = inspect(capsys, store, "--repair")
+    assert "the index could not be read" in out[0]
+    (aside,) = (store / "quarantine").glob("index-*")
     assert (aside / "index.sqlite").read_bytes() == bytes(data)
+    inspect(capsys, store, "--verify")
     after = {f.name: f.read_bytes() for f in store.rglob("*.rec")}
     assert after == before, "rows are there, in use or aside"
     storage = DiskStorage(store)

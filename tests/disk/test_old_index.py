@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+import contig.tape.disk.index as index_module
 from contig import ReplayBuffer, SliceSampler
 from contig.tape.disk import DiskStorage
-from contig.tape.disk.index import WORDS, entry_crc
+from contig.tape.disk.entries import pack, unpack
 
 ENVS, STEPS = 3, 400
 
@@ -23,16 +25,12 @@ def step(t: int) -> dict[str, Any]:
 
 def make_old(path: Path) -> None:
     db = sqlite3.connect(path / "index.sqlite")
-    rows = db.execute(f"SELECT number, {', '.join(WORDS)} FROM runs ORDER BY number").fetchall()
+    kept = unpack([page for (page,) in db.execute("SELECT entries FROM pages ORDER BY page")])
+    kept = kept.copy()
     depth: dict[int, int] = {}
-    for number, *values in rows:
-        words = np.zeros(16, np.int64)
-        words[: len(WORDS)], words[15] = values, number
-        words[11] = depth[number] = depth.get(int(words[2]), -1) + 1
-        db.execute(
-            "UPDATE runs SET depth = ?, crc = ? WHERE number = ?",
-            (int(words[11]), entry_crc(words), number),
-        )
+    for words in kept:
+        words[11] = depth[int(words[-1])] = depth.get(int(words[2]), -1) + 1
+    db.executemany("INSERT OR REPLACE INTO pages VALUES (?, ?)", pack(kept))
     db.commit()
     db.close()
     assert max(depth.values()) == STEPS - 1
@@ -44,7 +42,11 @@ def slices_are_whole(storage: DiskStorage) -> None:
     assert (np.diff(uid, axis=1) == 1).all() and (uid // 1000 == uid[:, :1] // 1000).all()
 
 
-def test_an_old_index_opens_and_is_followed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pages", (256, 3))
+def test_an_old_index_opens_and_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    monkeypatch.setattr(index_module, "_READ_PAGES", pages)  # taken in at once, or part by part
     path = tmp_path / "store"
     with DiskStorage(path) as storage:
         for t in range(STEPS):

@@ -206,7 +206,7 @@ def test_newer_formats(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="format 9.*newer"):
             make(tmp_path, read_only=read_only, example=None)
     db = sqlite3.connect(tmp_path / "index.sqlite")
-    db.execute("PRAGMA user_version=1")
+    db.execute("PRAGMA user_version=2")
     db.close()
     with make(tmp_path) as storage:
         check(storage, 1)

@@ -15,7 +15,7 @@ import pytest
 import contig
 from contig import StorageFull
 from contig.tape.disk import DiskStorage
-from contig.tape.disk.index import Changes
+from contig.tape.disk.changes import Changes
 from tests.disk import stored
 from tests.disk.powerloss import Chooser, Disk, Transaction
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import contig
-import contig.tape.disk.storage as storage_module
+import contig.tape.disk.retention as retention
 from contig import LayoutError
 from contig.tape.disk import DiskStorage
 from tests.disk import stored
@@ -43,7 +43,7 @@ def change(path: Path, at: int) -> None:
 
 @pytest.mark.parametrize("most", (1, 3))
 def test_episodes(tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_module, "_RETIRE_S", 0.0)
+    monkeypatch.setattr(retention, "_LOOK_S", 0.0)
     with make(tmp_path, 1 << 12, max_episodes=most) as storage:
         for n in range(30):
             fill(storage, n, 1)
@@ -106,8 +106,8 @@ def test_index_does_not_grow(tmp_path: Path) -> None:
         storage.flush()
         _, _, index_head, index_tail = storage.tape.snapshot()
         assert storage._index is not None
-        (runs,) = storage._index._db.execute("SELECT count(*) FROM runs").fetchone()
-        assert runs == index_head - index_tail
+        (pages,) = storage._index._db.execute("SELECT count(*) FROM pages").fetchone()
+        assert pages == (index_head - 1) // 32 - index_tail // 32 + 1
 
 
 # -- checkpoints -----------------------------------------------------------------------------------
@@ -203,3 +203,36 @@ def test_empty_storage_is_saved(tmp_path: Path) -> None:
         assert len(storage) == 0 and storage.tape.snapshot()[0] == head
         fill(storage, 3, 2)
         assert np.array_equal(items(storage), [3, 4])
+
+
+def test_age_of_a_long_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trajectory that goes on for longer than `max_age_s` loses its old rows, and no others."""
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now)
+    with make(tmp_path, 1 << 12, max_age_s=50.0) as storage:
+        row = stored.first_row(stored.item(stored.SINGLE, 0, part_of=1 << 20))
+        heads = []
+        for _ in range(12):  # ten seconds each
+            for _ in range(10):
+                storage.default_writer.add(row)
+            heads.append(storage.tape.snapshot()[0])
+            storage.retain()
+            now += 10 * 10**9
+        assert len(storage.episodes()) == 1
+        storage.retain()
+        head, tail, _, _ = storage.tape.snapshot()
+        assert (head, tail) == (120, 80), "rows of the last 50 s are kept"
+        assert heads[-5] == 80
+        now += 35 * 10**9
+        storage.retain()
+        assert storage.tape.snapshot()[1] == 110
+        storage.flush()
+    with make(tmp_path, 1 << 12, max_age_s=50.0) as storage:  # it does not know when they came
+        storage.retain()
+        assert storage.tape.snapshot()[:2] == (120, 110)
+        now += 50 * 10**9
+        storage.default_writer.extend_trajectory(stored.item(WRITER, 0))
+        now += 51 * 10**9
+        storage.default_writer.extend_trajectory(stored.item(WRITER, 1))
+        storage.retain()
+        assert storage.tape.snapshot()[1] >= 120

@@ -150,9 +150,21 @@ def _as_json(e: Any) -> dict[str, Any]:
 
 def _report_damage(storage: DiskStorage, all_rows: bool) -> int:
     """Prints what is set aside; with `all_rows`, looks for more."""
-    damage = verify(storage) if all_rows else Damage(dict(storage.quarantined), 0)
+    aside = storage.quarantined
+    news = {o: r for o, r in aside.items() if o not in storage.repaired}
+    damage = verify(storage) if all_rows else Damage(news, len(aside) - len(news), 0)
+    if damage.repaired:
+        print(f"{damage.repaired:,} episodes were set aside by a repair", file=sys.stderr)
     for ordinal, reason in damage.trajectories.items():
         print(f"episode {ordinal} is set aside: {reason}", file=sys.stderr)
+    beyond = storage.rows_beyond() if all_rows else 0
+    if beyond:
+        print(
+            f"{beyond:,} rows are not in the index: a process is writing them, or was killed "
+            "before it committed them, or the index is not the newest. Whoever writes next puts "
+            f"them aside, in {storage.path / 'quarantine'}",
+            file=sys.stderr,
+        )
     if all_rows:
         state = "whole" if not damage.trajectories else "damaged; --repair sets that aside for good"
         print(f"{damage.rows_checked:,} rows checked: {state}", file=sys.stderr)

@@ -290,7 +290,11 @@ def _read_contents(path: Path, meta: dict[str, Any], record_size: int) -> Conten
     linked = meta.get("extents")
     if linked is not None:
         rows: Any = LinkedRows(
-            path / "extents", record_size, int(linked["stride"]), int(linked["rows_per_extent"])
+            path / "extents",
+            record_size,
+            int(linked["stride"]),
+            int(linked["rows_per_extent"]),
+            linked.get("salts", ()),
         )
     else:
         if meta["files"]["records.bin"][0] != (head - first) * record_size:

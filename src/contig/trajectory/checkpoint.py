@@ -17,7 +17,6 @@ from typing import Any
 
 from ..tape import Storage
 from ..tape.disk import DiskStorage, files
-from ..tape.disk.index import DiskIndex
 from .folder import CONTIG, METADATA, new_directory, read_json, write_json
 from .journal import Journal
 from .rows import DiskRows, gather_entry
@@ -72,11 +71,7 @@ def _link(storage: DiskStorage, folder: Path, entries: list[Entry]) -> None:
     storage.flush()
     head, tail, _, _ = storage.tape.snapshot()
     storage.link_rows(folder, tail, head)
-    index = DiskIndex(storage.path / "index.sqlite", False)
-    try:
-        index.backup(folder / "index.sqlite")
-    finally:
-        index.close()
+    storage.backup_index(folder / "index.sqlite")
     _settle(folder / "index.sqlite")
     files.write_new(folder / "layout.json", files.read(storage.path / "layout.json"))
     Journal(folder).rewrite(entries)

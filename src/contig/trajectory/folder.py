@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import LayoutError
 from ..replay import folder
 from ..tape.disk import files
-from ..tape.disk.directory import hold_directory
+from ..tape.disk.directory import Directory
 from .journal import JOURNAL
 
 __all__ = ["CONTIG", "METADATA", "new_directory", "read_json", "shard", "write_json"]
@@ -39,11 +39,13 @@ def _fault(path: Path) -> str | None:
     if metadata.get("trajectory_format") != CONTIG and metadata.get("exporter") != CONTIG:
         return f"{METADATA} there is not that of a checkpoint or an export of contig"
     if files.exists(path / "layout.json"):  # it has rows
+        rows = Directory(path, make=False)
         try:
-            with hold_directory(path):
-                pass
+            rows.lock()
         except OSError as busy:  # BlockingIOError: somebody writes to it
             return str(busy)
+        finally:
+            rows.close()
     return None
 
 
@@ -52,7 +54,7 @@ _KIND = folder.Kind(
     METADATA,
     re.compile(
         rf"({re.escape(METADATA)}|trajectory_index\.json|{re.escape(JOURNAL)}|layout\.json"
-        r"|extents/\d{8,}\.rec)(\.tmp)?|extents/|lock|index\.sqlite(-wal|-shm|-journal)?"
+        r"|extents/\d{8,}\.rec)(\.tmp)?|extents/|lock|index(-\d+)?\.sqlite(-wal|-shm|-journal)?"
         r"|trajectory_\d+_(?s:[^/]*)\.(pt|pkl)"
     ),
     _fault,

@@ -2,8 +2,10 @@
 
     append -> rows in files, visible here -> queue -> [fsync] -> SQLite commit -> retention
 
-What fails is kept, tried again, and raised at the next call until it works; only a failed fsync is
-for good. A second thread syncs rows and folds the index's log into its file, every few seconds.
+The queue is bounded, in rows and in seconds: an append that would exceed it waits, and commits what
+is there in its own thread if nobody is at it. What fails is kept, tried again, and raised at the
+next call until it works; only a failed fsync is for good. A second thread syncs rows and folds the
+index's log into its file, every few seconds.
 """
 
 from __future__ import annotations
@@ -13,12 +15,13 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import StorageFull
-from .index import Changes, DiskIndex, fold_log, log_is_long
+from .changes import Changes, merged
+from .index import DiskIndex, fold_log
 
-__all__ = ["Committer"]
+__all__ = ["Committer", "Lag"]
 
 log = logging.getLogger("contig.disk")
 
@@ -30,12 +33,20 @@ _SLICE_S = 0.1
 _FULL = (28, 122)  # no space, over quota
 
 
+class Lag(NamedTuple):
+    """How much may be appended and not committed: what a killed process may lose."""
+
+    rows: int
+    seconds: float
+
+
 class Committer:
     """Writes changes to an index, in the order in which they come. Thread-safe.
 
     Args:
         index: to write to; belongs to this thread from now on.
         durable: whether rows and index are synced to the disk before a change counts.
+        lag: how much may wait.
         sync: makes rows durable.
         committed: called after each commit with what was written.
     """
@@ -44,14 +55,18 @@ class Committer:
         self,
         index: DiskIndex,
         durable: bool,
+        lag: Lag,
         sync: Callable[[], None],
         committed: Callable[[Changes], None],
     ) -> None:
-        self._index, self._durable = index, durable
+        self._index, self._durable, self._lag = index, durable, lag
         self._sync, self._committed = sync, committed
         self._turn = threading.Condition()
         self._role = threading.Lock()  # of the one who writes
-        self._waiting: Changes | None = None
+        self._waiting: list[Changes] = []
+        self._pending_rows = 0  # of what waits and of what is being written
+        self._since: float | None = None  # the oldest that waits
+        self._writing_since: float | None = None  # the oldest that is being written
         self._number = self._done = self._tended = 0
         self._failure: BaseException | None = None
         self._broken = self._closing = False
@@ -64,14 +79,35 @@ class Committer:
         self._thread.start()
         self._tending.start()
 
-    def add(self, changes: Changes) -> int:
-        """Hands changes over; a ticket for `wait`."""
+    def add(self, changes: Changes, rows: int = 0) -> int:
+        """Hands changes over, of so many rows; a ticket for `wait`."""
         with self._turn:
-            self._waiting = changes if self._waiting is None else self._waiting.and_then(changes)
+            self._waiting.append(changes)
+            self._pending_rows += rows
+            if self._since is None:
+                self._since = time.monotonic()
             self._number += 1
             if self._asleep:
                 self._turn.notify_all()
             return self._number
+
+    def make_room(self, rows: int) -> None:
+        """Waits until so many more rows may be appended; raises if they cannot be committed."""
+        while self._lags(rows):
+            self.check()
+            self._help()
+            with self._turn:
+                if self._lags(rows):
+                    self._turn.wait(_SLICE_S)
+
+    def _lags(self, rows: int) -> bool:
+        oldest = self._writing_since or self._since
+        if oldest is None:
+            return False  # an append may be larger than the bound, but then it is alone
+        return (
+            self._pending_rows + rows > self._lag.rows
+            or time.monotonic() - oldest > self._lag.seconds
+        )
 
     def check(self) -> None:
         """Raises what the thread failed with, if it has not recovered since."""
@@ -121,11 +157,11 @@ class Committer:
     def _run(self) -> None:
         while True:
             with self._turn:
-                if self._waiting is None and not self._closing:
+                if not self._waiting and not self._closing:
                     self._asleep = True
                     self._turn.wait()
                     self._asleep = False
-                if self._broken or (self._waiting is None and self._closing):
+                if self._broken or (not self._waiting and self._closing):
                     return
             if self._helped:
                 self._helped = False
@@ -148,74 +184,79 @@ class Committer:
 
     def _commit(self) -> None:
         """Writes what waits. The caller has the role."""
-        changes: Changes | None = None
+        taken: list[Changes] = []
         try:
             with self._turn:
-                if self._waiting is None or self._broken:
+                if not self._waiting or self._broken:
                     return
-                changes, upto = self._waiting, self._number
-                self._waiting = None
-            if self._durable and not self._synced(changes):
+                taken, upto, rows = self._waiting, self._number, self._pending_rows
+                self._waiting = []
+                self._writing_since, self._since = self._since, None
+            if self._durable and not self._synced(taken):
                 return
+            changes = merged(taken)
             self._index.write(changes)
             with self._turn:
                 if not self._broken:
                     self._failure = None
                 self._done = upto
+                self._pending_rows -= rows
+                self._writing_since = None
                 self._turn.notify_all()
         except (OSError, sqlite3.Error) as error:
-            self._failed(error, changes)
+            self._failed(error, taken)
             return
         except Exception as error:  # a bug; nobody must wait for what does not come
             log.exception("the storage's index cannot be written")
-            with self._turn:
-                self._broken, self._failure = True, error
-                self._waiting = self._waiting or changes
-                self._turn.notify_all()
+            self._break(error, taken)
             return
         except BaseException:  # Ctrl-C in a thread that helps: the next one goes on
-            self._put_back(changes)
+            self._put_back(taken)
             raise
         try:
             self._committed(changes)
         except OSError as error:
             log.warning("files that hold nothing any more are still there: %s", error)
 
-    def _synced(self, changes: Changes | None) -> bool:
+    def _synced(self, taken: list[Changes]) -> bool:
         """Whether rows are on the disk. After a failure nobody knows what is: it is final, as a
         second fsync would succeed without having written anything."""
         try:
             self._sync()
         except OSError as error:
             log.error("rows could not be synced to the disk: %s", error)
-            with self._turn:
-                self._broken, self._failure = True, error
-                self._waiting = self._waiting or changes
-                self._turn.notify_all()
+            self._break(error, taken)
             return False
         return True
 
-    def _failed(self, error: BaseException, changes: Changes | None) -> None:
+    def _break(self, error: BaseException, taken: list[Changes]) -> None:
+        """For good."""
+        with self._turn:
+            self._broken, self._failure = True, error
+            self._waiting = taken + self._waiting
+            self._turn.notify_all()
+
+    def _failed(self, error: BaseException, taken: list[Changes]) -> None:
         if self._failure is None:
             log.error("the storage's index cannot be written: %s", error)
         with self._turn:
             if not self._broken:
                 self._failure = error
-        self._put_back(changes)
+        self._put_back(taken)
 
-    def _put_back(self, changes: Changes | None) -> None:
+    def _put_back(self, taken: list[Changes]) -> None:
         """To be written with what comes later, or again: that changes nothing."""
         with self._turn:
-            later = self._waiting
-            if changes is not None:
-                self._waiting = changes if later is None else changes.and_then(later)
+            if taken:
+                self._waiting = taken + self._waiting
+                self._since, self._writing_since = self._writing_since, None
             self._turn.notify_all()
 
     def _tend(self) -> None:
         tended = time.monotonic()
         while not self._over.wait(_LOOK_S) and not self._broken:
             done, now = self._done, time.monotonic()
-            soon = log_is_long(self._index.path)
+            soon = self._index.log_is_long
             if done == self._tended or (now - tended < _TEND_S and not soon):
                 continue
             tended = now
@@ -226,10 +267,10 @@ class Committer:
     def fold(self) -> bool:
         """Folds the index's log into its file, after the rows it tells of are synced; False if
         these could not be."""
-        if not self._durable and not self._synced(None):
+        if not self._durable and not self._synced([]):
             return False
         try:
-            fold_log(self._index.path)
+            fold_log(self._index)
         except sqlite3.Error as error:
             log.warning("the index's log could not be folded in: %s", error)
         return True
@@ -252,5 +293,5 @@ class Committer:
         self._tending.join()
         with self._role:  # somebody who flushes may still be at it
             pass
-        if self._waiting is not None:
+        if self._waiting:
             self.check()

@@ -9,17 +9,22 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ... import _native
 from . import files
+from .linked import link_or_copy
 
 __all__ = ["Extents", "extent_rows", "row_stride"]
 
 _SMALL_EXTENT, _EXTENT = 16 << 20, 64 << 20
 _SMALL_STORAGE = 256 << 30
 _OPEN = 8  # files kept open for writing
+_PIECE = 1 << 20
 
 
 def row_stride(record_size: int) -> int:
@@ -152,6 +157,32 @@ class Extents:
         self._mapped[place] = extent
         return True
 
+    def fetch(self, first: int, last: int) -> None:
+        """Has rows in memory, read from end to end: faults would read them page by page. Asks for
+        as much again behind them."""
+        while first < last:
+            extent, at = divmod(first, self.rows)
+            count = min(self.rows - at, last - first)
+            first += count
+            try:
+                fd = files.open_to_read(self.path(extent))
+            except OSError:
+                continue
+            try:
+                start, size = at * self.stride, count * self.stride
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(fd, start, 2 * size, os.POSIX_FADV_WILLNEED)
+                for offset in range(start, start + size, _PIECE):
+                    os.pread(fd, _PIECE, offset)
+            finally:
+                files.close(fd)
+
+    @_locked
+    def map_again(self, extent: int) -> bool:
+        """As `map`, of the file as it is now: it may have been shorter, or not there."""
+        self._mapped.pop(extent % self._places, None)
+        return bool(self.map(extent))
+
     def is_mapped(self, extent: int) -> bool:
         return self._mapped.get(extent % self._places) == extent
 
@@ -188,6 +219,68 @@ class Extents:
                 files.close(fd)
         if gone:
             files.fsync_dir(self.folder)
+
+    @_locked
+    def set_aside(self, head: int, folder: Callable[[], Path]) -> int:
+        """Moves rows from a seq on, of which the index does not know, to a folder that is made if
+        there are some; how many there are. They stay here, too, until they are `cut`."""
+        count = 0
+        target: Path | None = None
+        for extent in self.present():
+            if (extent + 1) * self.rows <= head:
+                continue
+            at = max(head - extent * self.rows, 0) * self.stride
+            written = self._written(extent, at)
+            if not written:
+                continue
+            count += written
+            if target is None:
+                target = folder() / "extents"
+                files.make_dir(target)
+            to = target / self.path(extent).name
+            if at == 0:
+                link_or_copy(self.path(extent), to)
+            else:
+                self._copy_end(extent, at, to)
+        if target is not None:
+            files.fsync_dir(target)
+        return count
+
+    @_locked
+    def beyond(self, head: int) -> int:
+        """How many rows there are from a seq on."""
+        return sum(
+            self._written(e, max(head - e * self.rows, 0) * self.stride)
+            for e in self.present()
+            if (e + 1) * self.rows > head
+        )
+
+    def _written(self, extent: int, at: int) -> int:
+        """How many rows from a place of a file on are not just zeros."""
+        fd = files.open_to_read(self.path(extent))
+        try:
+            there = files.pread(fd, self.nbytes - at, at)
+        finally:
+            files.close(fd)
+        there += bytes(-len(there) % self.stride)
+        rows = np.frombuffer(there, np.uint8).reshape(-1, self.stride)
+        return int(rows.any(1).sum())
+
+    def _copy_end(self, extent: int, at: int, to: Path) -> None:
+        """What is in a file from a place on, at the same place of a new one."""
+        source = files.open_to_read(self.path(extent))
+        try:
+            data = files.pread(source, self.nbytes - at, at)
+        finally:
+            files.close(source)
+        fd = files.create(to, self.nbytes)
+        try:
+            done = 0
+            while done < len(data):
+                done += files.pwrite(fd, data[done:], at + done)
+            files.fsync(fd)
+        finally:
+            files.close(fd)
 
     @_locked
     def write(self, first: int, rows: Any) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "make_dir",
     "open_to_read",
     "open_to_write",
+    "pread",
     "pwrite",
     "read",
     "rename",
@@ -87,6 +88,15 @@ def truncate(fd: int, nbytes: int) -> None:
 def pwrite(fd: int, data: Any, offset: int) -> int:
     """Some of the bytes; how many."""
     return os.pwrite(fd, data, offset)
+
+
+def pread(fd: int, nbytes: int, offset: int) -> bytes:
+    """Bytes of a file; fewer where it ends."""
+    parts = []
+    while nbytes > 0 and (part := os.pread(fd, nbytes, offset)):
+        parts.append(part)
+        nbytes, offset = nbytes - len(part), offset + len(part)
+    return b"".join(parts)
 
 
 def fsync(fd: int) -> None:

@@ -1,148 +1,71 @@
 """The index of a storage on disk: runs, producers and bounds in SQLite.
 
-Every row of its tables has a checksum. One transaction takes in any number of
-appends. Other processes see what changed by `revision`.
+One transaction takes in any number of appends. Other processes see that something changed by
+`data_version`, and ask for the entries from the newest one on that they know.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sqlite3
-import time
-from collections.abc import Iterable
+import struct
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ... import _native
+from . import tables
+from .changes import Changes, IndexState, Salts
+from .entries import KEPT, PAGE, complete, narrow, pack, unpack
+from .failures import DamagedContents
+from .tables import FORMAT, is_whole, row_crc
 
-__all__ = ["FORMAT", "Changes", "DiskIndex", "IndexState", "fold_log"]
+__all__ = ["FORMAT", "DiskIndex", "fold_log"]
 
-FORMAT = 1
-# native/tape_format.h, struct Entry: the words that are kept; the last is the entry's number.
-WORDS = (
-    "first", "steps_flags", "prev", "jump", "before", "ordinal", "version", "ret",
-    "traj_id", "writer", "time_ns", "depth",
-)  # fmt: skip
+if sys.platform == "linux":
+    import fcntl
+
+log = logging.getLogger("contig.disk")
+
+Array = np.ndarray[Any, Any]
+
 _TIMEOUT_S = 30.0
 _WORD = 2**64 - 1
 _PRODUCERS = _native.PRODUCERS  # as a tape
 _LOG_BYTES = 4 << 20
-
-log = logging.getLogger("contig.disk")
-
-_SCHEMA = f"""
-CREATE TABLE runs (
-  number INTEGER PRIMARY KEY,
-  {", ".join(f"{w} INTEGER NOT NULL" for w in WORDS)},
-  crc INTEGER NOT NULL, revision INTEGER NOT NULL
-);
-CREATE INDEX runs_by_revision ON runs (revision);
-CREATE TABLE producers (
-  id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, revision INTEGER NOT NULL, crc INTEGER NOT NULL
-);
-CREATE TABLE bounds (
-  one INTEGER PRIMARY KEY CHECK (one = 0), tail INTEGER, index_tail INTEGER, head INTEGER,
-  index_head INTEGER, trajectories INTEGER, inserted INTEGER, sampled INTEGER, loads INTEGER,
-  revision INTEGER, crc INTEGER
-);
-CREATE TABLE quarantine (ordinal INTEGER PRIMARY KEY, reason TEXT NOT NULL);
-"""
-
-_UPSERT = (
-    f"INSERT OR REPLACE INTO runs (number, {', '.join(WORDS)}, crc, revision) "
-    f"VALUES ({', '.join('?' * (len(WORDS) + 3))})"
-)
-
-
-class Changes(NamedTuple):
-    """What one or more appends changed.
-
-    Attributes:
-        entries: by number, 16 words each.
-        producers: items taken in, by producer.
-        tail, index_tail, head, trajectories: the tape's bounds afterwards.
-        limiter: rows inserted and sampled, as the rate limiter counts them.
-    """
-
-    entries: dict[int, np.ndarray[Any, Any]]
-    producers: dict[int, int]
-    tail: int
-    index_tail: int
-    head: int
-    trajectories: int
-    limiter: tuple[int, int]
-
-    def and_then(self, later: Changes) -> Changes:
-        """Both together."""
-        return later._replace(
-            entries={**self.entries, **later.entries},
-            producers={**self.producers, **later.producers},
-        )
-
-
-class IndexState(NamedTuple):
-    """An index as it was read.
-
-    Attributes:
-        entries: ``[n, 16]`` words, numbers ascending without gaps.
-        bad: numbers of entries that could not be read, with a stand-in among `entries`.
-        quarantine: trajectories that are not to be served, with the reason.
-        loads: how many times a checkpoint took the place of everything.
-    """
-
-    tail: int
-    index_tail: int
-    head: int
-    index_head: int
-    trajectories: int
-    limiter: tuple[int, int]
-    entries: np.ndarray[Any, Any]
-    producers: dict[int, int]
-    quarantine: dict[int, str]
-    bad: list[int]
-    loads: int
-    revision: int
-
-
-def row_crc(*values: int) -> int:
-    """The checksum of a row of numbers."""
-    return _native.crc32c(np.array(values, np.int64).tobytes())
-
-
-def entry_crc(words: np.ndarray[Any, Any]) -> int:
-    """The checksum of an entry's words and number."""
-    kept = np.concatenate([words[: len(WORDS)], words[15:]]).astype(np.int64)
-    return _native.crc32c(kept.tobytes())
+_READ_PAGES = 256  # at a time: small pieces of memory are given back sooner
+_WRITE_PAGES = 500  # in one statement: each is a chance for others to take the GIL for long
+_SHARED_BYTES = (0x40000002, 510)  # of a file, which SQLite locks while it reads
 
 
 class DiskIndex:
-    """A connection to an index. Not thread-safe: its user holds a lock.
+    """Connections to an index. Not thread-safe: its user holds a lock; `fold` has one of its own.
 
     Args:
         path: of the SQLite file.
         writable: else it is opened to read, and must exist.
+        store: the storage's number, which a new index gets.
     """
 
-    def __init__(self, path: Path, writable: bool) -> None:
+    def __init__(self, path: Path, writable: bool, store: int = 0) -> None:
         self.path = path
         mode = "rwc" if writable else "ro"
         if not writable and not os.access(path.parent, os.W_OK) and not _has_log(path):
             mode += "&immutable=1"  # SQLite would make a log's index there
-        self._db = sqlite3.connect(
-            f"file:{_quoted(path)}?mode={mode}",
-            uri=True,
-            timeout=_TIMEOUT_S,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        self.revision = self.loads = 0
+        self._writable = writable
+        self._db = _connect(path, mode)
+        self._folder: sqlite3.Connection | None = None
+        self.revision = self.loads = self.store = 0
         self._deleted_below = -1
+        self._open_page = np.zeros((0, KEPT), np.int64)  # entries of the newest page
+        self._salts: Salts = ()
         try:
-            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            version = self._version()
             if version > FORMAT:
                 raise ValueError(
                     f"{path}: format {version}, this contig reads up to {FORMAT}; use a newer one"
@@ -153,46 +76,49 @@ class DiskIndex:
                 self._db.execute(f"PRAGMA journal_size_limit={_LOG_BYTES}")
                 self._db.execute("PRAGMA synchronous=FULL")
                 if version == 0:
-                    self._create()
+                    tables.create(self._db, store)
+                # Opened now: later there may be another directory of this name.
+                self._folder = _connect(path, "rw")
+                self._folder.execute("PRAGMA user_version").fetchone()
         except UnicodeDecodeError as error:  # of a message of SQLite's that quotes what it found
-            self._db.close()
-            raise sqlite3.DatabaseError(str(error)) from error
+            self.close()
+            raise DamagedContents(str(error)) from error
         except BaseException:
-            self._db.close()
+            self.close()
             raise
 
-    def _create(self) -> None:
-        self._db.executescript(
-            f"BEGIN; {_SCHEMA} "
-            f"INSERT INTO bounds VALUES (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {row_crc(*[0] * 9)}); "
-            f"PRAGMA user_version={FORMAT}; COMMIT;"
-        )
+    def _version(self) -> int:
+        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
     def check(self) -> None:
-        """Raises sqlite3.DatabaseError unless it can be written to, too."""
+        """Raises sqlite3.DatabaseError unless it can be written to, too; makes it one of today's
+        format."""
         try:
-            (found,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
-            tables = _tables(self._db)
-        except UnicodeDecodeError as error:  # of a message of SQLite's that quotes what it found
-            raise sqlite3.DatabaseError(str(error)) from error
-        if found != "ok":
-            raise sqlite3.DatabaseError(found)
-        if tables != _expected_tables():
-            raise sqlite3.DatabaseError("its tables are not as they should be")
+            (wrong,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
+            there = tables.found(self._db)
+        except UnicodeDecodeError as error:
+            raise DamagedContents(str(error)) from error
+        if wrong != "ok":
+            raise DamagedContents(wrong)
+        version = self._version()
+        if there != tables.expected(version):
+            raise DamagedContents("its tables are not as they should be")
+        if version < FORMAT:
+            tables.upgrade(self._db)
 
     def set_durable(self, durable: bool) -> None:
         """Whether a commit waits until it is on the disk."""
         self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
 
+    # -- writing ------------------------------------------------------------------------------
+
     def write(self, changes: Changes) -> None:
         """One transaction."""
         # Not the same twice, even if this fails when it is through.
         self.revision = revision = self.revision + 1
-        rows = (_row(words, revision) for words in changes.entries.values())
-        db = self._db
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            db.executemany(_UPSERT, rows)
+        kept = self._with_open_page(narrow(changes.entries))
+        with self._transaction() as db:
+            _insert_pages(db, pack(kept))
             if changes.producers:
                 senders = [_signed(producer) for producer in changes.producers]
                 db.executemany(
@@ -202,33 +128,64 @@ class DiskIndex:
                         for p, seq in zip(senders, changes.producers.values())
                     ],
                 )
-            if changes.index_tail != self._deleted_below:
-                db.execute("DELETE FROM runs WHERE number < ?", (changes.index_tail,))
+            self._delete_pages(changes)
+            if changes.salts != self._salts:
+                db.execute("DELETE FROM salts")
+                rows = [(first, salt, row_crc(first, salt)) for first, salt in changes.salts]
+                db.executemany("INSERT INTO salts VALUES (?, ?, ?)", rows)
             bounds = (
+                self.store,
                 changes.tail,
                 changes.index_tail,
                 changes.head,
-                max(changes.index_tail, *(n + 1 for n in changes.entries), 0),
+                changes.index_head,
                 changes.trajectories,
                 *changes.limiter,
                 self.loads,
                 revision,
             )
             db.execute(
-                "UPDATE bounds SET tail=?, index_tail=?, head=?, index_head=?, trajectories=?, "
-                "inserted=?, sampled=?, loads=?, revision=?, crc=?",
+                "UPDATE bounds SET store=?, tail=?, index_tail=?, head=?, index_head=?, "
+                "trajectories=?, inserted=?, sampled=?, loads=?, revision=?, crc=?",
                 (*bounds, row_crc(*bounds)),
             )
+        self._deleted_below = changes.index_tail // PAGE
+        self._salts = changes.salts
+        if len(kept):
+            self._open_page = kept[kept[:, -1] // PAGE == kept[-1, -1] // PAGE]
+
+    def _with_open_page(self, kept: Array) -> Array:
+        """Entries to write, with those before them in the first one's page."""
+        before = self._open_page
+        if len(kept) and len(before) and before[0, -1] // PAGE == kept[0, -1] // PAGE:
+            return np.concatenate([before[before[:, -1] < kept[0, -1]], kept])
+        return kept
+
+    def _delete_pages(self, changes: Changes) -> None:
+        if changes.index_tail == changes.index_head:
+            self._db.execute("DELETE FROM pages")
+        elif changes.index_tail // PAGE != self._deleted_below:
+            self._db.execute("DELETE FROM pages WHERE page < ?", (changes.index_tail // PAGE,))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        db = self._db
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            yield db
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
-        self._deleted_below = changes.index_tail
 
-    def quarantine(self, found: dict[int, str]) -> None:
+    def quarantine(self, found: dict[int, str], repaired: bool = False) -> None:
         """Marks trajectories that are not to be served."""
-        self._db.executemany("INSERT OR REPLACE INTO quarantine VALUES (?, ?)", found.items())
+        with self._transaction() as db:
+            db.executemany(
+                "INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?)",
+                [(ordinal, reason, int(repaired)) for ordinal, reason in found.items()],
+            )
 
     def begin_load(self) -> None:
         """The next transaction lets everything go, and is on the disk when it returns."""
@@ -236,90 +193,12 @@ class DiskIndex:
         self.set_durable(True)
 
     def end_load(self, durable: bool) -> None:
-        """Forgets the quarantine of what was let go; then as `set_durable`."""
+        """Forgets the quarantine of what was let go; then as `set_durable`. The next transaction
+        has what was loaded: for who follows, that is something else again."""
+        self.loads += 1
+        self._open_page = self._open_page[:0]
         self._db.execute("DELETE FROM quarantine")
         self.set_durable(durable)
-
-    @property
-    def data_version(self) -> int:
-        """Changes when another connection committed something."""
-        return int(self._db.execute("PRAGMA data_version").fetchone()[0])
-
-    def load(self, since: int = -1) -> IndexState:
-        """The index, or what changed after a revision."""
-        try:
-            return self._load(since)
-        except UnicodeDecodeError as error:  # of a message of SQLite's that quotes what it found
-            raise sqlite3.DatabaseError(str(error)) from error
-
-    def _load(self, since: int) -> IndexState:
-        db = self._db
-        db.execute("BEGIN")
-        try:
-            bounds = db.execute("SELECT * FROM bounds").fetchone()
-            if bounds is None or not is_whole(bounds[1:]):
-                raise sqlite3.DatabaseError("the checksum of its bounds is wrong")
-            tail, index_tail, head, index_head, trajectories, *limiter, loads, revision, _ = bounds[
-                1:
-            ]
-            found = db.execute(
-                f"SELECT number, {', '.join(WORDS)}, crc FROM runs "
-                "WHERE revision > ? AND number >= ? ORDER BY number",
-                (since, index_tail),
-            ).fetchall()
-            producers = self._producers()
-            quarantine = dict(db.execute("SELECT ordinal, reason FROM quarantine"))
-        finally:
-            db.execute("ROLLBACK")
-        good = whole_runs(found)
-        bad: list[int] = []
-        if since < 0:
-            entries, bad = _complete(good, tail, head, range(index_tail, index_head))
-            # What goes on from an entry that is not there has a hole.
-            for ordinal in entries[np.isin(entries[:, 2], bad), 5]:
-                quarantine.setdefault(int(ordinal), "a part of it is damaged")
-        else:
-            entries = np.array(list(good.values()), np.int64).reshape(-1, 16)
-            if len(good) < len(found):
-                raise sqlite3.DatabaseError("an entry's checksum is wrong")
-        self.revision, self.loads = revision, loads
-        return IndexState(
-            tail,
-            index_tail,
-            head,
-            index_head,
-            trajectories,
-            (limiter[0], limiter[1]),
-            entries,
-            producers,
-            quarantine,
-            bad,
-            loads,
-            revision,
-        )
-
-    def backup(self, path: Path) -> None:
-        """A copy of the index as it is committed now."""
-        copy = sqlite3.connect(path)
-        try:
-            self._db.backup(copy)
-        finally:
-            copy.close()
-
-    def close(self) -> None:
-        self._db.close()
-
-    def _producers(self) -> dict[int, int]:
-        query = "SELECT id, seq, revision, crc FROM producers ORDER BY revision"
-        found = self._db.execute(query).fetchall()
-        good = [row for row in found if is_whole(row)]
-        if len(good) < len(found):
-            log.error(
-                "%s: what %d producers have sent is damaged: items they send again may come twice",
-                self.path,
-                len(found) - len(good),
-            )
-        return {row[0] & _WORD: row[1] for row in good[-_PRODUCERS:]}
 
     def forget_producers(self) -> None:
         """Keeps as many as a tape does, those that sent last."""
@@ -329,113 +208,216 @@ class DiskIndex:
             (_PRODUCERS,),
         )
 
+    def settle(self) -> None:
+        """Makes it one file, without a log."""
+        assert self._folder is not None
+        self._folder.close()
+        self._folder = None
+        self._db.execute("PRAGMA journal_mode=DELETE").fetchone()
 
-def _tables(db: sqlite3.Connection) -> list[Any]:
-    return db.execute(
-        "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
-    ).fetchall()
+    def fold(self) -> None:
+        """Moves what is in the write-ahead log into the file; nobody is waited for."""
+        assert self._folder is not None
+        self._folder.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+
+    @property
+    def log_is_long(self) -> bool:
+        """Whether the write-ahead log should be folded in now."""
+        log_file = self.path.with_name(self.path.name + "-wal")
+        return log_file.exists() and log_file.stat().st_size > _LOG_BYTES
+
+    # -- reading ------------------------------------------------------------------------------
+
+    @property
+    def data_version(self) -> int:
+        """Changes when another connection committed something."""
+        return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+
+    def load(self, since: int = -1) -> IndexState:
+        """The index; or what there is from an entry on, unless some of it is damaged: then all."""
+        db = self._db
+        db.execute("BEGIN")
+        try:
+            version = self._version()
+            store, *bounds = self._bounds(version)
+            tail, index_tail, head, index_head, trajectories, *limiter, loads, revision = bounds
+            producers, lost = self._producers()
+            reasons = db.execute("SELECT * FROM quarantine").fetchall()
+            salts = self._read_salts(version)
+            first = max(index_tail, since)
+            parts = self._parts(version, first, index_head)
+        except UnicodeDecodeError as error:
+            raise DamagedContents(str(error)) from error
+        finally:
+            db.execute("ROLLBACK")
+        bad: list[int] = []
+        quarantine = {int(row[0]): str(row[1]) for row in reasons}
+        if not _without_gaps(parts, first, index_head):
+            if first > index_tail:
+                return self.load()
+            good = {int(kept[-1]): kept for part in parts for kept in part}
+            numbers = range(index_tail, index_head)
+            entries, bad = complete(good, tail, head, numbers)
+            # What goes on from an entry that is not there has a hole.
+            for ordinal in entries[np.isin(entries[:, 2], bad), 5]:
+                quarantine.setdefault(int(ordinal), "a part of it is damaged")
+            parts = [entries]
+        self.revision, self.loads, self.store, self._salts = revision, loads, store, salts
+        if parts:
+            last = parts[-1]
+            self._open_page = last[last[:, -1] // PAGE == last[-1, -1] // PAGE].copy()
+        return IndexState(
+            tail,
+            index_tail,
+            head,
+            index_head,
+            trajectories,
+            (limiter[0], limiter[1]),
+            parts,
+            producers,
+            lost,
+            quarantine,
+            {int(row[0]) for row in reasons if len(row) > 2 and row[2]},
+            bad,
+            loads,
+            salts,
+        )
+
+    def read_store(self) -> int:
+        """The number of the storage that it belongs to."""
+        return self._bounds(self._version())[0]
+
+    def _bounds(self, version: int) -> list[int]:
+        """Of format 1, too: those have no `store`."""
+        row = self._db.execute("SELECT * FROM bounds").fetchone()
+        if row is None or not is_whole(row[1:]):
+            raise DamagedContents("the checksum of its bounds is wrong")
+        return [0, *row[1:-1]] if version < FORMAT else list(row[1:-1])
+
+    def _read_salts(self, version: int) -> Salts:
+        if version < FORMAT:
+            return ()
+        rows = self._db.execute("SELECT first, salt, crc FROM salts ORDER BY first").fetchall()
+        if not all(is_whole(row) for row in rows):
+            raise DamagedContents("the checksum of a salt is wrong")
+        return tuple((first, salt) for first, salt, _ in rows)
+
+    def _parts(self, version: int, first: int, last: int) -> list[Array]:
+        """Whole entries of the numbers [first, last)."""
+        if last <= first:
+            return []
+        parts = []
+        pages = tables.pages(self._db, version, first, last)
+        while some := _take(pages, _READ_PAGES):
+            kept = unpack(some)
+            parts.append(kept[(kept[:, -1] >= first) & (kept[:, -1] < last)])
+        return [part for part in parts if len(part)]
+
+    def _producers(self) -> tuple[dict[int, int], int]:
+        query = "SELECT id, seq, revision, crc FROM producers ORDER BY revision"
+        found = self._db.execute(query).fetchall()
+        good = [row for row in found if is_whole(row)]
+        if len(good) < len(found):
+            log.error(
+                "%s: what %d producers have sent is damaged: items they send again may come twice",
+                self.path,
+                len(found) - len(good),
+            )
+        return {row[0] & _WORD: row[1] for row in good[-_PRODUCERS:]}, len(found) - len(good)
+
+    def backup(self, path: Path) -> None:
+        """A copy of the index as it is committed now."""
+        copy = sqlite3.connect(path)
+        try:
+            self._db.backup(copy)
+        finally:
+            copy.close()
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def close(self, elsewhere: Path | None = None) -> None:
+        """Lets go of the index.
+
+        Args:
+            elsewhere: where it is now, if its directory was moved: SQLite deletes its log by name
+                when the last connection goes, which then is another one's.
+        """
+        fd = -1
+        if elsewhere is not None:
+            fd = _keep_log(elsewhere if elsewhere.exists() else _deleted(self.path))
+        try:
+            if self._folder is not None:
+                self._folder.close()
+            self._db.close()
+        finally:
+            if fd >= 0:
+                os.close(fd)
 
 
-@functools.cache
-def _expected_tables() -> list[Any]:
-    db = sqlite3.connect(":memory:")
+def fold_log(index: DiskIndex) -> None:
+    """Moves what is in an index's log into its file."""
+    index.fold()
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    from urllib.parse import quote
+
+    return sqlite3.connect(
+        f"file:{quote(str(path.absolute()))}?mode={mode}",
+        uri=True,
+        timeout=_TIMEOUT_S,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+
+
+def _insert_pages(db: sqlite3.Connection, pages: list[tuple[int, memoryview]]) -> None:
+    for at in range(0, len(pages), _WRITE_PAGES):
+        some = pages[at : at + _WRITE_PAGES]
+        places = ", ".join(["(?, ?)"] * len(some))
+        values = [value for page in some for value in page]
+        db.execute(f"INSERT OR REPLACE INTO pages VALUES {places}", values)
+
+
+def _take(pages: Iterable[tuple[Any]], n: int) -> list[Any]:
+    """The next so many of them."""
+    return [page for _, (page,) in zip(range(n), pages)]
+
+
+def _without_gaps(parts: list[Array], first: int, last: int) -> bool:
+    at = first
+    for part in parts:
+        if part[0, -1] != at or not (np.diff(part[:, -1]) == 1).all():
+            return False
+        at += len(part)
+    return at == max(last, first)
+
+
+def _deleted(path: Path) -> Path:
+    """A way to a file that is open here and has no name any more."""
+    for fd in Path("/proc/self/fd").iterdir():
+        if fd.is_symlink() and os.readlink(fd) == f"{path} (deleted)":
+            return fd
+    return path
+
+
+def _keep_log(path: Path) -> int:
+    """Locks a file as a reader does that is another process: nobody deletes its log."""
     try:
-        db.executescript(_SCHEMA)
-        return _tables(db)
-    finally:
-        db.close()
-
-
-def is_whole(row: tuple[Any, ...]) -> bool:
-    """Whether a row of numbers that ends with its checksum is as it was written."""
-    return all(type(v) is int for v in row) and row_crc(*row[:-1]) == row[-1]
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return -1
+    if sys.platform == "linux":
+        start, length = _SHARED_BYTES
+        request = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, start, length, 0)
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, request)
+    return fd
 
 
 def _signed(word: int) -> int:
     return word - 2**64 if word >= 2**63 else word
 
 
-def log_is_long(path: Path) -> bool:
-    """Whether an index's write-ahead log should be folded in now."""
-    log_file = path.with_name(path.name + "-wal")
-    return log_file.exists() and log_file.stat().st_size > _LOG_BYTES
-
-
-def fold_log(path: Path) -> None:
-    """Moves what is in the write-ahead log into the file; nobody is waited for."""
-    db = sqlite3.connect(path, timeout=_TIMEOUT_S, isolation_level=None)
-    try:
-        db.execute("PRAGMA wal_checkpoint(PASSIVE)")
-    finally:
-        db.close()
-
-
-def _row(words: np.ndarray[Any, Any], revision: int) -> tuple[int, ...]:
-    values = words.astype(np.int64)
-    kept = [int(v) for v in values[: len(WORDS)]]
-    return (int(values[15]), *kept, entry_crc(values), revision)
-
-
-def whole_runs(found: Iterable[tuple[Any, ...]]) -> dict[int, np.ndarray[Any, Any]]:
-    """Those of the rows read that are as they were written, as words, by number."""
-    good: dict[int, np.ndarray[Any, Any]] = {}
-    for row in found:
-        words = np.zeros(16, np.int64)
-        try:
-            words[: len(WORDS)] = row[1:-1]
-            words[15] = row[0]
-        except (TypeError, ValueError, OverflowError):
-            continue
-        if row[-1] == entry_crc(words):
-            good[int(row[0])] = words
-    return good
-
-
-def _complete(
-    good: dict[int, np.ndarray[Any, Any]], tail: int, head: int, numbers: range
-) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """All entries, those that are damaged or missing replaced by stand-ins that share the rows
-    between their neighbours; and the numbers of these."""
-    out: list[np.ndarray[Any, Any]] = []
-    bad: list[int] = []
-    missing: list[int] = []
-    end = tail
-    for number in (*numbers, -1):
-        words = good.get(number)
-        if words is None and number >= 0:
-            missing.append(number)
-            continue
-        first = head if words is None else int(words[0])
-        rows = max(first - end, 0)
-        for i, lost in enumerate(missing):
-            low, high = (end + rows * k // len(missing) for k in (i, i + 1))
-            out.append(_stand_in(lost, low, high))
-        bad += missing
-        missing = []
-        if words is not None:
-            out.append(words)
-            end = int(words[0] + (words[1] >> 8))
-    return np.array(out, np.int64).reshape(-1, 16), bad
-
-
-def _stand_in(number: int, first: int, last: int) -> np.ndarray[Any, Any]:
-    """An entry for rows of which nothing is known but that they lie between others."""
-    words = np.zeros(16, np.int64)
-    words[0], words[1] = first, (last - first) << 8 | 8
-    words[2] = words[3] = -1
-    words[5] = -(number + 2)  # no trajectory has this number
-    words[6] = words[8] = -1
-    words[10] = time.time_ns()
-    words[15] = number
-    return words
-
-
 def _has_log(path: Path) -> bool:
     log = path.with_name(path.name + "-wal")
     return log.exists() and log.stat().st_size > 0
-
-
-def _quoted(path: Path) -> str:
-    from urllib.parse import quote
-
-    return quote(str(path.absolute()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from ... import _native
 from ..contents import Array, Rows
 from . import files
+from .changes import Salts
 
 __all__ = ["LinkedRows", "copy_start", "link_or_copy"]
 
@@ -46,13 +48,22 @@ class LinkedRows(Rows):
         folder: where they are.
         record_size, stride: bytes of a record, and from one to the next.
         rows_per_extent: rows of a file.
+        salts: what the rows' checksums begin with, from a seq on; see `changes.Salts`.
     """
 
-    def __init__(self, folder: Path, record_size: int, stride: int, rows_per_extent: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        record_size: int,
+        stride: int,
+        rows_per_extent: int,
+        salts: Iterable[Sequence[int]] = (),
+    ) -> None:
         if stride < record_size + 4 or rows_per_extent < 1:
             raise ValueError(f"rows of {record_size} bytes every {stride} make no sense")
         self.folder = folder
         self.record_size, self.stride, self.rows_per_extent = record_size, stride, rows_per_extent
+        self.salts: Salts = tuple((int(first), int(salt)) for first, salt in salts)
 
     def path(self, extent: int) -> Path:
         return self.folder / f"{extent:08d}.rec"
@@ -71,9 +82,11 @@ class LinkedRows(Rows):
         stored = np.fromfile(path, np.uint8, count * self.stride, offset=at * self.stride)
         if len(stored) < count * self.stride:
             raise ValueError(f"{path} ends before row {extent * self.rows_per_extent + at + count}")
-        records, damaged = _native.decode_rows(stored, self.record_size, self.stride)
+        first = extent * self.rows_per_extent + at
+        salts = np.array(self.salts, np.int64).reshape(-1).view(np.uint64)
+        records, damaged = _native.decode_rows(stored, self.record_size, self.stride, first, salts)
         if len(damaged):
-            row = extent * self.rows_per_extent + at + int(damaged[0])
+            row = first + int(damaged[0])
             raise ValueError(f"{path}: row {row} is damaged: its checksum is wrong")
         return np.asarray(memoryview(records)).reshape(-1)
 

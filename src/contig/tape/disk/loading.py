@@ -10,8 +10,10 @@ from typing import Any
 from ...errors import StorageFull
 from ..contents import Contents
 from . import files
+from .changes import Salts
 from .extents import Extents
 from .linked import LinkedRows, copy_start, link_or_copy
+from .mirror import set_salts
 
 __all__ = ["Load", "link_extents"]
 
@@ -38,9 +40,13 @@ class Load:
         contents: what is to be loaded.
         extents: the files.
         tape: of the storage.
+        salt: for the checksums of rows that are copied.
+
+    Attributes:
+        salts: of the rows when they are loaded.
     """
 
-    def __init__(self, contents: Contents, extents: Extents, tape: Any) -> None:
+    def __init__(self, contents: Contents, extents: Extents, tape: Any, salt: int) -> None:
         self._contents, self._extents, self._tape = contents, extents, tape
         rows, size = contents.rows, (extents.stride, extents.rows)
         self._linked: LinkedRows | None = None
@@ -49,6 +55,9 @@ class Load:
             self._linked = rows
             sealed = contents.head // extents.rows * extents.rows  # the open file is written to
             self._copied_from = max(contents.tail, sealed)
+        theirs = () if self._linked is None else self._linked.salts
+        kept = tuple(s for s in theirs if s[0] < self._copied_from)
+        self.salts: Salts = (*kept, (self._copied_from, salt))
 
     def check(self) -> None:
         """Looks for what would make it fail, before what the storage holds is let go of.
@@ -85,6 +94,7 @@ class Load:
     def run(self) -> None:
         """Makes the files, and maps them."""
         extents = self._extents
+        set_salts(self._tape, self.salts)
         if self._linked is not None:
             first, sealed = self._contents.tail // extents.rows, self._copied_from // extents.rows
             for extent in range(first, sealed):
@@ -92,5 +102,5 @@ class Load:
                 extents.map(extent)
             extents.created = True
         for at, records in self._pieces():
-            extents.write(at, self._tape.encode(records))
+            extents.write(at, self._tape.encode(records, at))
             extents.show()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import weakref
@@ -31,9 +32,15 @@ class LazyMemmapStorage(DiskStorage):
         super().__init__(path, max_size, **options)
         self._removed = None
         if scratch_dir is None:
-            self._removed = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
+            self._removed = weakref.finalize(self, _remove, path, os.getpid())
 
     def close(self) -> None:
         super().close()
         if self._removed is not None:
             self._removed()
+
+
+def _remove(path: str | Path, pid: int) -> None:
+    """Only the process that made it; a fork has the same finalizer."""
+    if os.getpid() == pid:
+        shutil.rmtree(path, ignore_errors=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from .directory import DamagedIndexError, hold_directory, read_description
-from .salvage import salvage
+from .directory import DamagedIndexError, Directory, open_index, read_description, read_index
+from .rebuild import rebuild
 from .storage import DiskStorage
 
 __all__ = ["Damage", "repair", "verify"]
 
-_STEP = 1 << 16
+_STEP_BYTES = 8 << 20
 
 
 class Damage(NamedTuple):
@@ -19,10 +19,12 @@ class Damage(NamedTuple):
 
     Attributes:
         trajectories: by `id`, with the reason.
+        repaired: how many more a repair set aside before.
         rows_checked: how many.
     """
 
     trajectories: dict[int, str]
+    repaired: int
     rows_checked: int
 
 
@@ -30,36 +32,64 @@ def verify(storage: DiskStorage) -> Damage:
     """Reads every row and compares its checksum. Rows evicted meanwhile are left out."""
     head, tail, _, _ = storage.tape.snapshot()
     found = dict(storage.quarantined)
-    for low in range(tail, head, _STEP):
-        for ordinal in storage.damaged(low, min(low + _STEP, head)):
+    step = max(_STEP_BYTES // max(storage.tape.record_size, 1), 1)
+    for low in range(tail, head, step):
+        for ordinal in storage.damaged(low, min(low + step, head)):
             found.setdefault(ordinal, "a row's checksum is wrong")
-    return Damage(found, head - tail)
+    news = {o: reason for o, reason in found.items() if o not in storage.repaired}
+    return Damage(news, len(found) - len(news), head - tail)
 
 
 def repair(path: Path) -> list[str]:
     """Sets aside what is damaged, for good; what was done, line by line.
 
+    Killed at any time, it leaves what it found, or what it was to leave.
+
     Raises:
         BlockingIOError: another process writes here.
         ValueError: it cannot be repaired.
+        OSError: something else is in the way: no room, no permission, and the like.
     """
     done = []
+    directory = Directory(path, make=False)
     try:
-        storage = DiskStorage(path)
-    except DamagedIndexError:
-        with hold_directory(path):
-            described = read_description(path)
-            assert described is not None  # or there would be no index
-            saved = salvage(path, int(described["rows_per_extent"]))
-        done.append(
-            f"the index could not be read: {saved.runs:,} runs of {saved.rows:,} rows were saved, "
-            f"the old one is in {saved.aside}"
-        )
-        storage = DiskStorage(path)
-    try:
-        storage.quarantine(verify(storage).trajectories)
-        storage.flush()
-        done += [f"episode {o} is set aside: {r}" for o, r in storage.quarantined.items()]
+        directory.check_storage()
+        directory.lock()
+        described = read_description(directory)
+        assert described is not None
+        store = int(described.get("store", 0))
+        why = _unreadable(directory, store)
+        if why is not None:
+            saved = rebuild(directory, store)
+            done.append(
+                f"the index could not be read ({why}): {saved.runs:,} runs of {saved.rows:,} rows "
+                f"were saved, the old one is in {saved.aside}"
+            )
     finally:
-        storage.close()
+        directory.close()
+    with DiskStorage(path) as storage:
+        count = storage.clear_beyond()
+        if count:
+            done.append(
+                f"{count:,} rows of which the index does not know are in {path / 'quarantine'}"
+            )
+        found = verify(storage).trajectories
+        storage.quarantine(found, repaired=True)
+        storage.flush()
+        done += [f"episode {o} is set aside: {r}" for o, r in found.items()]
     return done or ["nothing is damaged"]
+
+
+def _unreadable(directory: Directory, store: int) -> str | None:
+    """Why an index has to be built anew, or None."""
+    try:
+        index = open_index(directory, True, store)
+        try:
+            state = read_index(index, True, store)
+        finally:
+            index.close()
+    except DamagedIndexError as error:
+        return str(error.__cause__ or error)
+    if state.bad:
+        return f"{len(state.bad):,} of its entries are damaged"
+    return "what producers have sent is damaged" if state.lost_producers else None

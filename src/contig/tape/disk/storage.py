@@ -3,7 +3,7 @@
     layout.json            what a record is
     extents/NNNNNNNN.rec   rows, each with its checksum
     index.sqlite           runs, producers, bounds
-    lock                   held by the one process that writes
+    quarantine/            what was put aside
 
 The index is mirrored in memory, as that of any tape, so samplers and buffers work unchanged; rows
 are read through mappings, so a storage may be larger than memory.
@@ -14,9 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sqlite3
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,17 +35,15 @@ from ..schema import ExtraLeaf, Schema
 from ..segment import Segment
 from ..storage import Storage
 from . import files
-from .committer import Committer
-from .directory import (
-    lock_directory,
-    open_index,
-    read_description,
-    read_index,
-    write_description,
-)
+from .changes import Changes
+from .committer import Committer, Lag
+from .directory import Directory, open_index, read_description, read_index, write_description
 from .extents import Extents, extent_rows, row_stride
-from .index import FORMAT, Changes, DiskIndex, IndexState
+from .index import FORMAT, DiskIndex
 from .loading import Load, link_extents
+from .rebuild import put_old_aside
+from .retention import Bounds, Retention
+from .rows import StoredRows
 from .writing import StagedWriter
 
 __all__ = ["DiskStorage"]
@@ -57,30 +53,31 @@ log = logging.getLogger("contig.disk")
 _MOST_ROWS = 1 << 30  # of a storage without a capacity
 _MOST_BYTES = 1 << 44  # of addresses
 _MOST_EXTENTS = 1 << 31
-_RETIRE_S = 1.0
-_POLL_S = 0.02
-_FIRST, _STEPS_FLAGS, _ORDINAL, _TIME_NS = 0, 1, 5, 10  # words of an entry
 
 
 class DiskStorage(Storage):
     """Rows in a directory. An existing one is opened with what it holds.
 
     Args:
-        path: the directory.
+        path: the directory; a relative one is resolved here and now.
         capacity: rows to keep; None: as many as other bounds allow.
         max_bytes: bytes of rows to keep.
         durability: "committed" (survives any crash of the process) or "durable" (also power loss).
         rows_per_extent: rows of a file; rounded up to a power of two of whole pages.
-        max_episodes, max_age_s: trajectories to keep; seconds to keep them.
+        max_episodes, max_age_s: trajectories to keep; seconds to keep rows.
+        max_lag_rows, max_lag_s: how many rows, and for how long, may be appended and not committed;
+            appends wait beyond it.
         read_only: another process writes; this one follows it.
         ndim, example: as in LazyTensorStorage.
 
     `extend` and the like return when the rows can be sampled; they are committed within
     milliseconds, and `flush` waits for that. A failure to commit is raised at the next call.
-    Thread-safe. One process writes at a time; any number read.
+    Thread-safe. One process writes at a time; any number read. The directory is held open: if it is
+    moved, or another takes its place, appends raise.
 
     Raises:
         BlockingIOError: another process writes here; it names its pid.
+        OSError: the directory cannot be used: no room, no permission, and the like.
         LayoutError: the directory holds another layout, with the difference.
     """
 
@@ -94,6 +91,8 @@ class DiskStorage(Storage):
         rows_per_extent: int | None = None,
         max_episodes: int | None = None,
         max_age_s: float | None = None,
+        max_lag_rows: int = 1 << 16,
+        max_lag_s: float = 0.2,
         read_only: bool = False,
         ndim: int = 1,
         example: Any = None,
@@ -102,15 +101,24 @@ class DiskStorage(Storage):
             raise ValueError(f'durability {durability!r}: "committed" or "durable"')
         if capacity is not None:
             capacity = whole("capacity", capacity, 1, "a number of rows")
-        bounds = (("capacity", capacity), ("max_bytes", max_bytes), ("max_episodes", max_episodes))
+        bounds = (
+            ("capacity", capacity),
+            ("max_bytes", max_bytes),
+            ("max_episodes", max_episodes),
+            ("max_lag_rows", max_lag_rows),
+        )
         for name, bound in bounds:
             if bound is not None and bound < 1:
                 raise ValueError(f"{name} must be at least 1, got {bound}")
-        self.path = Path(path)
+        if not max_lag_s > 0:
+            raise ValueError(f"max_lag_s must be more than 0, got {max_lag_s}")
+        self._directory = Directory(path, make=not read_only)
+        self.path = self._directory.path
         self.durability = durability
         self.read_only = read_only
-        self._quarantined: dict[int, str] = {}
-        self._max_bytes, self._max_episodes, self._max_age_s = max_bytes, max_episodes, max_age_s
+        self._lag = Lag(max_lag_rows, max_lag_s)
+        self._rows: StoredRows | None = None
+        self._retention = Retention(Bounds(max_bytes, max_episodes, max_age_s))
         self._wanted_rows = rows_per_extent
         self._wanted_capacity = capacity
         self._appending = threading.RLock()
@@ -119,24 +127,24 @@ class DiskStorage(Storage):
         self.ticket = 0  # of the newest append
         self._index: DiskIndex | None = None
         self._extents: Extents | None = None
-        self._bad_rows: np.ndarray[Any, Any] = np.zeros((0, 2), np.int64)
         self._bounded = any(b is not None for b in (max_bytes, max_episodes, max_age_s))
-        self._retired = self._polled = 0.0
-        self._data_version = -1
-        self._lock_fd = -1
+        self._salt = int.from_bytes(os.urandom(8), "little") >> 1 or 1  # of what is appended here
+        self._salted = False  # from the head on, it is ours
+        self._store = 0
         self._pid = os.getpid()
         self._syncing = threading.Lock()
         self._retaining = threading.Lock()  # held while files must not go
-        self._loads = 0  # of the index that we follow
         self._rows_beyond = True  # the files may have rows behind the head
+        self._unknown_beyond = True  # and we do not know whose
         self._unsynced: OSError | None = None
-        if not read_only:
-            files.make_dir(self.path / "extents")
-            self._lock_fd = lock_directory(self.path)
-        elif not files.exists(self.path / "layout.json"):
-            raise FileNotFoundError(f"{self.path}: no storage is there (layout.json is missing)")
         try:
-            described = read_description(self.path)
+            if not read_only:
+                self._directory.lock()
+                self._directory.check()
+                put_old_aside(self._directory)
+            else:
+                self._directory.check_storage()
+            described = read_description(self._directory)
             rows = _MOST_ROWS if capacity is None else capacity
             nbytes = _native.control_bytes(rows)
             segment = Segment.anonymous(
@@ -147,9 +155,10 @@ class DiskStorage(Storage):
                 self._attach(described)
             if example is not None:
                 self.publish(Layout(plain_tree(example)[0]))
-        except BaseException:
+        except BaseException as error:
             if self._committer is not None:
                 self._committer.close()
+            self._directory.name_in(error)
             self._let_go()
             raise
         _written_here.add(self)
@@ -168,7 +177,7 @@ class DiskStorage(Storage):
 
     def _create(self, schema: Schema) -> None:
         stride = row_stride(schema.layout.record_size)
-        most_bytes = self._max_bytes
+        most_bytes = self._retention.bounds.nbytes
         if self._wanted_capacity is not None:
             most_bytes = min(self._wanted_capacity * stride, most_bytes or _MOST_BYTES)
         described = {
@@ -178,8 +187,13 @@ class DiskStorage(Storage):
             "rows_per_extent": extent_rows(stride, self._wanted_rows, most_bytes),
         }
         # The index first: where there is a layout, there is an index.
-        open_index(self.path / "index.sqlite", True).close()
-        write_description(self.path, described)
+        self._directory.check()
+        index = open_index(self._directory, True, int.from_bytes(os.urandom(8), "little") >> 1)
+        try:
+            described["store"] = index.read_store()  # it may be one that was left without a layout
+        finally:
+            index.close()
+        write_description(self._directory, described)
         self._attach(described)
 
     def _attach(self, described: dict[str, Any]) -> None:
@@ -187,124 +201,40 @@ class DiskStorage(Storage):
         stride, rows = int(described["stride"]), int(described["rows_per_extent"])
         tape = self.tape
         # What can fail comes first: a tape that is published has a schema.
-        self._index = open_index(self.path / "index.sqlite", not self.read_only)
-        state = read_index(self._index, not self.read_only)
+        self._store = int(described.get("store", 0))
+        self._index = open_index(self._directory, not self.read_only, self._store)
+        state = read_index(self._index, not self.read_only, self._store)
         shift = rows.bit_length() - 1
         most = min(max(_MOST_BYTES // (rows * stride), 3), _MOST_EXTENTS)
         places = min((self.capacity - 1 >> shift) + 2, most)
         if places == most:  # there are not as many addresses as rows are wanted
             most_bytes = (most - 2) * rows * stride
-            self._max_bytes = min(self._max_bytes or most_bytes, most_bytes)
+            bounds = self._retention.bounds
+            nbytes = min(bounds.nbytes or most_bytes, most_bytes)
+            self._retention.bounds = bounds._replace(nbytes=nbytes)
             self._bounded = True
-        self._extents = Extents(self.path / "extents", places, rows, stride, not self.read_only)
+        folder = self._directory.root / "extents"
+        self._extents = Extents(folder, places, rows, stride, not self.read_only)
         tape.publish_stored(schema.layout.record_size, stride, shift, most)
         tape.attach_region(self._extents.region)
         self._schema = schema
-        self._take_in(state)
+        self._rows = StoredRows(
+            self._directory, tape, self._extents, self._index, self.read_only, self._appending
+        )
+        self._rows.take_in(state)
         if not self.read_only:
             self._index.forget_producers()
             durable = self.durability == "durable"
-            self._committer = Committer(self._index, durable, self._sync, self._after_commit)
+            self._committer = Committer(
+                self._index, durable, self._lag, self._sync, self._after_commit
+            )
+            self._rows.committer = self._committer
 
-    def _take_in(self, state: IndexState) -> None:
-        """The index as it was found, into the tape; rows that cannot be trusted, aside."""
-        assert self._extents is not None
-        tape = self.tape
-        head = state.head
-        if len(state.entries):
-            ends = state.entries[:, 0] + (state.entries[:, 1] >> 8)
-            head = int(ends.max())
-        tail, index_tail = max(state.tail, head - self.capacity), state.index_tail
-        keep = state.entries[:, 0] + (state.entries[:, 1] >> 8) > tail
-        first_kept = int(np.argmax(keep)) if keep.any() else len(state.entries)
-        index_tail += first_kept
-        entries = state.entries[first_kept:]
-        if not len(entries):
-            tail = head
-        flat = np.ascontiguousarray(entries).astype(np.uint64).reshape(-1)
-        index_head = index_tail + len(entries)
-        tape.restore_stored(tail, head, flat, index_tail, index_head, state.trajectories)
-        tape.inserted, tape.sampled = state.limiter
-        for producer, seq in state.producers.items():
-            tape.set_producer(producer, seq)
-        rows = self._extents.rows
-        self._loads = state.loads
-        missing = [e for e in range(tail // rows, -(-head // rows)) if not self._extents.map(e)]
-        if self.read_only:
-            missing = []  # let go since the index was read: evicted
-        self._quarantined = dict(state.quarantine)
-        found: dict[int, str] = {}
-        for number in state.bad:
-            ordinal = -(number + 2)
-            found[ordinal] = f"entry {number} of the index is damaged"
-        for extent in missing:
-            low, high = extent * rows, (extent + 1) * rows
-            for ordinal in self._ordinals(entries, low, high):
-                found.setdefault(ordinal, f"{self._extents.path(extent).name} is missing")
-        # Rows of the file that was being written: the others were complete before it.
-        low = max(head // rows * rows - (rows if head % rows == 0 else 0), tail)
-        for ordinal in self._damaged(entries, low, head):
-            found.setdefault(ordinal, "a row's checksum is wrong")
-        self.quarantine(found)
-
-    def _ordinals(self, entries: Any, low: int, high: int) -> list[int]:
-        ends = entries[:, 0] + (entries[:, 1] >> 8)
-        return [int(o) for o in np.unique(entries[(entries[:, 0] < high) & (ends > low), 5])]
-
-    def damaged(self, low: int, high: int) -> list[int]:
-        """Trajectories (`id`) with damaged rows among [low, high); reads all of them."""
-        low = max(low, int(self.tape.snapshot()[1]))
-        return self._damaged(self._entries(), low, high)
-
-    def _damaged(self, entries: Any, low: int, high: int) -> list[int]:
-        """Trajectories with damaged rows among some."""
-        if low >= high:
-            return []
-        bad = np.array(self.tape.damaged(low, high), np.int64)
-        out: set[int] = set()
-        for seq in bad:
-            out.update(self._ordinals(entries, int(seq), int(seq) + 1))
-        return sorted(out)
+    # -- reading ------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Follows the process that writes; what it committed up to a moment ago."""
-        if not self.read_only or self._index is None:
-            return
-        now = time.monotonic()
-        if now - self._polled < _POLL_S:
-            return
-        with self._appending:
-            self._polled = now
-            version = self._index.data_version
-            if version != self._data_version:
-                self._data_version = version
-                self._follow(self._index.load(self._index.revision))
-
-    def _follow(self, state: IndexState) -> None:
-        assert self._extents is not None and self._index is not None
-        head, tail, index_head, index_tail = self.tape.snapshot()
-        fresh = state.entries
-        first = int(fresh[0, 15]) if len(fresh) else index_head
-        then_tail = max(state.tail, state.head - self.capacity, tail)
-        if state.loads != self._loads:
-            self._extents.forget()  # a checkpoint took the place of everything: other files
-            self._take_in(self._index.load())
-            return
-        gone = state.index_tail > index_head or first > index_head  # everything we knew is
-        if gone or state.index_head - max(index_tail, state.index_tail) > self.capacity:
-            self._take_in(self._index.load())
-            return
-        self.tape.retire(min(then_tail, head))  # before other rows get their places
-        rows = self._extents.rows
-        for extent in range(max(head, then_tail) // rows, -(-state.head // rows)):
-            self._extents.map(extent)
-        index_tail = max(self.tape.snapshot()[3], state.index_tail)
-        fresh = fresh[fresh[:, 15] >= index_tail]
-        words = np.ascontiguousarray(fresh).reshape(-1).view(np.uint64)
-        then_index = max(state.index_head, index_tail)
-        self.tape.follow(words, then_tail, state.head, index_tail, then_index, state.trajectories)
-        self.tape.retire(then_tail)
-        self.quarantine(state.quarantine)
+        if self._rows is not None:
+            self._rows.poll()
 
     def __len__(self) -> int:
         self.poll()
@@ -316,30 +246,25 @@ class DiskStorage(Storage):
 
     @property
     def quarantined(self) -> dict[int, str]:
-        return self._quarantined
+        return {} if self._rows is None else self._rows.aside.reasons
 
-    # -- damage -------------------------------------------------------------------------------
+    @property
+    def repaired(self) -> set[int]:
+        """Those of `quarantined` that a repair set aside."""
+        return set() if self._rows is None else self._rows.aside.repaired
 
-    def quarantine(self, found: dict[int, str]) -> None:
-        """Sets trajectories aside: their rows are never served. By ordinal (`id`), with reasons."""
-        new = {o: r for o, r in found.items() if o not in self._quarantined}
-        for ordinal, reason in new.items():
-            log.error("%s: trajectory %d is set aside: %s", self.path, ordinal, reason)
-        self._quarantined.update(new)
-        if self._quarantined:
-            entries = self._entries()
-            mine = np.isin(entries[:, 5], list(self._quarantined))
-            spans = np.stack([entries[mine, 0], entries[mine, 0] + (entries[mine, 1] >> 8)], 1)
-            self._bad_rows = spans[np.argsort(spans[:, 0])]
-        if new and self._index is not None and not self.read_only:
-            known = {o: r for o, r in new.items() if o >= 0}
-            try:
-                if self._committer is None:
-                    self._index.quarantine(known)
-                else:
-                    self._committer.run_between(lambda index: index.quarantine(known))
-            except (OSError, sqlite3.Error) as error:
-                log.warning("%s: the quarantine could not be written: %s", self.path, error)
+    def quarantine(self, found: dict[int, str], repaired: bool = False) -> None:
+        """Sets trajectories aside: their rows are never served. By ordinal (`id`), with reasons.
+        `repaired`: for good, so that nobody need hear of them again."""
+        if self._rows is not None:
+            self._rows.set_aside(found, repaired)
+
+    def damaged(self, low: int, high: int) -> list[int]:
+        """Trajectories (`id`) with damaged rows among [low, high); reads all of them."""
+        if self._rows is None or self._extents is None:
+            return []
+        self._extents.fetch(max(low, int(self.tape.snapshot()[1])), high)
+        return self._rows.damaged(low, high)
 
     def gather(
         self,
@@ -350,26 +275,19 @@ class DiskStorage(Storage):
         """As `Storage.gather`; rows that are damaged or set aside count as lost: then `lost` is a
         mask over `seqs`."""
         batch, lost, damaged = self._gathered(seqs, extras, steps)
-        if damaged is None and not len(self._bad_rows):
+        rows = self._rows
+        assert rows is not None  # or nothing could be gathered
+        parts = seqs if steps is None else steps.rows
+        if damaged is not None and not rows.find_damaged(np.unique(parts[damaged])):
+            batch, lost, damaged = self._gathered(seqs, extras, steps)  # it was read too soon
+        aside = rows.aside.covers(parts)
+        if damaged is None and aside is None:
             return batch, lost
-        if steps is not None:
-            seqs = steps.rows
-        gone = seqs < lost
+        gone = parts < lost
         if damaged is not None:
-            bad = seqs[damaged]
-            tail, extents = self.tape.snapshot()[1], self._extents
-            assert extents is not None
             gone[damaged] = True
-            entries = self._entries()
-            found: set[int] = set()
-            for seq in bad[bad >= tail]:
-                if self.read_only and not extents.is_mapped(seq // extents.rows):
-                    continue  # its file was let go before we saw it: evicted
-                found.update(self._ordinals(entries, int(seq), int(seq) + 1))
-            self.quarantine({o: "a row's checksum is wrong" for o in found})
-        if len(self._bad_rows):
-            at = np.searchsorted(self._bad_rows[:, 0], seqs, side="right") - 1
-            gone |= (at >= 0) & (seqs < self._bad_rows[np.maximum(at, 0), 1])
+        if aside is not None:
+            gone |= aside
         if steps is not None:  # one bad row spoils what it is a part of
             gone = np.logical_or.reduceat(gone, np.cumsum(steps.lengths) - steps.lengths)
         return batch, (gone if gone.any() else 0)
@@ -389,7 +307,20 @@ class DiskStorage(Storage):
             self._open()
             if self._committer is not None:
                 self._committer.check()
+                self._directory.check()
+                if not self._salted:
+                    self._begin()
             yield
+
+    def _begin(self) -> None:
+        """From the head on, rows are ours: their checksums say so."""
+        head, tail, _, _ = self.tape.snapshot()
+        assert self._rows is not None
+        before = [s for s in self._rows.salts if s[0] < head]
+        while len(before) > 1 and before[1][0] <= tail:
+            before.pop(0)
+        self._rows.set_salts((*before, (int(head), self._salt)))
+        self._salted = True
 
     def commit(self, native: Any, producers: dict[int, int]) -> int:
         """Stores what a writer staged, appends it, and hands it to the committer."""
@@ -397,9 +328,11 @@ class DiskStorage(Storage):
         tape = self.tape
         head, _, index_head, _ = tape.snapshot()
         staged = native.staged()
+        rows = memoryview(staged).nbytes // self._extents.stride
+        self._committer.make_room(rows)
         try:
             if self._rows_beyond:
-                self._extents.cut(head)
+                self.clear_beyond()
             self._rows_beyond = True
             self._extents.write(head, staged)
         except OSError as error:
@@ -408,28 +341,54 @@ class DiskStorage(Storage):
                 raise StorageFull(error.errno, text) from error
             raise OSError(error.errno, text) from error
         # Rows that give way go before their places get new ones.
-        rows = memoryview(staged).nbytes // self._extents.stride
         tape.retire(max(head + rows - min(self.capacity, self._extents.most_rows), 0))
         self._extents.show()
         first = native.commit_staged()
         self._rows_beyond = False
         if self._bounded:
-            self._retire()
-        self.ticket = self._committer.add(self._changes(index_head, producers))
+            self._retention.appended(head + rows)
+            self._retire(now=False)
+        self.ticket = self._committer.add(self._changes(index_head, producers), rows)
         return int(first)
 
-    def _retire(self) -> None:
+    def rows_beyond(self) -> int:
+        """Rows in the files of which the index does not know, yet or any more."""
+        if self._extents is None:
+            return 0
+        return int(self._extents.beyond(int(self.tape.snapshot()[0])))
+
+    def clear_beyond(self) -> int:
+        """Removes rows that are behind the head. What this storage did not write itself is put
+        aside before: perhaps the index is an older one, or lost some of its log; how many rows."""
+        extents = self._extents
+        assert extents is not None
+        head, count = int(self.tape.snapshot()[0]), 0
+        if self._unknown_beyond:
+            folders: list[Path] = []
+
+            def folder() -> Path:
+                folders.append(self._directory.aside("rows"))
+                return folders[-1]
+
+            count = extents.set_aside(head, folder)
+            if count:
+                log.warning(
+                    "%s: %d rows behind the newest that the index knows are put aside, in %s: a "
+                    "process was killed before it committed them, or the index is not the newest",
+                    self.path,
+                    count,
+                    self._directory.shown(folders[0]),
+                )
+        extents.cut(head)
+        self._rows_beyond = self._unknown_beyond = False
+        return count
+
+    def _retire(self, now: bool) -> None:
         """Applies the bounds other than `capacity`."""
         assert self._extents is not None
         head, tail, _, _ = self.tape.snapshot()
-        keep_from = tail
-        if self._max_bytes is not None:
-            keep_from = max(keep_from, head - max(self._max_bytes // self._extents.stride, 1))
-        now = time.monotonic()
-        slow = self._max_episodes is not None or self._max_age_s is not None
-        if slow and now - self._retired >= _RETIRE_S:
-            self._retired = now
-            keep_from = max(keep_from, self._first_kept())
+        stride = self._extents.stride
+        keep_from = self._retention.keep_from(tail, head, stride, self._entries, now)
         if keep_from > tail:
             self.tape.retire(keep_from)
 
@@ -437,10 +396,18 @@ class DiskStorage(Storage):
         tape = self.tape
         head, tail, index_head, index_tail = tape.snapshot()
         low = max(index_from - 1, index_tail)  # the newest entry may have grown
-        words = np.array(tape.entries(low, index_head), np.int64).reshape(-1, 16)
-        entries = {int(w[15]): w for w in words}
-        limiter = (int(tape.inserted), int(tape.sampled))
-        return Changes(entries, producers, tail, index_tail, head, int(tape.trajectories), limiter)
+        words = np.asarray(tape.entries(low, index_head), np.int64).reshape(-1, 16)
+        return Changes(
+            words,
+            producers,
+            tail,
+            index_tail,
+            head,
+            index_head,
+            int(tape.trajectories),
+            (int(tape.inserted), int(tape.sampled)),
+            () if self._rows is None else self._rows.salts,
+        )
 
     def _sync(self) -> None:
         """Rows written so far, to the disk; appends go on meanwhile."""
@@ -480,22 +447,8 @@ class DiskStorage(Storage):
         """Applies `max_bytes`, `max_episodes` and `max_age_s` now; appends do it now and then."""
         with self.appending():
             if self._committer is not None:
-                self._retired = 0.0
-                self._retire()
+                self._retire(now=True)
                 self._committer.add(self._changes(self.tape.snapshot()[2], {}))
-
-    def _first_kept(self) -> int:
-        """The first row that `max_episodes` and `max_age_s` keep."""
-        entries = self._entries()
-        keep = np.ones(len(entries), bool)
-        if self._max_age_s is not None:
-            keep &= entries[:, _TIME_NS] >= time.time_ns() - int(self._max_age_s * 1e9)
-        if self._max_episodes is not None:
-            newest = np.unique(entries[:, _ORDINAL])[-self._max_episodes :]
-            keep &= entries[:, _ORDINAL] >= (newest[0] if len(newest) else 0)
-        if keep.any():
-            return int(entries[np.argmax(keep), _FIRST])
-        return int(self.tape.snapshot()[0])
 
     def _entries(self) -> np.ndarray[Any, Any]:
         """The index, ``[n, 16]`` words."""
@@ -504,16 +457,22 @@ class DiskStorage(Storage):
     def _restore(self, contents: Contents, words: Any, index_tail: int, index_head: int) -> None:
         with self.appending():
             assert self._extents is not None and self._committer is not None
+            assert self._rows is not None
             self._committer.wait()
-            load = Load(contents, self._extents, self.tape)
+            load = Load(contents, self._extents, self.tape, self._salt)
             load.check()  # before anything here is changed
+            if self._unknown_beyond:
+                self.clear_beyond()
             self._clear_for_good()
             with self._retaining:
                 self._extents.forget()
                 load.run()
+                self._rows.set_salts(load.salts)
+                self._salted = True
+                self._retention.forget()
                 bounds = (contents.tail, contents.head, words, index_tail, index_head)
                 self.tape.restore_stored(*bounds, contents.trajectories)
-            self._rows_beyond = False
+            self._rows_beyond = self._unknown_beyond = False
             self._committer.add(self._changes(index_tail, {}))
 
     def _clear_for_good(self) -> None:
@@ -525,7 +484,8 @@ class DiskStorage(Storage):
         self._committer.run_between(lambda index: index.begin_load())
         self._committer.add(self._changes(self.tape.snapshot()[2], {}))
         self._committer.run_between(lambda index: index.end_load(durable))
-        self._quarantined, self._bad_rows = {}, np.zeros((0, 2), np.int64)
+        assert self._rows is not None
+        self._rows.aside.clear()
         with self._retaining:
             self._rows_beyond = True  # until the load is through
             self._extents.delete_below(1 << 62)
@@ -537,7 +497,20 @@ class DiskStorage(Storage):
         extents = self._extents
         with self._appending, self._retaining:  # nothing is let go meanwhile
             link_extents(extents, folder, self.tape.record_size, first, head)
-        return {"stride": extents.stride, "rows_per_extent": extents.rows}
+        return {
+            "stride": extents.stride,
+            "rows_per_extent": extents.rows,
+            "salts": [] if self._rows is None else [list(s) for s in self._rows.salts],
+        }
+
+    def backup_index(self, path: Path) -> None:
+        """A copy of the index as it is committed now, in a file of its own."""
+        assert self._index is not None
+        index = DiskIndex(self._directory.index, False)
+        try:
+            index.backup(path)
+        finally:
+            index.close()
 
     def empty(self) -> None:
         with self.appending():
@@ -573,20 +546,22 @@ class DiskStorage(Storage):
         if self._segment is None:
             return
         try:
-            if self._committer is not None:
+            if os.getpid() != self._pid:  # a fork: its threads are the parent's, and so is the rest
+                self._index = self._extents = self._rows = None
+            elif self._committer is not None:
                 self._committer.close()
         finally:
             super().close()
             self._let_go()
 
     def _let_go(self) -> None:
-        if self._index is not None:
-            self._index.close()
+        index = self._index if self._rows is None else self._rows.index
+        if index is not None:
+            moved = self._directory.is_moved
+            index.close(self._directory.root / index.path.name if moved else None)
         if self._extents is not None:
             self._extents.close()
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        self._directory.close()
 
 
 _written_here: weakref.WeakSet[DiskStorage] = weakref.WeakSet()
@@ -595,9 +570,7 @@ _written_here: weakref.WeakSet[DiskStorage] = weakref.WeakSet()
 def _after_fork() -> None:
     """A child that lives on must not keep the directories of its parent locked."""
     for storage in list(_written_here):
-        if storage._lock_fd >= 0:
-            os.close(storage._lock_fd)
-            storage._lock_fd = -1
+        storage._directory.close()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,0 +1,86 @@
+"""What appends change in an index, and an index as it is read."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["Changes", "IndexState", "Salts", "merged"]
+
+Array = np.ndarray[Any, Any]
+
+# What rows' checksums begin with, from a seq on: (first seq, salt), ascending; 0: with nothing.
+Salts = tuple[tuple[int, int], ...]
+
+_NUMBER = 15
+
+
+class Changes(NamedTuple):
+    """What one or more appends changed.
+
+    Attributes:
+        entries: ``[n, 16]`` words, numbers ascending without gaps.
+        producers: items taken in, by producer.
+        tail, index_tail, head, index_head, trajectories: the tape's bounds afterwards.
+        limiter: rows inserted and sampled, as the rate limiter counts them.
+        salts: of the rows there are.
+    """
+
+    entries: Array
+    producers: dict[int, int]
+    tail: int
+    index_tail: int
+    head: int
+    index_head: int
+    trajectories: int
+    limiter: tuple[int, int]
+    salts: Salts
+
+
+def merged(changes: list[Changes]) -> Changes:
+    """Some changes, one after another, as one."""
+    if len(changes) == 1:
+        return changes[0]
+    parts: list[Array] = []
+    upto: int | None = None  # what later ones say counts
+    producers: dict[int, int] = {}
+    for one in reversed(changes):
+        words = one.entries
+        if len(words) and upto is not None:
+            words = words[: max(upto - int(words[0, _NUMBER]), 0)]
+        if len(words):
+            upto = int(words[0, _NUMBER])
+            parts.append(words)
+        if one.producers:
+            producers = {**one.producers, **producers}
+    entries = np.concatenate(parts[::-1]) if parts else changes[-1].entries
+    return changes[-1]._replace(entries=entries, producers=producers)
+
+
+class IndexState(NamedTuple):
+    """An index as it was read.
+
+    Attributes:
+        parts: entries, 13 words each (`entries.KEPT`), numbers ascending without gaps.
+        quarantine: trajectories that are not to be served, with the reason.
+        repaired: those of them that a repair set aside.
+        bad: numbers of entries that could not be read, with a stand-in among `parts`.
+        lost_producers: how many could not be read.
+        loads: how many times a checkpoint took the place of everything.
+    """
+
+    tail: int
+    index_tail: int
+    head: int
+    index_head: int
+    trajectories: int
+    limiter: tuple[int, int]
+    parts: list[Array]
+    producers: dict[int, int]
+    lost_producers: int
+    quarantine: dict[int, str]
+    repaired: set[int]
+    bad: list[int]
+    loads: int
+    salts: Salts

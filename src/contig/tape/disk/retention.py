@@ -1,0 +1,85 @@
+"""Which rows the bounds of a storage on disk let go of, other than its capacity."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["Bounds", "Retention"]
+
+Array = np.ndarray[Any, Any]
+
+_LOOK_S = 1.0
+_MOST_MARKS = 1 << 14
+_FIRST, _ORDINAL, _TIME_NS = 0, 5, 10  # words of an entry
+
+
+class Bounds(NamedTuple):
+    """How much is kept; None: as much as the others allow."""
+
+    nbytes: int | None
+    episodes: int | None
+    age_s: float | None
+
+
+class Retention:
+    """Applies bounds. Not thread-safe: its user holds a lock.
+
+    Args:
+        bounds: what is kept.
+    """
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self._looked = 0.0
+        # When the head was where: an entry only knows when its first row came.
+        self._times: list[int] = []
+        self._heads: list[int] = []
+
+    def appended(self, head: int) -> None:
+        """Rows up to a head were appended now."""
+        if self.bounds.age_s is None:
+            return
+        self._times.append(time.time_ns())
+        self._heads.append(head)
+        if len(self._times) > _MOST_MARKS:
+            del self._times[::2], self._heads[::2]
+
+    def forget(self) -> None:
+        """Other rows have these seqs from now on."""
+        self._times.clear()
+        self._heads.clear()
+
+    def keep_from(
+        self, tail: int, head: int, stride: int, entries_of: Callable[[], Array], now: bool
+    ) -> int:
+        """The first row to keep. The index, which `entries_of` gives as ``[n, 16]`` words, is
+        looked through every second, or `now`."""
+        nbytes, episodes, age_s = self.bounds
+        first = tail
+        if nbytes is not None:
+            first = max(first, head - max(nbytes // stride, 1))
+        moment = time.monotonic()
+        if (episodes is None and age_s is None) or (not now and moment - self._looked < _LOOK_S):
+            return first
+        self._looked = moment
+        entries = entries_of()
+        if episodes is not None:
+            newest = np.unique(entries[:, _ORDINAL])[-episodes:]
+            keep = entries[:, _ORDINAL] >= (newest[0] if len(newest) else 0)
+            first = max(first, int(entries[np.argmax(keep), _FIRST]) if keep.any() else head)
+        if age_s is not None:
+            first = max(first, self._young_from(entries, time.time_ns() - int(age_s * 1e9)))
+        return first
+
+    def _young_from(self, entries: Array, since_ns: int) -> int:
+        """A seq such that the rows before it came before a time."""
+        at = bisect_right(self._times, since_ns)
+        first = self._heads[at - 1] if at else 0
+        # Of rows that others wrote: those before a run came before the run began.
+        old = np.flatnonzero(entries[:, _TIME_NS] <= since_ns)
+        return max(first, int(entries[old[-1], _FIRST]) if len(old) else 0)
