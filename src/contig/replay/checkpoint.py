@@ -40,7 +40,7 @@ __all__ = ["load", "save"]
 
 log = logging.getLogger("contig.replay")
 
-FORMAT = 1
+FORMAT = 2  # 1: without salts in what is linked, sampler states by slot; read as well
 _CHUNK_BYTES = 16 << 20
 
 
@@ -311,8 +311,11 @@ def _read_meta(path: Path) -> dict[str, Any]:
         meta: dict[str, Any] = json.loads((path / _META).read_bytes())
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no checkpoint (no {_META}) there") from None
-    if meta["format"] != FORMAT:
-        raise LayoutError(f"{path}: format {meta['format']}, this contig reads format {FORMAT}")
+    if meta["format"] not in range(1, FORMAT + 1):
+        raise LayoutError(
+            f"{path}: format {meta['format']}, this contig reads formats up to {FORMAT}; use a "
+            "newer one"
+        )
     return meta
 
 

@@ -44,7 +44,9 @@ _NO_LOCKS = -1
 _READERS_S = 30.0  # how long a save waits for those who load what it replaces
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
 # What a storage calls its own files; nothing else may have these names in its directory.
-_OF_STORAGE = re.compile(r"extents|lock|quarantine.*|(layout|index|metadata|trajectories)\..*")
+_OF_STORAGE = re.compile(
+    r"extents|lock|quarantine.*|(layout|index(-\d+)?|metadata|trajectories)\..*"
+)
 
 
 class Kind(NamedTuple):

@@ -32,11 +32,11 @@ class Weights(NamedTuple):
     tree: Any
 
 
-def check_version(version: Any) -> None:
+def check_version(version: Any, least: int = 0) -> None:
     """Raises ValueError unless weights can have this version: -1 is how none are told."""
     whole = isinstance(version, (int, np.integer)) and not isinstance(version, bool)
-    if not whole or not 0 <= version < 2**63:
-        raise ValueError(f"version {version!r}: a whole number of at least 0, below 2^63")
+    if not whole or not least <= version < 2**63:
+        raise ValueError(f"version {version!r}: a whole number of at least {least}, below 2^63")
 
 
 class WeightsBoard:
@@ -77,10 +77,11 @@ class WeightsBoard:
         """Makes a tree the newest version: one copy, however many readers.
 
         Raises:
-            ValueError: the version is negative, or not larger than the one before.
+            ValueError: the version is below -1, which stands for weights that nobody published
+                (a policy's own), or not larger than the one before.
             LayoutError: a tree of another layout.
         """
-        check_version(version)
+        check_version(version, least=-1)
         newest = self.newest
         if newest is not None and version <= newest:
             raise ValueError(f"version {version} after {newest}: versions must grow")
