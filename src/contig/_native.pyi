@@ -277,6 +277,7 @@ class View:
 def stored_zip(data: bytes) -> list[tuple[bytes, int, int]] | None: ...
 
 FRAME_HEADER: int
+RUN_BYTES: int
 MAX_CONNECTIONS: int
 MAX_LANES: int
 PRODUCERS: int
