@@ -65,6 +65,8 @@ class RemoteMachine(Machine):
         self.envs = Envs()
         self.known = False
         self.rows = []
+        # Nothing is stored: it says that steps of some envs are to come.
+        self.buffer.add_step(self.envs.step([0], [False], ids), env_ids=[0], mask=[False])
 
     def check_seqs(self, seqs: Any, new: int) -> None:
         assert seqs is None
@@ -218,7 +220,7 @@ def test_threads_of_a_client_have_the_same_envs() -> None:
 def test_rows_of_other_calls() -> None:
     """They go on with the server's lanes, which no env's trajectory moves to."""
     with far_buffer() as (storage, far):
-        far.add_step(step([(0, 0), (1, 0)], [True, False]))
+        far.add_step(step([(0, 0), (1, 0)], [True, False]), env_ids=[0, 1])
         with pytest.raises(LayoutError, match=r"trajectories of add_step are open.*client"):
             far.add({"who": np.array([9, 0]), "next": {"done": False}})
         with pytest.raises(LayoutError, match="trajectories of add_step are open"):
@@ -240,6 +242,20 @@ def test_rows_of_other_calls() -> None:
         ]
 
 
+def test_whole_steps_are_the_servers() -> None:
+    """Unless some came with env_ids or a mask before; those cannot come later."""
+    example = {"who": np.zeros(2, np.int64), "episode": np.int64(0), "next": {"done": False}}
+    with far_buffer(example) as (storage, far):
+        for t in range(3):
+            far.add_step(step([(0, t), (1, t)]) | {"episode": np.array([40, 50])})
+        with pytest.raises(LayoutError, match="from its first step on"):
+            far.add_step(step([(1, 3)]) | {"episode": np.array([50])}, env_ids=[1])
+        far.add_step(step([(0, 3), (1, 3)]) | {"episode": np.array([40, 50])})
+        far.flush(30)
+        assert episodes(storage) == [[(e, t) for t in range(4)] for e in range(2)]
+        assert storage.episodes()["traj_id"].tolist() == [40, 50]
+
+
 def test_cut_connections_lose_no_env() -> None:
     """Every row once, every env's episodes whole, through a connection that breaks again and
     again."""
@@ -258,12 +274,12 @@ def test_cut_connections_lose_no_env() -> None:
         proxy.rage()
         for number in range(3000):
             some = rng.permutation(ENVS)[: rng.integers(1, ENVS + 1)].tolist()
-            if number % 3 == 0:
+            if number % 3 == 1:
                 some = list(range(ENVS))
             done = (rng.random(len(some)) < 0.05).tolist()
             rows = envs.step(some, done, False)
             rows["pad"] = np.zeros((len(some), 50))
-            far.add_step(rows, env_ids=None if number % 3 == 0 else some)
+            far.add_step(rows, env_ids=None if number % 3 == 1 else some)
             for row in envs.go_on(some, done):
                 expected.setdefault(row[:2], []).append(list(row))
             if number % 500 == 499:

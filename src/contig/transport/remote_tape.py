@@ -5,11 +5,11 @@ code goes to the link's outbox.
 
 Where trajectories begin and end is found out on one side only:
 
-    add, extend   the server's, by the lanes of its writer
-    add_step      this one's, by env: a server's lanes have no gaps, and steps of some envs do
+    add, extend, whole steps   the server's, by the lanes of its writer
+    steps of some envs         this one's: a server's lanes have no gaps, and such steps do
 
-A trajectory that began on one side cannot go on on the other. Once a client has used `add` or
-`extend`, its whole steps go the server's way too.
+A trajectory that began on one side cannot go on on the other: from the first `add_step` with
+`env_ids` or `mask` on, all steps are found out here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class RemoteTape:
         self.schema = Schema.from_bytes(json.dumps(schema).encode())
         self._link = link
         self._ids = _Ids(producer)
-        self._writer = Writer(_Rows(link, self.schema, self._ids))  # type: ignore[arg-type]
+        self._rows = _Rows(link, self.schema, self._ids)
+        self._writer = Writer(self._rows)  # type: ignore[arg-type]
 
     def next_id(self) -> int:
         """A trajectory id that nobody else has."""
@@ -60,7 +61,12 @@ class RemoteTape:
         self._link.add(partial(self._writer.extend, data, continues))
 
     def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> None:
-        self._link.add(partial(self._writer.add_step, step, env_ids, mask))
+        self._link.add(partial(self._add_step, step, env_ids, mask))
+
+    def _add_step(self, step: Any, env_ids: Any, mask: Any) -> None:
+        if env_ids is not None or mask is not None:
+            self._rows.some_envs = True
+        self._writer.add_step(step, env_ids, mask)
 
     def extend_trajectory(self, data: Any, **end: Any) -> None:
         self._link.add(partial(self._writer.extend_trajectory, data, **end))
@@ -96,6 +102,7 @@ class _Rows:
     def __init__(self, link: Link, schema: Schema, ids: _Ids) -> None:
         self.link, self.schema, self.ids = link, schema, ids
         self.ndim = link.ndim
+        self.some_envs = False  # steps come with env_ids or masks
 
     def check_open(self) -> None:
         if self.link.session.closing:
@@ -113,6 +120,7 @@ class _Runs:
     envs = 0
 
     def __init__(self, rows: _Rows) -> None:
+        self._rows = rows
         self._link, self._ids = rows.link, rows.ids
         self._layout = rows.schema.layout
         boundaries = rows.schema.boundaries
@@ -145,7 +153,8 @@ class _Runs:
         rule: int,
         envs: Array | None = None,
     ) -> int:
-        if envs is not None and not (self._lanes_there and _by_place(envs)):
+        whole = envs is None or (self._lanes_there and _by_place(envs))
+        if envs is not None and self._rows.some_envs and not whole:
             self._add_envs(columns, rows, envs)
             return 0
         self._check_lanes()
@@ -173,8 +182,9 @@ class _Runs:
     def _add_envs(self, columns: list[Any], rows: int, envs: Array) -> None:
         if self._lanes_there:
             raise LayoutError(
-                "add_step: over the network steps of some envs do not go on with rows of add and "
-                "extend, which this client has sent; use another client for the one or the other"
+                "add_step: over the network steps of some envs do not go on with rows that this "
+                "client sent by add, extend or add_step without env_ids and mask; give add_step "
+                "one of them from its first step on, or use another client"
             )
         each = self._layout.record_size + wire.RUN_BYTES
         most = (self._link.max_frame - wire.HEADER_BYTES) // each
