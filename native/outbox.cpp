@@ -32,11 +32,11 @@ Outbox::Outbox(uint64_t record_size, bool padded, uint64_t first, uint64_t frame
   if (frame_bytes > uint64_t{1} << 46) throw std::invalid_argument("Outbox: too large");
 }
 
-uint8_t* Outbox::room(uint64_t rows) {
+uint8_t* Outbox::room(uint64_t rows, uint64_t runs) {
   const std::lock_guard lock(mutex_);
   const uint64_t bytes = rows * record_size_;
-  // Together with a run that may come with them.
-  const uint64_t whole = open_ ? open_->used + open_->runs.size() + kRunBytes + bytes : 0;
+  // Together with the runs that may come with them.
+  const uint64_t whole = open_ ? open_->used + open_->runs.size() + runs * kRunBytes + bytes : 0;
   if (open_ &&
       (open_->used + bytes > open_->capacity || (open_->items > 0 && whole > frame_bytes_))) {
     if (open_->items > 0) full_.push_back(open_);
@@ -107,6 +107,17 @@ void Outbox::commit_run(const WireRun& run) {
   open_->runs.insert(open_->runs.end(), bytes, bytes + kRunBytes);
   sum(run.rows);
   added(run.rows, 1);
+}
+
+void Outbox::commit_runs(const std::vector<WireRun>& runs) {
+  if (open_->items > 0 && open_->runs.empty())
+    throw std::invalid_argument("Outbox: runs behind records");
+  const auto* bytes = reinterpret_cast<const uint8_t*>(runs.data());
+  open_->runs.insert(open_->runs.end(), bytes, bytes + runs.size() * kRunBytes);
+  uint64_t rows = 0;
+  for (const WireRun& run : runs) rows += run.rows;
+  sum(rows);
+  added(rows, runs.size());
 }
 
 bool Outbox::grow_run(const WireRun& run) {

@@ -56,11 +56,12 @@ class Outbox {
 
   // Room for some records at the end of the open frame, which nobody takes meanwhile; nothing
   // counts until it is committed.
-  uint8_t* room(uint64_t rows);
+  uint8_t* room(uint64_t rows, uint64_t runs = 1);
   void cancel();
-  void commit_records(uint64_t rows);   // of a queue: each is an item
-  void commit_record(LeafSums sums);    // one, of which some checksums are known
-  void commit_run(const WireRun& run);  // of a tape: its rows are one item
+  void commit_records(uint64_t rows);                  // of a queue: each is an item
+  void commit_record(LeafSums sums);                   // one, of which some checksums are known
+  void commit_run(const WireRun& run);                 // of a tape: its rows are one item
+  void commit_runs(const std::vector<WireRun>& runs);  // several, whose rows the room was for
   // More rows for the last run of the open frame, if they go on with its trajectory or its one
   // lane; false: they need a run of their own.
   bool grow_run(const WireRun& run);

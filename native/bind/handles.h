@@ -86,8 +86,24 @@ struct TapeHandle {
 // A leaf of the record that says where trajectories begin and end.
 struct MarkSpec {
   Mark::Kind kind = Mark::none;
-  size_t offset = 0, count = 1;
+  size_t offset = 0, count = 1, bytes = 0;
 };
+
+// All of them, by role, as Boundaries.marks in Python gives them.
+class MarkSpecs {
+ public:
+  MarkSpecs(nb::dict marks, bool id_alone);
+  // Throws if one of them ends past the record.
+  void check(uint64_t record_size) const;
+  Marks of(const Rows& rows, size_t record_size) const;
+
+ private:
+  std::vector<std::pair<int, MarkSpec>> specs_;
+  bool id_alone_;
+};
+
+// Throws unless there is an env for each row, all of them numbers that lanes can have.
+void check_envs(const Seqs& envs, uint64_t rows);
 
 class WriterHandle {
  public:
@@ -131,7 +147,7 @@ class WriterHandle {
   void orphan(nb::list open);
 
  private:
-  Marks marks(const Rows& rows) const;
+  Marks marks(const Rows& rows) const { return marks_.of(rows, tape_.tape.record_size()); }
   std::vector<Column> columns_of(nb::list arrays, nb::list offsets, uint64_t rows) const;
   bool mine() const;  // no other thread or process had it last
   void claim();
@@ -142,8 +158,8 @@ class WriterHandle {
 
   TapeHandle& tape_;
   Writer writer_;
-  std::vector<std::pair<int, MarkSpec>> specs_;
-  bool id_alone_, stage_;
+  const MarkSpecs marks_;
+  bool stage_;
   std::vector<uint8_t> scratch_;
   nb::object staged_;
   Sender sender_;

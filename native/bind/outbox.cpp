@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "../env_runs.h"
 #include "../flight.h"
 #include "../gather.h"
 #include "handles.h"
@@ -32,7 +33,8 @@ WireRun wire_run(uint64_t rows, uint32_t flags, int64_t traj_id, int64_t version
 // Room in an outbox, given back unless what was written to it is committed.
 class Filling {
  public:
-  Filling(Outbox& outbox, uint64_t rows) : outbox_(outbox), rows_(rows), at(outbox.room(rows)) {}
+  Filling(Outbox& outbox, uint64_t rows, uint64_t runs = 1)
+      : outbox_(outbox), rows_(rows), at(outbox.room(rows, runs)) {}
   ~Filling() {
     if (!done_) outbox_.cancel();
   }
@@ -48,6 +50,10 @@ class Filling {
   }
   void run(const WireRun& run, bool may_grow) {
     if (!may_grow || !outbox_.grow_run(run)) outbox_.commit_run(run);
+    done_ = true;
+  }
+  void runs(const std::vector<WireRun>& runs) {
+    outbox_.commit_runs(runs);
     done_ = true;
   }
 
@@ -70,7 +76,38 @@ bool pack(Outbox& o, const Plan& plan, nb::handle tree) {
   return true;
 }
 
+// The envs of a client's steps, with the marks of its records.
+struct EnvRunsHandle {
+  EnvRunsHandle(nb::dict marks, bool id_alone) : marks(marks, id_alone) {}
+  MarkSpecs marks;
+  EnvRuns runs;
+};
+
+void add_env_rows(Outbox& o, EnvRunsHandle& envs, nb::list arrays, Seqs leaves, Seqs whose,
+                  int64_t next_id) {
+  const uint64_t n = whose.shape(0);
+  if (n == 0) throw std::invalid_argument("add_env_rows: no rows");
+  check_envs(whose, n);
+  envs.marks.check(o.record_size());
+  const auto columns = columns_from(arrays, leaves, n, o.record_size());
+  Filling filling(o, n, n);
+  join_columns(rows_of(columns, n), o.record_size(), filling.at);
+  Rows rows;
+  rows.n = n;
+  rows.records = filling.at;
+  const Marks marks = envs.marks.of(rows, o.record_size());
+  const std::vector<WireRun>& told = envs.runs.tell(n, whose.data(), marks, next_id);
+  if (n == 1)
+    filling.run(told[0], true);
+  else
+    filling.runs(told);
+  envs.runs.commit();
+}
+
 void bind_gathering(nb::module_& m) {
+  nb::class_<EnvRunsHandle>(m, "EnvRuns")
+      .def(nb::init<nb::dict, bool>(), nb::arg("marks"), nb::arg("id_alone"))
+      .def_prop_ro("any_open", [](const EnvRunsHandle& e) { return e.runs.any_open(); });
   nb::class_<OutFrame>(m, "OutFrame", nb::type_slots(out_slots))
       .def_ro("first", &OutFrame::first)
       .def_ro("items", &OutFrame::items)
@@ -132,6 +169,9 @@ void bind_gathering(nb::module_& m) {
           },
           nb::arg("arrays"), nb::arg("leaves").noconvert(), nb::arg("n"), nb::arg("flags"),
           nb::arg("traj_id"), nb::arg("version"), nb::arg("lanes"), nb::arg("may_grow"))
+      .def("add_env_rows", &add_env_rows, nb::arg("envs"), nb::arg("arrays"),
+           nb::arg("leaves").noconvert(), nb::arg("whose").noconvert(), nb::arg("next_id"),
+           "Rows of these envs in one frame, a run for each.")
       .def("take", &Outbox::take, nb::arg("open"))
       .def_prop_ro("next", &Outbox::next);
 }

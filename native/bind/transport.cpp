@@ -444,6 +444,7 @@ void bind_board(nb::module_& m) {
 
 void bind_transport(nb::module_& m) {
   m.attr("FRAME_HEADER") = kFrameHeader;
+  m.attr("RUN_BYTES") = kRunBytes;
   m.attr("MAX_LANES") = kMaxLanes;
   m.attr("MAX_CONNECTIONS") = kMaxConnections;
   m.attr("PRODUCERS") = kProducers;

@@ -71,36 +71,35 @@ Mark* mark_of(Marks& m, int role) {
 // Lanes have memory up to the highest one.
 constexpr int64_t kMostEnvs = 1 << 20;
 
+}  // namespace
+
 void check_envs(const Seqs& envs, uint64_t rows) {
   if (envs.shape(0) != rows) throw std::invalid_argument("envs: expected one for each row");
   for (uint64_t i = 0; i < rows; ++i)
     if (envs.data()[i] < 0 || envs.data()[i] >= kMostEnvs)
       throw std::invalid_argument("envs: expected numbers from 0 to MOST_ENVS - 1");
 }
-}  // namespace
 
-WriterHandle::WriterHandle(TapeHandle& tape, nb::dict marks, bool id_alone, bool stage)
-    : tape_(tape),
-      writer_(tape.tape, random_id()),
-      id_alone_(id_alone),
-      stage_(stage),
-      thread_(thread_number()),
-      generation_(fork_generation.load()) {
+MarkSpecs::MarkSpecs(nb::dict marks, bool id_alone) : id_alone_(id_alone) {
   for (int role = 0; role < 7; ++role) {
     if (!marks.contains(kRoles[role])) continue;
     const auto t = nb::cast<nb::tuple>(marks[kRoles[role]]);
+    const auto itemsize = nb::cast<size_t>(t[1]);
     MarkSpec spec;
-    spec.kind = mark_kind(nb::cast<std::string>(t[0])[0], nb::cast<size_t>(t[1]));
+    spec.kind = mark_kind(nb::cast<std::string>(t[0])[0], itemsize);
     spec.offset = nb::cast<size_t>(t[2]);
     spec.count = nb::cast<size_t>(t[3]);
-    if (tape.tape.attached())
-      check_place(spec.offset, spec.count * nb::cast<size_t>(t[1]), tape.tape.record_size(),
-                  "Writer");
+    spec.bytes = spec.count * itemsize;
     specs_.emplace_back(role, spec);
   }
 }
 
-Marks WriterHandle::marks(const Rows& rows) const {
+void MarkSpecs::check(uint64_t record_size) const {
+  for (const auto& item : specs_)
+    check_place(item.second.offset, item.second.bytes, record_size, "Writer");
+}
+
+Marks MarkSpecs::of(const Rows& rows, size_t record_size) const {
   Marks m;
   m.id_alone = id_alone_;
   for (const auto& item : specs_) {
@@ -108,7 +107,7 @@ Marks WriterHandle::marks(const Rows& rows) const {
     mark.count = item.second.count;
     if (rows.records != nullptr) {
       mark.data = rows.records + item.second.offset;
-      mark.stride = tape_.tape.record_size();
+      mark.stride = record_size;
     } else {
       for (size_t c = 0; c < rows.n_columns; ++c)
         if (rows.columns[c].offset == item.second.offset && rows.columns[c].bytes > 0) {
@@ -120,6 +119,16 @@ Marks WriterHandle::marks(const Rows& rows) const {
     mark.kind = item.second.kind;
   }
   return m;
+}
+
+WriterHandle::WriterHandle(TapeHandle& tape, nb::dict marks, bool id_alone, bool stage)
+    : tape_(tape),
+      writer_(tape.tape, random_id()),
+      marks_(marks, id_alone),
+      stage_(stage),
+      thread_(thread_number()),
+      generation_(fork_generation.load()) {
+  if (tape.tape.attached()) marks_.check(tape.tape.record_size());
 }
 
 bool WriterHandle::mine() const {

@@ -277,6 +277,7 @@ class View:
 def stored_zip(data: bytes) -> list[tuple[bytes, int, int]] | None: ...
 
 FRAME_HEADER: int
+RUN_BYTES: int
 MAX_CONNECTIONS: int
 MAX_LANES: int
 PRODUCERS: int
@@ -395,6 +396,11 @@ class OutFrame:
     @property
     def head(self) -> bytes: ...
 
+class EnvRuns:
+    def __init__(self, marks: dict[str, Any], id_alone: bool) -> None: ...
+    @property
+    def any_open(self) -> bool: ...
+
 class Outbox:
     def __init__(self, record_size: int, padded: bool, first: int, frame_bytes: int) -> None: ...
     def pack(self, plan: Plan, tree: Any) -> bool: ...
@@ -421,6 +427,9 @@ class Outbox:
         version: int,
         lanes: int,
         may_grow: bool,
+    ) -> None: ...
+    def add_env_rows(
+        self, envs: EnvRuns, arrays: list[Array], leaves: Array, whose: Array, next_id: int
     ) -> None: ...
     def take(self, open: bool) -> OutFrame | None: ...
     @property

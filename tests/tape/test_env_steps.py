@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import contig
-from contig import LayoutError, LazyTensorStorage, RemoteReplayBuffer, ReplayBuffer, SharedStorage
+from contig import LayoutError, LazyTensorStorage, ReplayBuffer, SharedStorage
 from contig.tape.disk import DiskStorage
-from tests.remote.serving import HOST, serving
+from tests.remote.serving import serving
 
 ENVS = 6
 
@@ -77,8 +77,11 @@ class Machine(RuleBasedStateMachine):
         seqs = self.buffer.add_step(step, **how)
         kept = [i for i, k in enumerate(keep) if k]
         new = self.envs.go_on([envs[i] for i in kept], [done[i] for i in kept])
-        assert seqs.tolist() == list(range(len(self.rows), len(self.rows) + len(new)))
+        self.check_seqs(seqs, len(new))
         self.rows += new
+
+    def check_seqs(self, seqs: Any, new: int) -> None:
+        assert seqs.tolist() == list(range(len(self.rows), len(self.rows) + new))
 
     @rule(data=st.data())
     def whole(self, data: Any) -> None:
@@ -245,24 +248,6 @@ def served() -> Iterator[tuple[Any, Any]]:
         buffer = ReplayBuffer(storage, batch_size=4)
         with serving(buffer) as server:
             yield buffer, server
-
-
-def test_over_the_network(served: tuple[Any, Any]) -> None:
-    buffer, server = served
-    with RemoteReplayBuffer(HOST, server.port) as far:
-        for t in range(4):
-            far.add_step(step([(0, t), (1, t)], [t == 1, False]), mask=[True, True])
-        with pytest.raises(LayoutError, match="2 envs"):
-            far.add_step(step([(0, 4)]))
-        for how in ({"env_ids": [1, 0]}, {"mask": [True, False]}):
-            with pytest.raises(LayoutError, match=r"one client\.writer\(\) for each env"):
-                far.add_step(step([(0, 4), (1, 4)]), **how)
-        far.flush(30)
-    assert episodes(buffer.storage) == [
-        [(0, 0), (0, 1)],
-        [(1, 0), (1, 1), (1, 2), (1, 3)],
-        [(0, 2), (0, 3)],
-    ]
 
 
 def test_over_shared_memory(served: tuple[Any, Any]) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Writer", "batch_ndim_of"]
 
-# native/writer.h: enum class Continue
+# native/trajectories.h: enum class Continue
 _NEW, _IF_OPEN, _TOLD = 0, 1, 2
 # native/bind/handles.h: what the lanes of an append are
 _ONE_LANE, _LEADING_DIMS, _EACH_ROW = 0, 1, 2
@@ -231,6 +231,7 @@ class Writer:
         by_place = lanes_are == _EACH_ROW and envs is None
         if by_place:
             check_total(self._native.envs, rows)
+            envs = np.arange(rows, dtype=np.int64)
         elif envs is not None and len(envs) != rows:
             raise LayoutError(f"{rows} rows for {len(envs)} env_ids")
         lanes = {_ONE_LANE: 1, _EACH_ROW: rows}.get(lanes_are) or rows // batch[-1]

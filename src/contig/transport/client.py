@@ -155,8 +155,8 @@ class TcpClient:
         self._need_tape().extend(data, continues)
 
     def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> None:
-        """Sends one step of B envs to a tape, row b going on with env b. Steps of some of them
-        (`env_ids`, `mask`) need a `writer` for each env."""
+        """Sends one step of B envs, or of some of them, to a tape as `ReplayBuffer.add_step` takes
+        it. Those of some are refused once this client has used `send` or `extend`."""
         self._need_tape().add_step(step, env_ids, mask)
 
     def send_trajectory(self, tree: Any, **end: Any) -> None:

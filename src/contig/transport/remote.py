@@ -81,8 +81,8 @@ class RemoteReplayBuffer:
         self._client.extend(data, continues=continues)
 
     def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> None:
-        """Sends one step of B envs, row b going on with env b. Steps of some of them (`env_ids`,
-        `mask`) need a `TcpClient.writer` for each env."""
+        """Sends one step of B envs, or of some of them; see `Writer.add_step`. Those of some are
+        refused once this client has used `add` or `extend`."""
         self._client.add_step(step, env_ids, mask)
 
     def extend_trajectory(self, data: Any, **end: Any) -> None:

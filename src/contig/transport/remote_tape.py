@@ -2,16 +2,26 @@
 
 `Writer` does the same work as for a storage here (casts, flags, lanes); what it hands to native
 code goes to the link's outbox.
+
+Where trajectories begin and end is found out on one side only:
+
+    add, extend, whole steps   the server's, by the lanes of its writer
+    steps of some envs         this one's: a server's lanes have no gaps, and such steps do
+
+A trajectory that began on one side cannot go on on the other: from the first `add_step` with
+`env_ids` or `mask` on, all steps are found out here.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from .. import _native
 from ..errors import ClosedError, LayoutError
 from ..tape.schema import Schema
 from ..tape.writer import Writer
@@ -36,13 +46,13 @@ class RemoteTape:
             )
         self.schema = Schema.from_bytes(json.dumps(schema).encode())
         self._link = link
-        self._ids = producer
-        self._writer = Writer(_Rows(link, self.schema))  # type: ignore[arg-type]
+        self._ids = _Ids(producer)
+        self._rows = _Rows(link, self.schema, self._ids)
+        self._writer = Writer(self._rows)  # type: ignore[arg-type]
 
     def next_id(self) -> int:
         """A trajectory id that nobody else has."""
-        self._ids = (self._ids + 1) & (2**63 - 1)
-        return self._ids
+        return self._ids.take(1)
 
     def add(self, tree: Any) -> None:
         self._link.add(partial(self._writer.add, tree))
@@ -51,7 +61,12 @@ class RemoteTape:
         self._link.add(partial(self._writer.extend, data, continues))
 
     def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> None:
-        self._link.add(partial(self._writer.add_step, step, env_ids, mask))
+        self._link.add(partial(self._add_step, step, env_ids, mask))
+
+    def _add_step(self, step: Any, env_ids: Any, mask: Any) -> None:
+        if env_ids is not None or mask is not None:
+            self._rows.some_envs = True
+        self._writer.add_step(step, env_ids, mask)
 
     def extend_trajectory(self, data: Any, **end: Any) -> None:
         self._link.add(partial(self._writer.extend_trajectory, data, **end))
@@ -64,14 +79,30 @@ class RemoteTape:
         add(partial(self._link.outbox.add_run, record, flags, traj_id, version, 0, True))
 
 
+class _Ids:
+    """Trajectory ids that nobody else has: a client's own number, and up."""
+
+    def __init__(self, producer: int) -> None:
+        self._last = producer
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> int:
+        """The first of some ids in a row; behind the largest comes 0."""
+        with self._lock:
+            first = (self._last + 1) & (2**63 - 1)
+            self._last = (self._last + count) & (2**63 - 1)
+        return first
+
+
 class _Rows:
     """What a Writer asks of a storage. Apart from the tape, so that no cycle keeps a link alive."""
 
     capacity = 1 << 62
 
-    def __init__(self, link: Link, schema: Schema) -> None:
-        self.link, self.schema = link, schema
+    def __init__(self, link: Link, schema: Schema, ids: _Ids) -> None:
+        self.link, self.schema, self.ids = link, schema, ids
         self.ndim = link.ndim
+        self.some_envs = False  # steps come with env_ids or masks
 
     def check_open(self) -> None:
         if self.link.session.closing:
@@ -89,16 +120,26 @@ class _Runs:
     envs = 0
 
     def __init__(self, rows: _Rows) -> None:
-        self._link = rows.link
+        self._rows = rows
+        self._link, self._ids = rows.link, rows.ids
         self._layout = rows.schema.layout
+        boundaries = rows.schema.boundaries
+        self._by_id = boundaries.id is not None
+        self._envs = _native.EnvRuns(rows.schema.marks, boundaries.traj_key is not None)
+        self._stepped = False  # rows were told whose they are
+        self._lanes_there = False  # the server has lanes, perhaps with open trajectories
 
     def orphan(self, orphans: list[Any]) -> None:
         """Nothing was open before."""
 
     def add(self, plan: Any, tree: Any) -> int:
+        self._check_lanes()
         outbox = self._link.outbox
         flags = wire.MARKED | wire.GOES_ON
-        return 0 if outbox.pack_row(plan, tree, flags, -1, -1, 1) else -1
+        if not outbox.pack_row(plan, tree, flags, -1, -1, 1):
+            return -1
+        self._used_lanes()
+        return 0
 
     def extend(self, *args: Any) -> int:
         return -1  # the general way, which makes columns
@@ -112,14 +153,49 @@ class _Runs:
         rule: int,
         envs: Array | None = None,
     ) -> int:
-        if envs is not None:
-            raise LayoutError(
-                "add_step: steps of some envs do not go over the network; use one client.writer() "
-                "for each env, or give all rows without env_ids and mask"
-            )
+        whole = envs is None or (self._lanes_there and _by_place(envs))
+        if envs is not None and self._rows.some_envs and not whole:
+            self._add_envs(columns, rows, envs)
+            return 0
+        self._check_lanes()
         flags = wire.MARKED | _RULES[rule]
         self._add(columns, rows, flags, -1, -1, lanes, lanes == 1)
+        self._used_lanes()
         return 0
+
+    def _check_lanes(self) -> None:
+        """Before rows whose trajectories the server finds out: those of steps are not among them.
+
+        With ids that is so by itself.
+        """
+        if not self._lanes_there and not self._by_id and self._envs.any_open:
+            raise LayoutError(
+                "add and extend: trajectories of add_step are open, and over the network other "
+                "rows do not go on with them; use send_trajectory, another client for these rows, "
+                "or end those trajectories before"
+            )
+
+    def _used_lanes(self) -> None:
+        if not (self._stepped and self._by_id):
+            self._lanes_there = True
+
+    def _add_envs(self, columns: list[Any], rows: int, envs: Array) -> None:
+        if self._lanes_there:
+            raise LayoutError(
+                "add_step: over the network steps of some envs do not go on with rows that this "
+                "client sent by add, extend or add_step without env_ids and mask; give add_step "
+                "one of them from its first step on, or use another client"
+            )
+        each = self._layout.record_size + wire.RUN_BYTES
+        most = (self._link.max_frame - wire.HEADER_BYTES) // each
+        if most == 0:
+            raise self._too_large(1)
+        for at in range(0, rows, most):
+            n = min(most, rows - at)
+            parts = [c[at * (len(c) // rows) :][: n * (len(c) // rows)] for c in columns]
+            whose, first = envs[at : at + n], self._ids.take(n)
+            self._link.outbox.add_env_rows(self._envs, parts, self._layout.table, whose, first)
+        self._stepped = True
 
     def append_whole(
         self,
@@ -134,11 +210,21 @@ class _Runs:
         return 0
 
     def _add(self, columns: list[Any], rows: int, *told: Any) -> None:
-        size = self._layout.record_size
-        most = self._link.max_frame - wire.HEADER_BYTES - 32
-        if rows * size > most:
-            raise LayoutError(
-                f"{rows} rows of {size} bytes are more than the server's largest frame "
-                f"({most} bytes): send fewer at a time, or raise TcpTransport(max_frame=)"
-            )
+        if rows * self._layout.record_size > self._most:
+            raise self._too_large(rows)
         self._link.outbox.add_columns(columns, self._layout.table, rows, *told)
+
+    @property
+    def _most(self) -> int:
+        """Bytes of records that a frame with one run may have."""
+        return self._link.max_frame - wire.HEADER_BYTES - wire.RUN_BYTES
+
+    def _too_large(self, rows: int) -> LayoutError:
+        return LayoutError(
+            f"{rows} rows of {self._layout.record_size} bytes are more than the server's largest "
+            f"frame ({self._most} bytes): send fewer at a time, or raise TcpTransport(max_frame=)"
+        )
+
+
+def _by_place(envs: Array) -> bool:
+    return bool((envs == np.arange(len(envs))).all())

@@ -28,6 +28,7 @@ LEAST_HEARTBEAT_S, MOST_HEARTBEAT_S = 0.05, 86400.0
 MAX_REQUESTS = 64  # of one connection, not yet answered
 MAX_REQUEST_BYTES = 8 << 20  # of their payloads, if there is more than one
 HEADER_BYTES = _native.FRAME_HEADER
+RUN_BYTES = _native.RUN_BYTES
 MAX_LANES = _native.MAX_LANES  # of a run
 
 _TLS_RECORDS = (b"\x15", b"\x16")  # an alert, a handshake
