@@ -1,5 +1,6 @@
 #include "trajectories.h"
 
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -14,6 +15,26 @@ T load(const uint8_t* p) {
   T v;
   std::memcpy(&v, p, sizeof(T));
   return v;
+}
+
+float from_bf16(uint16_t bits) {
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float v;
+  std::memcpy(&v, &wide, sizeof(v));
+  return v;
+}
+
+float from_f16(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  float v;
+  if (exponent == 31)
+    v = fraction != 0 ? std::numeric_limits<float>::quiet_NaN()
+                      : std::numeric_limits<float>::infinity();
+  else if (exponent == 0)
+    v = std::ldexp(static_cast<float>(fraction), -24);
+  else
+    v = std::ldexp(static_cast<float>(fraction + 1024), exponent - 25);
+  return (bits & 0x8000) != 0 ? -v : v;
 }
 
 template <class F>
@@ -33,6 +54,10 @@ auto visit(const Mark& m, const uint8_t* p, F f) {
       return f(load<int64_t>(p));
     case Mark::u64:
       return f(load<uint64_t>(p));
+    case Mark::f16:
+      return f(from_f16(load<uint16_t>(p)));
+    case Mark::bf16:
+      return f(from_bf16(load<uint16_t>(p)));
     case Mark::f32:
       return f(load<float>(p));
     case Mark::f64:
@@ -46,6 +71,8 @@ size_t item_bytes(Mark::Kind kind) {
   switch (kind) {
     case Mark::i16:
     case Mark::u16:
+    case Mark::f16:
+    case Mark::bf16:
       return 2;
     case Mark::i32:
     case Mark::u32:

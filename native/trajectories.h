@@ -13,7 +13,7 @@ namespace contig {
 
 // A per-row scalar of the data, wherever it lies: in records or in a column.
 struct Mark {
-  enum Kind { none, b1, i8, u8, i16, u16, i32, u32, i64, u64, f32, f64 };
+  enum Kind { none, b1, i8, u8, i16, u16, i32, u32, i64, u64, f16, bf16, f32, f64 };
   Kind kind = none;
   const uint8_t* data = nullptr;
   size_t stride = 0;

@@ -40,7 +40,9 @@ Mark::Kind mark_kind(char kind, size_t itemsize) {
     case 'u':
       return uints[log];
     case 'f':
-      return itemsize == 4 ? Mark::f32 : itemsize == 8 ? Mark::f64 : Mark::none;
+      return itemsize == 2 ? Mark::f16 : itemsize == 4 ? Mark::f32 : Mark::f64;
+    case 'V':  // what numpy has no kind for
+      return Mark::bf16;
     default:
       return Mark::none;
   }

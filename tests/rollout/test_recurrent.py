@@ -107,7 +107,7 @@ def test_states_must_fit():
     storage.add_transitions(transition(0, ENVS, hidden_states=(states(0), None)))
     with pytest.raises(LayoutError, match="of the actor: missing at this step, given "):
         storage.add_transitions(transition(1, ENVS))
-    with pytest.raises(LayoutError, match="of the actor: shapes .* as at first"):
+    with pytest.raises(LayoutError, match=r"of the actor: \(torch.float32 .* as at first"):
         storage.add_transitions(transition(1, ENVS, hidden_states=((states(0), states(0)), None)))
     assert storage.step == 1
     storage.clear()
@@ -171,3 +171,29 @@ def test_a_state_that_is_forgotten_later_is_refused():
         with pytest.raises(LayoutError, match="hidden_states of the actor: expected"):
             storage.add_transitions(transition(2, 2, hidden_states=(wrong, None)))
     assert storage.step == 2
+
+
+def test_states_keep_their_dtype() -> None:
+    """A new rollout may bring another one; within one it may not change."""
+    storage = RolloutStorage(2, 3, (1,), None, (1,))
+
+    def add(state: torch.Tensor) -> None:
+        t = RolloutStorage.Transition()
+        t.observations, t.actions = torch.zeros(2, 1), torch.zeros(2, 1)
+        t.rewards, t.dones, t.values = torch.ones(2), torch.zeros(2), torch.zeros(2, 1)
+        t.actions_log_prob, t.hidden_states = torch.zeros(2), (state, None)
+        storage.add_transitions(t)
+
+    exact = torch.full((1, 2, 4), 1 / 3)
+    for _ in range(3):
+        add(exact.bfloat16())
+    storage.clear()
+    add(exact)
+    with pytest.raises(LayoutError, match=r"bfloat16 .*expected torch.float32"):
+        add(exact.bfloat16())
+    add(exact)
+    add(exact)
+    storage.compute_returns(torch.zeros(2, 1), 0.9, 0.9)
+    (batch,) = storage.recurrent_mini_batch_generator(1, 1)
+    assert batch.hidden_states[0].dtype == torch.float32
+    assert (batch.hidden_states[0] == exact[0, 0, 0]).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import contig
@@ -209,3 +210,13 @@ def test_window_with_nothing_in_it_says_what_it_is() -> None:
 def test_bounds_that_make_no_sense(bounds: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         WindowSampler(**bounds)
+
+
+def test_whole_floats_are_numbers() -> None:
+    storage = contig.LazyTensorStorage(10)
+    sampler = WindowSampler(last_rows=2.0, last_trajectories=3.0, max_staleness=0.0)  # type: ignore[arg-type]
+    buffer = ReplayBuffer(storage, sampler, batch_size=8, seed=0)
+    buffer.extend({"x": np.arange(5), "next": {"done": np.zeros(5, bool)}})
+    assert set(buffer.sample()["x"].tolist()) <= {3, 4}
+    with pytest.raises(ValueError, match="last_rows"):
+        WindowSampler(last_rows=1.5)  # type: ignore[arg-type]

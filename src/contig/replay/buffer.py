@@ -19,7 +19,13 @@ import numpy as np
 from ..arguments import check_kind, whole, whole_numbers
 from ..batch import Batch
 from ..convert import as_array
-from ..errors import ClosedError, EmptyBufferError, NothingEligibleError, RateLimitError
+from ..errors import (
+    ClosedError,
+    EmptyBufferError,
+    LayoutError,
+    NothingEligibleError,
+    RateLimitError,
+)
 from ..sample import Index, RandomSampler, RateLimiter, Rng, Sampler
 from ..tape import LazyTensorStorage, Storage
 from ..tape.env_step import EnvStep
@@ -121,7 +127,14 @@ class ReplayBuffer:
         some = EnvStep.of(step, env_ids, mask)
         if some.envs is None or len(some.envs):
             if self._on_write is not None:
-                some = some._replace(data=self._on_write(Batch.from_tree(some.data, 1)))
+                given = Batch.from_tree(some.data, 1)
+                some = some._replace(data=self._on_write(given))
+                rows = _rows_of(some.data, 1)
+                if rows != len(given):
+                    raise LayoutError(
+                        f"add_step: the transform made {rows} rows of {len(given)}, and whose they "
+                        "are is not known then; leave rows out by mask= instead"
+                    )
             if self.limiter is not None:
                 self.limiter.await_insert(self.storage, _rows_of(some.data, 1))
         return self.storage.default_writer.add_env_step(some)

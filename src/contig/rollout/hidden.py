@@ -73,10 +73,13 @@ class HiddenStates:
                     "hidden]"
                 )
         if kept is not None:
-            expected = [list(t.shape[1:]) for t in kept.tensors]
-            came = [list(t.shape) for t in tensors]
+            expected = [(list(t.shape[1:]), t.dtype) for t in kept.tensors]
+            came = [(list(t.shape), t.dtype) for t in tensors]
             if came != expected or pair != kept.pair:
-                raise LayoutError(f"{name}: shapes {came}, expected {expected} as at first")
+                raise LayoutError(
+                    f"{name}: {_shown(came, pair)}, expected {_shown(expected, kept.pair)} as at "
+                    "first"
+                )
         return tensors, pair
 
     def write(self, row: int, rows: int, states: list[States]) -> None:
@@ -87,10 +90,7 @@ class HiddenStates:
                 continue
             tensors, pair = given
             kept = self.kept[who]
-            fits = kept is not None and [t.shape[1:] for t in kept.tensors] == [
-                t.shape for t in tensors
-            ]
-            if kept is None or not fits:
+            if kept is None or kept.pair != pair or not _fit(kept.tensors, tensors):
                 new = tuple(
                     torch.zeros(rows, *t.shape, dtype=t.dtype, device=t.device) for t in tensors
                 )
@@ -128,3 +128,16 @@ class HiddenStates:
             found = take_rows(tensor.reshape(-1, width), rows.reshape(-1))
             out.append(found.view(layers, -1, width))
         return tuple(out) if kept.pair else out[0]
+
+
+def _fit(kept: tuple[Tensor, ...], given: tuple[Tensor, ...]) -> bool:
+    """Whether states can be rows of these tensors, as they are."""
+    return len(kept) == len(given) and all(
+        mine.shape[1:] == new.shape and mine.dtype == new.dtype and mine.device == new.device
+        for mine, new in zip(kept, given)
+    )
+
+
+def _shown(tensors: list[tuple[list[int], torch.dtype]], pair: bool) -> str:
+    texts = [f"{dtype} {shape}" for shape, dtype in tensors]
+    return f"({', '.join(texts)})" if pair else texts[0]

@@ -40,11 +40,10 @@ class WindowSampler(Sampler):
             raise ValueError(f"WindowSampler needs one of {', '.join(bounds)}")
         for name, value in bounds.items():
             least = 0 if name == "max_staleness" else 1
-            if value is not None:
-                whole(name, value, least)
-        self.last_trajectories = last_trajectories
-        self.last_rows = last_rows
-        self.max_staleness = max_staleness
+            bounds[name] = None if value is None else whole(name, value, least)
+        self.last_trajectories = bounds["last_trajectories"]
+        self.last_rows = bounds["last_rows"]
+        self.max_staleness = bounds["max_staleness"]
         self.traj_key, self.end_key = self.sampler.traj_key, self.sampler.end_key
 
     def window(self, index: Index) -> Window:

@@ -24,8 +24,15 @@ _INIT: Path = ("is_init",)
 _VERSION: Path = ("collector", "policy_version")
 
 
+def _mark_kind(leaf: Leaf) -> str | None:
+    """The kind of its numbers as the native writer knows them, or None: it cannot read those."""
+    if leaf.dtype.name == "bfloat16":  # numpy has no kind for it
+        return "V"
+    return leaf.dtype.kind if leaf.dtype.kind in "biuf" and leaf.dtype.itemsize <= 8 else None
+
+
 def _one_per_row(leaf: Leaf | None) -> bool:
-    return leaf is not None and leaf.shape in ((), (1,)) and leaf.dtype.kind in "biuf"
+    return leaf is not None and leaf.shape in ((), (1,)) and _mark_kind(leaf) is not None
 
 
 def _usable(layout: Layout, path: Path) -> bool:
@@ -121,14 +128,13 @@ class Boundaries:
         out: dict[str, tuple[str, int, int, int]] = {}
         for role, path in paths.items():
             leaf = layout.by_path.get(path) if path is not None else None
-            if leaf is None or leaf.dtype.kind not in "biuf" or leaf.nbytes == 0:
+            kind = None if leaf is None else _mark_kind(leaf)
+            if leaf is None or kind is None or leaf.nbytes == 0:
                 continue
             if role != "reward" and not _one_per_row(leaf):
                 continue
-            if leaf.dtype.kind == "f" and leaf.dtype.itemsize not in (4, 8):
-                continue
             count = leaf.nbytes // leaf.dtype.itemsize
-            out[role] = (leaf.dtype.kind, leaf.dtype.itemsize, leaf.offset, count)
+            out[role] = (kind, leaf.dtype.itemsize, leaf.offset, count)
         return out
 
     def to_json(self) -> dict[str, Any]:

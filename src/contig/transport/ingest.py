@@ -142,9 +142,12 @@ async def _serve(control: socket.socket) -> None:
     hub.stats = HubStats.going_on(config["counters"])
 
     async def answer() -> None:
-        while True:
-            token, size = ANSWER.unpack(await answers.readexactly(ANSWER.size))
-            hub.answer(token, await answers.readexactly(size))
+        try:
+            while True:
+                token, size = ANSWER.unpack(await answers.readexactly(ANSWER.size))
+                hub.answer(token, await answers.readexactly(size))
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the learner is gone: the control socket says so too
 
     async def outlive_nobody() -> None:
         # A child of the learner may hold the control socket open after the learner died.

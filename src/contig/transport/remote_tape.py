@@ -51,7 +51,8 @@ class RemoteTape:
         self._writer = Writer(self._rows)  # type: ignore[arg-type]
 
     def next_id(self) -> int:
-        """A trajectory id that nobody else has."""
+        """A trajectory id that nobody else has. Raises if nothing can be sent any more."""
+        self._link.check()
         return self._ids.take(1)
 
     def add(self, tree: Any) -> None:

@@ -27,7 +27,7 @@ class StepTarget(Protocol):
     schema: Schema
 
     def next_id(self) -> int:
-        """A trajectory id that nobody else has."""
+        """A trajectory id that nobody else has. Raises if nothing can be sent any more."""
 
     def send_part(
         self, record: Array, flags: int, traj_id: int, version: int, wait: bool = True
@@ -59,12 +59,12 @@ class StreamWriter:
             LayoutError: the step does not fit; nothing changes.
         """
         record = self._pack(step)
+        if self._traj_id is None:
+            self._traj_id = self._tape.next_id()
         self._flush(0)
         if policy_version is None:
             policy_version = _version(self._tape.schema, record)
         self._held = (record, policy_version)
-        if self._traj_id is None:
-            self._traj_id = self._tape.next_id()
 
     def end_episode(self, *, terminated: bool | None = None, truncated: bool | None = None) -> None:
         """Ends the trajectory at the step appended last.
