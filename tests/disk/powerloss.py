@@ -138,6 +138,7 @@ class Disk:
         self.transactions: list[Transaction] = []
         self._note = note
         self._nodes: dict[int, File | Folder] = {}
+        self.replaced = False  # what is noted took the place of everything
         self.interlude: Callable[[], None] | None = None  # something to do during a sync
         self.full = -1  # writes until the disk is full, for one of them
         self.torn = 64  # bytes of it that are not written
@@ -308,7 +309,9 @@ class Disk:
     def _around_replace(self, call: Any) -> Any:
         def replace(index: DiskIndex, changes: Changes, loads: int) -> None:
             call(index, changes, loads)
+            self.replaced = True
             self.transacted(index.path, True, self._note(changes))
+            self.replaced = False
 
         return replace
 

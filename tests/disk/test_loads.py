@@ -141,6 +141,14 @@ def failing(name: str, at: int, error: BaseException, patch: Any) -> Callable[[]
     return lambda: count
 
 
+def _follows(reader: DiskStorage, expected: list[tuple[int, int]]) -> None:
+    def there() -> bool:
+        reader.poll()
+        return items(reader) == expected
+
+    until(there, "the reader follows")
+
+
 @THINNED
 @pytest.mark.parametrize("error", (OSError(errno.ENOSPC, "No space left on device"), _Stop()))
 @pytest.mark.parametrize(("to", "checkpoint"), CASES)
@@ -177,7 +185,7 @@ def test_a_call_fails(
                 assert items(storage) == expected, (name, at)
                 assert (buffer.state()["rng"] == Rng(1).state()) == (expected == before)
                 storage.flush()
-                until(lambda: (reader.poll(), items(reader) == expected)[1], f"{name}, {at}")
+                _follows(reader, expected)
                 fill(storage, 900, 1)
                 whole = items(storage)
             assert found(path) == whole, (name, at)

@@ -86,7 +86,7 @@ class Contents(NamedTuple):
         return np.unique(self.entries[:, ORDINAL])
 
     def numbered(self) -> tuple[Array, int, int]:
-        """The index as a tape takes it: its words, and the numbers from which and before which it has."""
+        """The index as a tape takes it: its words, its first number, and the one behind."""
         entries = np.ascontiguousarray(self.entries, np.int64)
         first = int(entries[0, NUMBER]) if len(entries) else 0
         return entries.reshape(-1).view(np.uint64), first, first + len(entries)

@@ -157,6 +157,8 @@ class DiskStorage(Storage):
             super().__init__(segment, ndim)
             if described is not None:
                 self._attach(described)
+                if not read_only and self._index is not None:
+                    tidy(self._directory, self._index.loads)
             if example is not None:
                 self.publish(Layout(plain_tree(example)[0]))
         except BaseException as error:
@@ -221,8 +223,6 @@ class DiskStorage(Storage):
             nbytes = min(bounds.nbytes or most_bytes, most_bytes)
             self._retention.bounds = bounds._replace(nbytes=nbytes)
             self._bounded = True
-        if not self.read_only:
-            tidy(self._directory, state.loads)
         folder = folder_of(self._root, state.loads)
         self._extents = Extents(folder, places, rows, stride, not self.read_only)
         tape.publish_stored(schema.layout.record_size, stride, shift, most)
@@ -531,9 +531,7 @@ class DiskStorage(Storage):
                     self.restored += 1
                 self._let_go_of(old)
 
-    def _take_over(
-        self, folder: Path, bounds: Any, load: Load, limiter: tuple[int, int]
-    ) -> None:
+    def _take_over(self, folder: Path, bounds: Any, load: Load, limiter: tuple[int, int]) -> None:
         """The rows in a folder, in place of those that were served so far."""
         assert self._extents is not None and self._rows is not None
         with self._retaining:
