@@ -176,8 +176,11 @@ def test_a_call_fails(
                     calls = failing(name, at, error, patch)
                     try:
                         buffer.load(other)
-                    except type(error):
+                    except type(error) as raised:
                         failed = True
+                        if isinstance(error, OSError):
+                            assert isinstance(raised, contig.StorageFull), raised
+                            assert "nothing was loaded" in str(raised)
                     reached = calls() >= at
                 expected = before if failed else after
                 if failed and isinstance(error, _Stop) and storage.restored:

@@ -11,6 +11,7 @@ are read through mappings, so a storage may be larger than memory.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -55,6 +56,7 @@ log = logging.getLogger("contig.disk")
 _MOST_ROWS = 1 << 30  # of a storage without a capacity
 _MOST_BYTES = 1 << 44  # of addresses
 _MOST_EXTENTS = 1 << 31
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskStorage(Storage):
@@ -347,7 +349,7 @@ class DiskStorage(Storage):
             self._extents.write(head, staged)
         except OSError as error:
             text = f"{self.path}: rows cannot be written: {error.strerror}; nothing was appended"
-            if error.errno in (28, 122):  # no space, over quota
+            if error.errno in _FULL:
                 raise StorageFull(error.errno, text) from error
             raise OSError(error.errno, text) from error
         # Rows that give way go before their places get new ones.
@@ -476,8 +478,11 @@ class DiskStorage(Storage):
                 if self._schema is None and layout is not None:
                     self.publish(layout)
                 self._change_over(load, contents, limiter)
-            except BaseException:
+            except BaseException as error:
                 load.undo()
+                if isinstance(error, OSError) and error.errno in _FULL:
+                    text = f"{self.path}: no room for the checkpoint; nothing was loaded"
+                    raise StorageFull(error.errno, text) from error
                 raise
 
     def _shape(self, layout: Layout | None) -> Shape:
