@@ -43,6 +43,7 @@ from .extents import Extents, extent_rows, row_stride
 from .failures import as_os_error
 from .folders import folder_of, next_number, remove, tidy
 from .index import FORMAT, DiskIndex
+from .linked import LinkedRows
 from .loading import Load, Shape, link_extents
 from .rebuild import put_old_aside
 from .retention import Bounds, Retention
@@ -576,6 +577,22 @@ class DiskStorage(Storage):
             "rows_per_extent": extents.rows,
             "salts": [] if self._rows is None else [list(s) for s in self._rows.salts],
         }
+
+    def first_extent_behind(self, seq: int) -> int:
+        """The first seq of a file, none of whose rows is before this one."""
+        assert self._extents is not None
+        return -(-seq // self._extents.rows) * self._extents.rows
+
+    def linked_contents(self) -> Contents:
+        """Everything in it, as another storage can take it in by links. Nobody may write."""
+        assert self._extents is not None and self._rows is not None
+        self._sync()
+        extents, size = self._extents, self.tape.record_size
+        rows = LinkedRows(extents.folder, size, extents.stride, extents.rows, self._rows.salts)
+        head, tail, _, _ = self.tape.snapshot()
+        words = self._entries()
+        words = words[np.argsort(words[:, 15])]
+        return Contents(rows, tail, head, words, int(self.tape.trajectories))
 
     def backup_index(self, path: Path) -> None:
         """A copy of the index as it is committed now, in a file of its own."""
