@@ -115,6 +115,9 @@ class Tape {
   // What another process appended to the same files: entries (16 words each, the last the number)
   // that are new, or the newest one grown; and the bounds then. With the lock.
   void follow(const uint64_t* entries, size_t n, const Snapshot& then, uint64_t trajectories);
+  // Throws what would make `restore` fail for these entries, and has memory for them. With the
+  // lock.
+  void prepare(const uint64_t* entries, uint64_t index_tail, uint64_t index_head);
   // Fills an empty tape from a checkpoint; without records, they are in their places. With the
   // lock.
   void restore(const uint8_t* records, uint64_t tail, uint64_t head, const uint64_t* entries,

@@ -248,13 +248,17 @@ void Tape::follow(const uint64_t* entries, size_t n, const Snapshot& then, uint6
   wake(h_->wake_word, h_->waiters);
 }
 
-void Tape::restore(const uint8_t* records, uint64_t tail, uint64_t head, const uint64_t* entries,
-                   uint64_t index_tail, uint64_t index_head, uint64_t trajectories) {
+void Tape::prepare(const uint64_t* entries, uint64_t index_tail, uint64_t index_head) {
   const uint64_t stamps = check_words(entries, index_head - index_tail, index_tail);
-  if (records != nullptr) reserve_data(0, head > tail ? h_->capacity : 0);
   reserve_chunks(index_tail, index_head);
   for (uint64_t place = 0; place < h_->reserved_chunks.load(relaxed); ++place)
     reserve_stamps(place, stamps);
+}
+
+void Tape::restore(const uint8_t* records, uint64_t tail, uint64_t head, const uint64_t* entries,
+                   uint64_t index_tail, uint64_t index_head, uint64_t trajectories) {
+  prepare(entries, index_tail, index_head);
+  if (records != nullptr) reserve_data(0, head > tail ? h_->capacity : 0);
   // Seqs become those of the checkpoint, so that priorities and indices still fit: for once they
   // may go back. Readers see it by `restores`, and repair by its being odd.
   h_->restores.fetch_add(1, std::memory_order_seq_cst);

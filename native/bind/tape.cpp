@@ -48,6 +48,16 @@ uint64_t gather_packed(const TapeHandle& t, Seqs seqs, Bytes out) {
   return lost_below(seqs.data(), seqs.shape(0), tail);
 }
 
+// Raises what would make `restore_stored` of these entries fail, and has the memory for them.
+void prepare_restore(TapeHandle& t, State entries, uint64_t index_tail, uint64_t index_head) {
+  if (entries.shape(0) != (index_head - index_tail) * 16)
+    throw std::invalid_argument("restore: the index's parts do not fit together");
+  with_lock(t.tape, t.lock_timeout_s, 0, [&] {
+    t.tape.prepare(entries.data(), index_tail, index_head);
+    return 0;
+  });
+}
+
 // A tape whose rows are in files: takes its index over, in place of what it has.
 void restore_stored(TapeHandle& t, uint64_t tail, uint64_t head, State entries, uint64_t index_tail,
                     uint64_t index_head, uint64_t trajectories) {
@@ -276,6 +286,7 @@ void bind_tape(nb::module_& m) {
              });
            })
       .def("restore", &restore)
+      .def("prepare_restore", &prepare_restore)
       .def("restore_stored", &restore_stored)
       .def("entries", &entries)
       .def("follow", &follow)

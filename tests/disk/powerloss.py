@@ -138,6 +138,7 @@ class Disk:
         self.transactions: list[Transaction] = []
         self._note = note
         self._nodes: dict[int, File | Folder] = {}
+        self.replaced = False  # what is noted took the place of everything
         self.interlude: Callable[[], None] | None = None  # something to do during a sync
         self.full = -1  # writes until the disk is full, for one of them
         self.torn = 64  # bytes of it that are not written
@@ -186,7 +187,7 @@ class Disk:
     def recording(self) -> Iterator[None]:
         """Meanwhile, every call is recorded; nothing is really synced."""
         with pytest.MonkeyPatch.context() as patch:
-            for name in ("create", "pwrite", "truncate", "unlink", "link", "rename"):
+            for name in ("create", "pwrite", "truncate", "unlink", "link", "rename", "remove_dir"):
                 patch.setattr(files, name, getattr(self, f"_{name}"))
             patch.setattr(os, "fsync", self._fsync)
             # The same names every time, by which folders are sorted.
@@ -194,6 +195,7 @@ class Disk:
             patch.setattr(Path, "mkdir", self._around_mkdir(Path.mkdir))
             patch.setattr(Path, "rename", self._around_rename())
             patch.setattr(DiskIndex, "write", self._around_write(DiskIndex.write))
+            patch.setattr(DiskIndex, "replace", self._around_replace(DiskIndex.replace))
             patch.setattr(DiskIndex, "__init__", self._around_init(DiskIndex.__init__))
             patch.setattr(storage_module, "Committer", Stepped)
             patch.setattr(committer_module, "_LOOK_S", 3600.0)
@@ -240,6 +242,11 @@ class Disk:
             self._forget(path)
             os.unlink(path)
             self._named(path, None)
+
+    def _remove_dir(self, path: Path) -> None:
+        del self._nodes[path.stat().st_ino]
+        os.rmdir(path)
+        self._named(path, None)
 
     def _link(self, old: Path, new: Path) -> None:
         os.link(old, new)
@@ -298,6 +305,15 @@ class Disk:
             self.transacted(index.path, level == 2, self._note(changes))
 
         return write
+
+    def _around_replace(self, call: Any) -> Any:
+        def replace(index: DiskIndex, changes: Changes, loads: int) -> None:
+            call(index, changes, loads)
+            self.replaced = True
+            self.transacted(index.path, True, self._note(changes))
+            self.replaced = False
+
+        return replace
 
     def _around_init(self, call: Any) -> Any:
         def init(index: DiskIndex, path: Path, writable: bool, store: int = 0) -> None:

@@ -108,13 +108,17 @@ class Life:
         self.saved = saved
         self.folded: list[tuple[int, Said]] = []  # when, and what is safe since
         self.loaded: list[int] = []  # when
+        self.loading: list[Any] = []  # rows
         self.whole = True  # no row is known to be damaged
         self.disk = Disk(root, self.note)
 
     def note(self, changes: Changes | None) -> Said:
         if changes is None:
             return self.start
-        rows = {s: self.rows[s] for s in range(changes.tail, changes.head)}
+        if self.disk.replaced:
+            rows = dict(zip(range(changes.tail, changes.head), self.loading))
+        else:
+            rows = {s: self.rows[s] for s in range(changes.tail, changes.head)}
         before = self.disk.transactions[-1].note.seen
         return Said(changes.tail, changes.head, rows, {**before, **changes.producers})
 
@@ -214,6 +218,7 @@ class Life:
 
     def load(self) -> None:
         saved = self.random.choice(self.saved)
+        self.loading = saved.rows
         self.buffer.load(self.root / "saved" / saved.name)
         self.loaded.append(self.disk.time)
         head, tail, _, _ = self.storage.tape.snapshot()

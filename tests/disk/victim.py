@@ -29,8 +29,8 @@ PRODUCERS = (1, 2, 3)
 LOCAL, STEPPED = 50, stored.SINGLE
 PARTS = 3  # items of a producer's trajectory
 CHANGING = (
-    "create", "fsync", "fsync_dir", "link", "make_dir", "open_to_write", "pwrite", "pwrite_all",
-    "rename", "truncate", "unlink", "write_new",
+    "copy", "create", "fsync", "fsync_dir", "link", "make_dir", "open_to_write", "pwrite",
+    "pwrite_all", "remove_dir", "rename", "truncate", "unlink", "write_new",
 )  # fmt: skip
 
 
@@ -44,14 +44,17 @@ class Events:
         for name in CHANGING:
             if hasattr(files, name):
                 setattr(files, name, self._around(getattr(files, name), name))
-        written = DiskIndex.write
+        for name in ("write", "replace"):
+            if hasattr(DiskIndex, name):
+                setattr(DiskIndex, name, self._traced(getattr(DiskIndex, name)))
 
-        def write(index: DiskIndex, changes: Any) -> None:
+    def _traced(self, call: Any) -> Any:
+        def traced(index: DiskIndex, *args: Any) -> None:
             index._db.set_trace_callback(lambda statement: self.event())
-            written(index, changes)
+            call(index, *args)
             self.event()
 
-        DiskIndex.write = write  # type: ignore[method-assign]
+        return traced
 
     def event(self) -> bool:
         self.count += 1

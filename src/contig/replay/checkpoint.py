@@ -199,23 +199,29 @@ def _load(buffer: ReplayBuffer, path: Path, rank: int, world_size: int) -> None:
         raise LayoutError(
             f"{path}: another layout than the buffer's:\n{schema.layout.diff(saved.layout)}"
         )
-    before = buffer.state()
+    before, restored = buffer.state(), storage.restored
+
+    def settle() -> None:
+        if renumbered:
+            buffer.sampler.reset()
+        if world_size > 1:  # ranks draw different batches
+            seeds = np.random.SeedSequence([*buffer.state()["rng"], rank])
+            words = [int(w) for w in seeds.generate_state(4, np.uint64)]
+            buffer.load_state({**buffer.state(), "rng": words})
+
     try:
         buffer.load_state(saved.state)
-        if schema is None:
-            storage.bind_keys(*saved.keys)
-            storage.publish(saved.layout)
-        storage.restore(contents, saved.counters if world_size == 1 else (contents.head, 0))
+        counters = saved.counters if world_size == 1 else (contents.head, 0)
+        storage.restore(contents, counters, saved.layout, saved.keys)
     except BaseException as error:
-        buffer.load_state(before)  # the rows are as they were, so the sampler is
+        if storage.restored == restored:
+            buffer.load_state(before)  # the rows are as they were, so the sampler is
+        else:  # an interrupt that came when they were not any more
+            settle()
         if isinstance(error, (KeyError, TypeError, ValueError, IndexError, AttributeError)):
             raise LayoutError(f"{path}: cannot be loaded: {error!r}") from error
         raise
-    if renumbered:
-        buffer.sampler.reset()
-    if world_size > 1:  # ranks draw different batches
-        words = np.random.SeedSequence([*buffer.state()["rng"], rank]).generate_state(4, np.uint64)
-        buffer.load_state({**buffer.state(), "rng": [int(w) for w in words]})
+    settle()
 
 
 class _Saved(NamedTuple):

@@ -85,6 +85,12 @@ class Contents(NamedTuple):
         """Numbers of the trajectories, in the order in which they began."""
         return np.unique(self.entries[:, ORDINAL])
 
+    def numbered(self) -> tuple[Array, int, int]:
+        """The index as a tape takes it: its words, its first number, and the one behind."""
+        entries = np.ascontiguousarray(self.entries, np.int64)
+        first = int(entries[0, NUMBER]) if len(entries) else 0
+        return entries.reshape(-1).view(np.uint64), first, first + len(entries)
+
     def newest(self, capacity: int) -> Contents:
         """As many of the newest rows as fit."""
         tail = max(self.tail, self.head - capacity)

@@ -43,6 +43,7 @@ class Storage:
         capacity: rows it keeps; older ones are evicted.
         ndim: batch dims of plain trees given to `extend`, the last of them time.
         tape: the native handle.
+        restored: how many checkpoints were taken in here.
     """
 
     def __init__(self, segment: Segment, ndim: int, example: Any = None) -> None:
@@ -50,6 +51,7 @@ class Storage:
         self.tape = _native.Tape(segment.control, segment.fd)
         self.capacity = int(self.tape.capacity)
         self.ndim = ndim
+        self.restored = 0
         self._schema: Schema | None = None
         self._keys: tuple[Any, Any] = (None, None)
         self._lock = threading.Lock()
@@ -173,24 +175,43 @@ class Storage:
             writer = self._local.writer = self.writer()
         return writer
 
-    def restore(self, contents: Contents, limiter: tuple[int, int]) -> None:
-        """Takes a checkpoint in, in place of what is there."""
-        self._open()
-        entries = np.ascontiguousarray(contents.entries, np.int64)
-        first = int(entries[0, 15]) if len(entries) else 0
-        self._restore(contents, entries.reshape(-1).view(np.uint64), first, first + len(entries))
-        self.tape.inserted, self.tape.sampled = limiter
+    def restore(
+        self,
+        contents: Contents,
+        limiter: tuple[int, int],
+        layout: Layout | None = None,
+        keys: tuple[Any, Any] = (None, None),
+    ) -> None:
+        """Takes a checkpoint in, in place of what is there. If that fails, nothing is changed. If
+        it is interrupted, `restored` says whether it had happened.
 
-    def _restore(self, contents: Contents, words: Any, index_tail: int, index_head: int) -> None:
-        self.tape.restore(
-            contents.rows.read(contents.tail, contents.head),
-            contents.tail,
-            contents.head,
-            words,
-            index_tail,
-            index_head,
-            contents.trajectories,
-        )
+        Args:
+            contents: what is taken in.
+            limiter: rows inserted and sampled, as the rate limiter counts them.
+            layout, keys: of the checkpoint, for a storage that has none yet.
+        """
+        self._open()
+        before = self._keys
+        try:
+            if self.schema is None:
+                self.bind_keys(*keys)
+            self._restore(contents, limiter, layout)
+        except BaseException:
+            if self.schema is None:
+                self._keys = before
+            raise
+
+    def _restore(self, contents: Contents, limiter: tuple[int, int], layout: Layout | None) -> None:
+        index = contents.numbered()
+        # What can fail comes before a layout is fixed.
+        records = contents.rows.read(contents.tail, contents.head)
+        self.tape.prepare_restore(*index)
+        if layout is not None:
+            self.publish(layout)
+        tail, head = contents.tail, contents.head
+        self.tape.restore(records, tail, head, *index, contents.trajectories)
+        self.restored += 1
+        self.tape.inserted, self.tape.sampled = limiter
 
     @property
     def quarantined(self) -> dict[int, str]:

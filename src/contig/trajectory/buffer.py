@@ -337,8 +337,7 @@ class TrajectoryReplayBuffer:
 
         Raises:
             FileNotFoundError: no checkpoint is there, or not all of it; nothing was changed.
-            LayoutError: it is damaged, or does not fit this buffer. In memory nothing was changed;
-                a buffer with `auto_save` may have a part of it.
+            LayoutError: it is damaged, or does not fit this buffer; nothing was changed.
         """
         path = FilePath(load_path)
         if self.auto_save_path is not None and path.resolve() == self.auto_save_path.resolve():

@@ -49,6 +49,12 @@ class Journal:
         self._at = at
         return began
 
+    def sync(self) -> None:
+        """Returns when its lines are on the disk."""
+        if self._fd >= 0:
+            files.fsync(self._fd)
+            files.fsync_dir(self.path.parent)
+
     def take_back(self, began: int) -> None:
         """The rows of the line that begins there were refused: the next line takes its place."""
         self._at = began

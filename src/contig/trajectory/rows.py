@@ -7,6 +7,7 @@ one. A trajectory is one append, so a reader sees all of it or nothing.
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ log = logging.getLogger("contig.trajectory")
 
 _MOST_ROWS = 1 << 30
 _LEAST_ROWS = 4096
+_LOADING = "loading"
 
 
 class MemoryRows:
@@ -139,6 +141,7 @@ class DiskRows:
         self.damaged = 0
         if files.exists(path / "layout.json"):
             self.storage = DiskStorage(path, **self._options)
+            self._remove_loading()
             lines = self._journal.open()
             self.entries, self.damaged = _join(self.storage.episodes(), lines, self.storage)
             if len(lines) > 2 * len(self.entries) + 100:
@@ -175,6 +178,64 @@ class DiskRows:
             raise
         assert stored.first == place.first, "somebody else writes to this directory"
         return stored
+
+    def beside(self, layout: Layout) -> DiskRows:
+        """An empty one within this directory, to take in what is going to replace everything here:
+        its rows have seqs that none has here, so that lines of both can be in one journal."""
+        self._remove_loading()
+        rows = DiskRows(self.path / _LOADING, self._max_bytes)
+        try:
+            rows.define(layout, 0)
+            rows._begin_behind(self.storage)
+        except BaseException:
+            rows.discard()
+            raise
+        return rows
+
+    def _begin_behind(self, other: Storage | None) -> None:
+        """The first row gets a seq that none has there, and is the first of a file, so that files
+        can be linked."""
+        storage = self.storage
+        assert isinstance(storage, DiskStorage)
+        if other is None or other.layout is None:
+            return
+        first = storage.first_extent_behind(int(other.tape.snapshot()[0]))
+        nothing = PackedRows(np.zeros(0, np.uint8), first, storage.tape.record_size)
+        none = np.zeros((0, 16), np.int64)
+        storage.restore(Contents(nothing, first, first, none, 0), (0, 0))
+
+    def _remove_loading(self) -> None:
+        """What a load left that was killed."""
+        shutil.rmtree(self.path / _LOADING, ignore_errors=True)
+
+    def replace(self, other: DiskRows, entries: list[Entry]) -> None:
+        """Takes over what is in one that `beside` made, in place of everything; if that fails,
+        nothing is changed."""
+        assert isinstance(other.storage, DiskStorage) and other.storage.schema is not None
+        other.storage.flush()
+        contents = other.storage.linked_contents()
+        storage = self.storage or DiskStorage(self.path, **self._options)
+        try:
+            for entry in entries:  # if this fails, later lines for these seqs count
+                self._journal.add(entry)
+            self._journal.sync()
+            storage.restore(contents, (contents.head, 0), other.storage.schema.layout)
+        except BaseException:
+            if self.storage is None:
+                storage.close()
+            raise
+        self.storage = storage
+        try:
+            self._journal.rewrite(entries)
+        except OSError as error:
+            log.warning("%s: lines of trajectories that are gone stay: %s", self.path, error)
+
+    def discard(self) -> None:
+        """Closes it and deletes it."""
+        try:
+            self.close()
+        finally:
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def seal(self, entries: list[Entry]) -> None:
         """Makes the journal durable, with these lines."""

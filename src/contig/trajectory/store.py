@@ -127,24 +127,34 @@ class Store:
         """A store with other trajectories: in memory a new one, in a directory this one.
 
         Raises:
-            LayoutError: the first does not fit, or a later one is damaged. A store in memory, or a
-                directory in the first case, was not changed.
+            LayoutError: one does not fit, or is damaged; nothing was changed.
         """
         first = next(source.flats, None)
         record = None if self.in_memory else self.record
         if first is not None:
             record = record or Record.of(first, self._optional or source.optional)
             _checked(record, first)
-        store = self
-        if self.in_memory:
-            store = Store(self._window, self._max_staleness, self._optional)
-        else:
+        store = Store(self._window, self._max_staleness, self._optional)
+        if first is None or record is None:
+            if self.in_memory:
+                return store
             self.clear()
-        rest = source.flats if first is None else itertools.chain((first,), source.flats)
-        for entry, flat in zip(source.entries, rest):
-            assert record is not None
-            store._append(flat, record, _checked(record, flat), entry)
-        return store
+            return self
+        if isinstance(self.rows, DiskRows):
+            store.in_memory, store.rows = False, self.rows.beside(record.layout)
+        try:
+            for entry, flat in zip(source.entries, itertools.chain((first,), source.flats)):
+                store._append(flat, record, _checked(record, flat), entry)
+            if self.in_memory:
+                return store
+            assert isinstance(self.rows, DiskRows) and isinstance(store.rows, DiskRows)
+            self.rows.replace(store.rows, store.table.entries())
+        finally:
+            if isinstance(store.rows, DiskRows):
+                store.rows.discard()
+        self.record, self.table = store.record, store.table
+        self.counter, self.came = store.counter, store.came
+        return self
 
     # -- reading ------------------------------------------------------------------------------
 

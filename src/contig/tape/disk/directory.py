@@ -148,6 +148,12 @@ class Directory:
         """The path of the index that counts, which need not be there yet."""
         return [self.path / "index.sqlite", *self.indexes()][-1]
 
+    def row_files(self) -> list[Path]:
+        """Files of rows, in whichever folder (see `folders`) that is complete."""
+        root = self.root / "extents"
+        loads = [root / name for name in files.listing(root) if name.startswith("load-")]
+        return [f / n for f in (root, *loads) for n in files.listing(f) if n.endswith(".rec")]
+
     def aside(self, what: str) -> Path:
         """A new folder in quarantine/."""
         path = self.root / "quarantine" / time.strftime(f"{what}-%Y%m%d-%H%M%S")
@@ -185,7 +191,7 @@ def read_description(directory: Directory) -> dict[str, Any] | None:
     """What layout.json says, or None in a new directory."""
     path, shown = directory.root / "layout.json", directory.path / "layout.json"
     if not files.exists(path):
-        left = [n for n in files.listing(directory.root / "extents") if n.endswith(".rec")]
+        left = directory.row_files()
         if left:
             raise ValueError(
                 f"{shown} is missing, but there are {len(left)} files of rows, which cannot be "
@@ -231,8 +237,7 @@ def open_index(directory: Directory, writable: bool, store: int) -> DiskIndex:
     """
     path = directory.index
     there = path.exists() and path.stat().st_size > 0
-    extents = files.listing(directory.root / "extents")
-    if not there and any(n.endswith(".rec") for n in extents):
+    if not there and directory.row_files():
         raise _damaged_index(path, ValueError("it is missing, but there are files of rows"))
     try:
         index = DiskIndex(path, writable, store)

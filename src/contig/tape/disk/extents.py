@@ -187,11 +187,17 @@ class Extents:
         return self._mapped.get(extent % self._places) == extent
 
     @_locked
-    def forget(self) -> None:
-        """Unmaps everything: the files of these numbers are other ones now."""
+    def enter(self, folder: Path) -> None:
+        """Unmaps everything: the files of these numbers are other ones now, in that folder."""
         for place in self._mapped:
             self.region.unmap(place * self.nbytes, self.nbytes)
         self._mapped.clear()
+        self.close()
+        self._unseen.clear()
+        with self._marking:
+            self.unsynced.clear()
+            self.created = self._writable
+        self.folder = folder
 
     @_locked
     def show(self) -> None:

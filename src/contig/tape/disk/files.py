@@ -9,6 +9,7 @@ from typing import Any
 
 __all__ = [
     "close",
+    "copy",
     "create",
     "exists",
     "fsync",
@@ -23,6 +24,7 @@ __all__ = [
     "pread",
     "pwrite",
     "read",
+    "remove_dir",
     "rename",
     "size",
     "truncate",
@@ -136,6 +138,16 @@ def write_new(path: Path, data: bytes) -> None:
         close(fd)
     rename(temporary, path)
     fsync_dir(path.parent)
+
+
+def copy(old: Path, new: Path) -> None:
+    """All of a file, not synced."""
+    shutil.copyfile(old, new)
+
+
+def remove_dir(path: Path) -> None:
+    """An empty one."""
+    path.rmdir()
 
 
 def rename(old: Path, new: Path) -> None:

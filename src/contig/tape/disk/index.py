@@ -114,41 +114,68 @@ class DiskIndex:
 
     def write(self, changes: Changes) -> None:
         """One transaction."""
-        # Not the same twice, even if this fails when it is through.
-        self.revision = revision = self.revision + 1
         kept = self._with_open_page(narrow(changes.entries))
-        with self._transaction() as db:
-            _insert_pages(db, pack(kept))
-            if changes.producers:
-                senders = [_signed(producer) for producer in changes.producers]
-                db.executemany(
-                    "INSERT OR REPLACE INTO producers VALUES (?, ?, ?, ?)",
-                    [
-                        (p, seq, revision, row_crc(p, seq, revision))
-                        for p, seq in zip(senders, changes.producers.values())
-                    ],
-                )
+        # Not the same twice, even if this fails when it is through.
+        self.revision += 1
+        with self._transaction():
+            self._put(changes, kept, self.loads)
             self._delete_pages(changes)
-            if changes.salts != self._salts:
-                db.execute("DELETE FROM salts")
-                rows = [(first, salt, row_crc(first, salt)) for first, salt in changes.salts]
-                db.executemany("INSERT INTO salts VALUES (?, ?, ?)", rows)
-            bounds = (
-                self.store,
-                changes.tail,
-                changes.index_tail,
-                changes.head,
-                changes.index_head,
-                changes.trajectories,
-                *changes.limiter,
-                self.loads,
-                revision,
+        self._stored(changes, kept)
+
+    def replace(self, changes: Changes, loads: int) -> None:
+        """One transaction, on the disk when it returns: this in place of everything but what
+        producers have sent. If it raises and `loads` is what it was, nothing was changed."""
+        kept = narrow(changes.entries)
+        self.revision += 1
+        (level,) = self._db.execute("PRAGMA synchronous").fetchone()
+        self.set_durable(True)
+        try:
+            with self._transaction() as db:
+                db.execute("DELETE FROM pages")
+                db.execute("DELETE FROM quarantine")
+                self._put(changes, kept, loads)
+        finally:
+            self._db.execute(f"PRAGMA synchronous={level}")
+            # Asked, as an interrupt may come when it is through.
+            if self._bounds(self._version())[-2] == loads:
+                self.loads = loads
+                self._open_page = self._open_page[:0]
+                self._stored(changes, kept)
+
+    def _put(self, changes: Changes, kept: Array, loads: int) -> None:
+        db, revision = self._db, self.revision
+        _insert_pages(db, pack(kept))
+        if changes.producers:
+            senders = [_signed(producer) for producer in changes.producers]
+            db.executemany(
+                "INSERT OR REPLACE INTO producers VALUES (?, ?, ?, ?)",
+                [
+                    (p, seq, revision, row_crc(p, seq, revision))
+                    for p, seq in zip(senders, changes.producers.values())
+                ],
             )
-            db.execute(
-                "UPDATE bounds SET store=?, tail=?, index_tail=?, head=?, index_head=?, "
-                "trajectories=?, inserted=?, sampled=?, loads=?, revision=?, crc=?",
-                (*bounds, row_crc(*bounds)),
-            )
+        if changes.salts != self._salts:
+            db.execute("DELETE FROM salts")
+            rows = [(first, salt, row_crc(first, salt)) for first, salt in changes.salts]
+            db.executemany("INSERT INTO salts VALUES (?, ?, ?)", rows)
+        bounds = (
+            self.store,
+            changes.tail,
+            changes.index_tail,
+            changes.head,
+            changes.index_head,
+            changes.trajectories,
+            *changes.limiter,
+            loads,
+            revision,
+        )
+        db.execute(
+            "UPDATE bounds SET store=?, tail=?, index_tail=?, head=?, index_head=?, "
+            "trajectories=?, inserted=?, sampled=?, loads=?, revision=?, crc=?",
+            (*bounds, row_crc(*bounds)),
+        )
+
+    def _stored(self, changes: Changes, kept: Array) -> None:
         self._deleted_below = changes.index_tail // PAGE
         self._salts = changes.salts
         if len(kept):
@@ -186,19 +213,6 @@ class DiskIndex:
                 "INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?)",
                 [(ordinal, reason, int(repaired)) for ordinal, reason in found.items()],
             )
-
-    def begin_load(self) -> None:
-        """The next transaction lets everything go, and is on the disk when it returns."""
-        self.loads += 1
-        self.set_durable(True)
-
-    def end_load(self, durable: bool) -> None:
-        """Forgets the quarantine of what was let go; then as `set_durable`. The next transaction
-        has what was loaded: for who follows, that is something else again."""
-        self.loads += 1
-        self._open_page = self._open_page[:0]
-        self._db.execute("DELETE FROM quarantine")
-        self.set_durable(durable)
 
     def forget_producers(self) -> None:
         """Keeps as many as a tape does, those that sent last."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ def link_or_copy(old: Path, new: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        shutil.copyfile(old, new)
+        files.copy(old, new)
         fd = files.open_to_write(new)
         try:
             files.fsync(fd)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from ... import _native
 from ...errors import StorageFull
 from ..contents import Contents
 from . import files
 from .changes import Salts
 from .extents import Extents
+from .folders import begin, complete, remove
 from .linked import LinkedRows, copy_start, link_or_copy
-from .mirror import set_salts
 
-__all__ = ["Load", "link_extents"]
+__all__ = ["Load", "Shape", "link_extents"]
 
 _PIECE_BYTES = 16 << 20
 
@@ -33,52 +36,62 @@ def link_extents(extents: Extents, folder: Path, record_size: int, first: int, h
     files.fsync_dir(target.folder)
 
 
+class Shape(NamedTuple):
+    """How rows lie in files."""
+
+    record_size: int
+    stride: int
+    rows_per_extent: int
+
+
 class Load:
-    """The rows of a checkpoint, on their way into a storage's files.
+    """The rows of a checkpoint, on their way into a folder beside those of a storage.
 
     Args:
         contents: what is to be loaded.
-        extents: the files.
-        tape: of the storage.
+        root: the storage's ``extents``; see `folders`.
+        shape: of its rows.
         salt: for the checksums of rows that are copied.
 
     Attributes:
         salts: of the rows when they are loaded.
+        folder: where they are now, or None.
     """
 
-    def __init__(self, contents: Contents, extents: Extents, tape: Any, salt: int) -> None:
-        self._contents, self._extents, self._tape = contents, extents, tape
-        rows, size = contents.rows, (extents.stride, extents.rows)
+    def __init__(self, contents: Contents, root: Path, shape: Shape, salt: int) -> None:
+        self._contents, self._root, self._shape, self.salt = contents, root, shape, salt
+        rows, size = contents.rows, shape.rows_per_extent
         self._linked: LinkedRows | None = None
         self._copied_from = contents.tail  # files of the rows before it are linked
-        if isinstance(rows, LinkedRows) and (rows.stride, rows.rows_per_extent) == size:
+        if isinstance(rows, LinkedRows) and (rows.stride, rows.rows_per_extent) == shape[1:]:
             self._linked = rows
-            sealed = contents.head // extents.rows * extents.rows  # the open file is written to
+            sealed = contents.head // size * size  # the open file is written to
             self._copied_from = max(contents.tail, sealed)
         theirs = () if self._linked is None else self._linked.salts
         kept = tuple(s for s in theirs if s[0] < self._copied_from)
         self.salts: Salts = (*kept, (self._copied_from, salt))
+        self.folder: Path | None = None
 
     def check(self) -> None:
-        """Looks for what would make it fail, before what the storage holds is let go of.
+        """Looks for what would make it fail, before anything is written.
 
         Raises:
             ValueError: a file is missing or too short, or a row that has to be copied is damaged.
             StorageFull: there is no room for the rows that have to be copied.
         """
-        contents, extents = self._contents, self._extents
+        contents, stride = self._contents, self._shape.stride
         if self._linked is not None:
             self._linked.check(contents.tail, contents.head)
-        needed = (contents.head - self._copied_from) * extents.stride
+        needed = (contents.head - self._copied_from) * stride
         if self._linked is not None and contents.head > contents.tail:
-            there, here = (p.stat().st_dev for p in (self._linked.folder, extents.folder))
+            there, here = (p.stat().st_dev for p in (self._linked.folder, self._root))
             if there != here:  # files of another file system are copied, not linked
-                needed = (contents.head - contents.tail) * extents.stride
-        free = files.free_bytes(extents.folder)
+                needed = (contents.head - contents.tail) * stride
+        free = files.free_bytes(self._root)
         if needed > free:
             raise StorageFull(
                 errno.ENOSPC,
-                f"{extents.folder}: the checkpoint needs {needed:,} bytes, and {free:,} are free; "
+                f"{self._root}: the checkpoint needs {needed:,} bytes, and {free:,} are free; "
                 "nothing was loaded. Make room, or empty the storage first",
             )
         if isinstance(contents.rows, LinkedRows):
@@ -87,20 +100,35 @@ class Load:
 
     def _pieces(self) -> Iterator[tuple[int, Any]]:
         head = self._contents.head
-        step = max(_PIECE_BYTES // self._tape.record_size, 1)
+        step = max(_PIECE_BYTES // self._shape.record_size, 1)
         for at in range(self._copied_from, head, step):
             yield at, self._contents.rows.read(at, min(at + step, head))
 
-    def run(self) -> None:
-        """Makes the files, and maps them."""
-        extents = self._extents
-        set_salts(self._tape, self.salts)
-        if self._linked is not None:
-            first, sealed = self._contents.tail // extents.rows, self._copied_from // extents.rows
-            for extent in range(first, sealed):
-                link_or_copy(self._linked.path(extent), extents.path(extent))
-                extents.map(extent)
-            extents.created = True
-        for at, records in self._pieces():
-            extents.write(at, self._tape.encode(records, at))
-            extents.show()
+    def bring(self) -> None:
+        """Makes the files, complete and synced, in a folder that does not count yet."""
+        self.folder = begin(self._root)
+        size, stride, rows = self._shape
+        extents = Extents(self.folder, 2, rows, stride, True)
+        try:
+            if self._linked is not None:
+                for extent in range(self._contents.tail // rows, self._copied_from // rows):
+                    link_or_copy(self._linked.path(extent), extents.path(extent))
+            salts = np.array(self.salts, np.int64).reshape(-1).view(np.uint64)
+            for at, records in self._pieces():
+                encoded = _native.encode_rows(records, size, stride, at, salts)
+                extents.write(at, np.asarray(memoryview(encoded)))
+            extents.unsynced_files().sync()
+        finally:
+            extents.close()
+
+    def name(self, number: int) -> Path:
+        """Gives the folder its name; it counts when the index says so."""
+        assert self.folder is not None
+        self.folder = complete(self.folder, number)
+        return self.folder
+
+    def undo(self) -> None:
+        """Removes what was brought in."""
+        if self.folder is not None:
+            remove(self.folder, self._root)
+            self.folder = None

@@ -23,6 +23,7 @@ from .changes import Changes, Salts
 from .directory import Directory
 from .entries import complete, unpack, widen
 from .failures import as_os_error, is_damage
+from .folders import all_but, folder_of, next_number, put_aside, tidy
 from .index import DiskIndex
 from .tables import is_whole
 
@@ -68,13 +69,14 @@ def rebuild(directory: Directory, store: int) -> Rebuilt:
     old = directory.index
     found = _read(old)
     changes = _changes(found)
+    loads = _settle_folders(directory, found)
     for suffix in _SUFFIXES:  # of a repair that was killed
         files.unlink(directory.root / (_NEW + suffix))
     new = directory.path / _NEW
     index = DiskIndex(new, True, store)
     try:
         index.store = store
-        index.loads = 0 if found.bounds is None else found.bounds[-2] + 1
+        index.loads = loads
         index.write(changes)
         for repaired in (False, True):
             chosen = {o: r for o, (r, done) in found.quarantine.items() if done == repaired}
@@ -95,6 +97,18 @@ def rebuild(directory: Directory, store: int) -> Rebuilt:
     rows = sum(int(kept[1]) >> 8 for kept in found.entries.values())
     aside = put_old_aside(directory)
     return Rebuilt(len(found.entries), rows, aside or directory.path / "quarantine")
+
+
+def _settle_folders(directory: Directory, found: _Found) -> int:
+    """How many loads the new index counts, so that the folder that counted still does. If that
+    cannot be told, it is the newest, and the others are put aside, not deleted."""
+    root = directory.root / "extents"
+    if found.bounds is not None:
+        tidy(directory, found.bounds[-2])
+        return int(found.bounds[-2]) + 1
+    loads = next_number(root, 0)
+    put_aside(directory, all_but(root, folder_of(root, loads)))
+    return loads
 
 
 def put_old_aside(directory: Directory) -> Path | None:

@@ -15,6 +15,7 @@ from .changes import IndexState, Salts
 from .directory import Directory, open_index, read_index
 from .extents import Extents
 from .failures import as_os_error, is_damage
+from .folders import folder_of
 from .index import DiskIndex
 from .mirror import follow, ordinals_at, ordinals_of, set_salts, take_in
 from .quarantine import Quarantine
@@ -77,6 +78,9 @@ class StoredRows:
         """The index as it was found, in place of what there is; rows that cannot be trusted,
         aside. `at_once`: somebody may be reading."""
         quarantine, repaired, bad = state.quarantine, state.repaired, state.bad
+        folder = folder_of(self._directory.root / "extents", state.loads)
+        if state.loads != self._loads or folder != self._extents.folder:
+            self._extents.enter(folder)  # a checkpoint took the place of everything: other files
         take_in(self._tape, state, at_once)
         head, tail, _, _ = self._tape.snapshot()
         rows = self._extents.rows
@@ -116,9 +120,7 @@ class StoredRows:
 
     def _follow(self) -> None:
         state = self.index.load(max(int(self._tape.snapshot()[2]) - 1, 0))
-        if state.loads != self._loads:
-            self._extents.forget()  # a checkpoint took the place of everything: other files
-        elif follow(self._tape, self._extents, state):
+        if state.loads == self._loads and follow(self._tape, self._extents, state):
             self.salts = state.salts
             self.aside.add(state.quarantine, self.entries, state.repaired)
             return
@@ -130,7 +132,7 @@ class StoredRows:
         state = read_index(index, False, self.index.store)
         self.index.close()
         self.index = index
-        self._extents.forget()
+        self._loads = -1  # the files may be other ones
         self.take_in(state, at_once=True)
 
     def _still_there(self, seqs: Array) -> Array:

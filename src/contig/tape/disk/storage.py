@@ -1,7 +1,7 @@
 """DiskStorage: a tape whose rows are in files and whose index is in SQLite.
 
     layout.json            what a record is
-    extents/NNNNNNNN.rec   rows, each with its checksum
+    extents/NNNNNNNN.rec   rows, each with its checksum; since a load in extents/load-N/
     index.sqlite           runs, producers, bounds
     quarantine/            what was put aside
 
@@ -11,9 +11,11 @@ are read through mappings, so a storage may be larger than memory.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
+import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -34,13 +36,15 @@ from ..folding import Steps
 from ..schema import ExtraLeaf, Schema
 from ..segment import Segment
 from ..storage import Storage
-from . import files
 from .changes import Changes
 from .committer import Committer, Lag
 from .directory import Directory, open_index, read_description, read_index, write_description
 from .extents import Extents, extent_rows, row_stride
+from .failures import as_os_error
+from .folders import folder_of, next_number, remove, tidy
 from .index import FORMAT, DiskIndex
-from .loading import Load, link_extents
+from .linked import LinkedRows
+from .loading import Load, Shape, link_extents
 from .rebuild import put_old_aside
 from .retention import Bounds, Retention
 from .rows import StoredRows
@@ -53,6 +57,7 @@ log = logging.getLogger("contig.disk")
 _MOST_ROWS = 1 << 30  # of a storage without a capacity
 _MOST_BYTES = 1 << 44  # of addresses
 _MOST_EXTENTS = 1 << 31
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskStorage(Storage):
@@ -128,7 +133,7 @@ class DiskStorage(Storage):
         self._index: DiskIndex | None = None
         self._extents: Extents | None = None
         self._bounded = any(b is not None for b in (max_bytes, max_episodes, max_age_s))
-        self._salt = int.from_bytes(os.urandom(8), "little") >> 1 or 1  # of what is appended here
+        self._salt = _new_salt()  # of what is appended here
         self._salted = False  # from the head on, it is ours
         self._store = 0
         self._pid = os.getpid()
@@ -137,6 +142,8 @@ class DiskStorage(Storage):
         self._rows_beyond = True  # the files may have rows behind the head
         self._unknown_beyond = True  # and we do not know whose
         self._unsynced: OSError | None = None
+        self._root = self._directory.root / "extents"
+        self._left: list[Path] = []  # folders of loads that could not be committed
         try:
             if not read_only:
                 self._directory.lock()
@@ -153,6 +160,8 @@ class DiskStorage(Storage):
             super().__init__(segment, ndim)
             if described is not None:
                 self._attach(described)
+                if not read_only and self._index is not None:
+                    tidy(self._directory, self._index.loads)
             if example is not None:
                 self.publish(Layout(plain_tree(example)[0]))
         except BaseException as error:
@@ -175,17 +184,21 @@ class DiskStorage(Storage):
                     self._create(mine)
         return super().publish(layout)
 
-    def _create(self, schema: Schema) -> None:
+    def _describe(self, schema: Schema) -> dict[str, Any]:
+        """What layout.json of a new storage says."""
         stride = row_stride(schema.layout.record_size)
         most_bytes = self._retention.bounds.nbytes
         if self._wanted_capacity is not None:
             most_bytes = min(self._wanted_capacity * stride, most_bytes or _MOST_BYTES)
-        described = {
+        return {
             "format": FORMAT,
             "schema": json.loads(schema.to_bytes()),
             "stride": stride,
             "rows_per_extent": extent_rows(stride, self._wanted_rows, most_bytes),
         }
+
+    def _create(self, schema: Schema) -> None:
+        described = self._describe(schema)
         # The index first: where there is a layout, there is an index.
         self._directory.check()
         index = open_index(self._directory, True, int.from_bytes(os.urandom(8), "little") >> 1)
@@ -213,7 +226,7 @@ class DiskStorage(Storage):
             nbytes = min(bounds.nbytes or most_bytes, most_bytes)
             self._retention.bounds = bounds._replace(nbytes=nbytes)
             self._bounded = True
-        folder = self._directory.root / "extents"
+        folder = folder_of(self._root, state.loads)
         self._extents = Extents(folder, places, rows, stride, not self.read_only)
         tape.publish_stored(schema.layout.record_size, stride, shift, most)
         tape.attach_region(self._extents.region)
@@ -337,7 +350,7 @@ class DiskStorage(Storage):
             self._extents.write(head, staged)
         except OSError as error:
             text = f"{self.path}: rows cannot be written: {error.strerror}; nothing was appended"
-            if error.errno in (28, 122):  # no space, over quota
+            if error.errno in _FULL:
                 raise StorageFull(error.errno, text) from error
             raise OSError(error.errno, text) from error
         # Rows that give way go before their places get new ones.
@@ -435,6 +448,8 @@ class DiskStorage(Storage):
         for call in self._listeners:
             call()
         assert self._extents is not None
+        while self._left:
+            self._let_go_of(self._left.pop())
         if changes.tail // self._extents.rows == 0:
             return
         with self._retaining:
@@ -454,42 +469,102 @@ class DiskStorage(Storage):
         """The index, ``[n, 16]`` words."""
         return np.array(self.tape.read_index()[0], np.int64).reshape(-1, 16)
 
-    def _restore(self, contents: Contents, words: Any, index_tail: int, index_head: int) -> None:
+    def _restore(self, contents: Contents, limiter: tuple[int, int], layout: Layout | None) -> None:
         with self.appending():
-            assert self._extents is not None and self._committer is not None
-            assert self._rows is not None
-            self._committer.wait()
-            load = Load(contents, self._extents, self.tape, self._salt)
-            load.check()  # before anything here is changed
-            if self._unknown_beyond:
-                self.clear_beyond()
-            self._clear_for_good()
-            with self._retaining:
-                self._extents.forget()
-                load.run()
-                self._rows.set_salts(load.salts)
-                self._salted = True
-                self._retention.forget()
-                bounds = (contents.tail, contents.head, words, index_tail, index_head)
-                self.tape.restore_stored(*bounds, contents.trajectories)
-            self._rows_beyond = self._unknown_beyond = False
-            self._committer.add(self._changes(index_tail, {}))
+            load = Load(contents, self._root, self._shape(layout), _new_salt())
+            load.check()
+            self.tape.prepare_restore(*contents.numbered())
+            try:
+                load.bring()
+                if self._schema is None and layout is not None:
+                    self.publish(layout)
+                self._change_over(load, contents, limiter)
+            except BaseException as error:
+                load.undo()
+                if isinstance(error, OSError) and error.errno in _FULL:
+                    text = f"{self.path}: no room for the checkpoint; nothing was loaded"
+                    raise StorageFull(error.errno, text) from error
+                raise
 
-    def _clear_for_good(self) -> None:
-        """Lets go of everything, whatever happens next: other rows are going to have these seqs,
-        and must not be taken for those that the index tells of, nor the other way round."""
+    def _shape(self, layout: Layout | None) -> Shape:
+        """How rows lie in files, or would, with a layout."""
+        if self._extents is not None:
+            return Shape(self.tape.record_size, self._extents.stride, self._extents.rows)
+        assert layout is not None
+        described = self._describe(schema := Schema(complete_flags(layout), *self._keys))
+        size = schema.layout.record_size
+        return Shape(size, int(described["stride"]), int(described["rows_per_extent"]))
+
+    def _change_over(self, load: Load, contents: Contents, limiter: tuple[int, int]) -> None:
+        """From what there is to what was brought in: one transaction of the index is the step."""
         assert self._extents is not None and self._committer is not None
-        durable = self.durability == "durable"
-        self.tape.clear()
-        self._committer.run_between(lambda index: index.begin_load())
-        self._committer.add(self._changes(self.tape.snapshot()[2], {}))
-        self._committer.run_between(lambda index: index.end_load(durable))
-        assert self._rows is not None
-        self._rows.aside.clear()
+        assert self._index is not None and self._rows is not None
+        words, first, last = contents.numbered()
+        bounds = (contents.tail, contents.head, words, first, last, contents.trajectories)
+        self._committer.wait()
+        if self._unknown_beyond:
+            self.clear_beyond()
+        number = next_number(self._root, self._index.loads)
+        folder, old = load.name(number), self._extents.folder
+        changes = Changes(
+            words.view(np.int64).reshape(-1, 16),
+            {},
+            contents.tail,
+            first,
+            contents.head,
+            last,
+            contents.trajectories,
+            limiter,
+            load.salts,
+        )
+        try:
+            self._committer.run_between(lambda index: index.replace(changes, number))
+        except sqlite3.Error as error:
+            raise as_os_error(error, self._index.path) from error
+        finally:
+            # What was not committed may still come back after a crash, until something else is.
+            load.folder = None
+            if self._index.loads != number:
+                self._left.append(folder)
+                self._committer.add(self._changes(self.tape.snapshot()[2], {}))
+            else:
+                try:
+                    self._take_over(folder, bounds, load, limiter)
+                except BaseException:  # an interrupt: there is no way back any more
+                    self._take_over(folder, bounds, load, limiter)
+                    raise
+                finally:
+                    self.restored += 1
+                self._let_go_of(old)
+
+    def _take_over(self, folder: Path, bounds: Any, load: Load, limiter: tuple[int, int]) -> None:
+        """The rows in a folder, in place of those that were served so far."""
+        assert self._extents is not None and self._rows is not None
         with self._retaining:
-            self._rows_beyond = True  # until the load is through
-            self._extents.delete_below(1 << 62)
-            files.fsync_dir(self._extents.folder)
+            self.tape.clear()  # who is reading sees that rows were lost
+            self._extents.enter(folder)
+            self._extents.created = False
+            self._rows.set_salts(load.salts)
+            self._salt, self._salted = load.salt, True
+            self._rows.aside.clear()
+            self._retention.forget()
+            tail, head = bounds[:2]
+            for extent in range(tail // self._extents.rows, -(-head // self._extents.rows)):
+                try:
+                    self._extents.map(extent)
+                except OSError as error:  # then it is mapped when its rows are wanted
+                    log.warning("%s: extent %d cannot be mapped: %s", self.path, extent, error)
+            self.tape.restore_stored(*bounds)
+            self.tape.inserted, self.tape.sampled = limiter
+            self._rows_beyond = self._unknown_beyond = False
+
+    def _let_go_of(self, folder: Path) -> None:
+        """Of rows that do not count any more."""
+        with self._retaining:
+            try:
+                remove(folder, self._root)
+            except OSError as error:
+                log.warning("%s: rows that were replaced are still there: %s", self.path, error)
 
     def link_rows(self, folder: Path, first: int, head: int) -> dict[str, Any] | None:
         self._sync()
@@ -502,6 +577,22 @@ class DiskStorage(Storage):
             "rows_per_extent": extents.rows,
             "salts": [] if self._rows is None else [list(s) for s in self._rows.salts],
         }
+
+    def first_extent_behind(self, seq: int) -> int:
+        """The first seq of a file, none of whose rows is before this one."""
+        assert self._extents is not None
+        return -(-seq // self._extents.rows) * self._extents.rows
+
+    def linked_contents(self) -> Contents:
+        """Everything in it, as another storage can take it in by links. Nobody may write."""
+        assert self._extents is not None and self._rows is not None
+        self._sync()
+        extents, size = self._extents, self.tape.record_size
+        rows = LinkedRows(extents.folder, size, extents.stride, extents.rows, self._rows.salts)
+        head, tail, _, _ = self.tape.snapshot()
+        words = self._entries()
+        words = words[np.argsort(words[:, 15])]
+        return Contents(rows, tail, head, words, int(self.tape.trajectories))
 
     def backup_index(self, path: Path) -> None:
         """A copy of the index as it is committed now, in a file of its own."""
@@ -562,6 +653,10 @@ class DiskStorage(Storage):
         if self._extents is not None:
             self._extents.close()
         self._directory.close()
+
+
+def _new_salt() -> int:
+    return int.from_bytes(os.urandom(8), "little") >> 1 or 1
 
 
 _written_here: weakref.WeakSet[DiskStorage] = weakref.WeakSet()
