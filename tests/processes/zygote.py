@@ -78,6 +78,7 @@ class Child:
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
         self.wait(30)
+        self.close()  # a soak kills thousands of them
 
     def wait(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
