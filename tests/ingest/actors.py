@@ -45,15 +45,16 @@ class Actor:
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._buffer:
             left = max(deadline - time.monotonic(), 0)
-            ready, _, _ = select.select([self.process.stdout], [], [], left)
-            assert ready, f"the process said nothing for {timeout_s} s"
+            said = select.poll()  # not select(): descriptors may be large
+            said.register(self.process.stdout, select.POLLIN)
+            assert said.poll(left * 1000), f"the process said nothing for {timeout_s} s"
             part = os.read(self.process.stdout.fileno(), 65536)
             assert part, f"the process ended:\n{self.errors()}"
             self._buffer += part
         line, _, self._buffer = self._buffer.partition(b"\n")
-        said = json.loads(line)
-        assert "error" not in said, said["error"]
-        return said
+        heard = json.loads(line)
+        assert "error" not in heard, heard["error"]
+        return heard
 
     def say(self, **content: Any) -> None:
         assert self.process.stdin is not None

@@ -58,7 +58,11 @@ class Child:
             pass
 
     def alive(self) -> bool:
-        return self._fd >= 0 and not select.select([self._fd], [], [], 0)[0]
+        if self._fd < 0:
+            return False
+        ended = select.poll()  # not select(): descriptors may be large
+        ended.register(self._fd, select.POLLIN)
+        return not ended.poll(0)
 
     def state(self) -> str:
         try:

@@ -60,6 +60,8 @@ class Directory:
         root: the directory itself, as a path that goes with it.
     """
 
+    _fd = _lock_fd = -1
+
     def __init__(self, path: str | Path, make: bool) -> None:
         if sys.platform == "win32":
             raise NotImplementedError("storages on disk need a POSIX system")
@@ -71,7 +73,6 @@ class Directory:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise FileNotFoundError(f"{self.path}: no storage is there") from None
-        self._lock_fd = -1
         self._lock_is: tuple[int, int] | None = None  # where only a file can be locked
         self._is = _identity(os.fstat(self._fd))
         through = Path(f"/proc/self/fd/{self._fd}")
@@ -135,6 +136,8 @@ class Directory:
             if fd >= 0:
                 os.close(fd)
         self._lock_fd = self._fd = -1
+
+    __del__ = close  # of a storage that nobody closed
 
     # -- what is in it ------------------------------------------------------------------------
 
