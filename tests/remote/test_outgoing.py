@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from contig import Batch, LazyTensorStorage, ReplayBuffer, Server, TcpClient, TcpTransport
+from contig import Batch, LazyTensorStorage, ReplayBuffer, Server, TcpClient, TcpTransport, _native
 from contig.layout import Layout
 from contig.transport import wire
 from contig.transport.handshake import Accepted, Address, connect
@@ -212,7 +212,7 @@ def test_what_comes_after_weights_comes_after_them() -> None:
 
 
 def _crc(data: bytes) -> int:
-    return wire._native.crc32c(data)
+    return _native.crc32c(data)
 
 
 def test_slow_readers_of_old_weights_do_not_keep_new_ones_from_others() -> None:

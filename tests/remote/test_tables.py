@@ -318,8 +318,7 @@ def test_a_blocked_client_still_gets_weights() -> None:
         eventually(lambda: server.stats().blocked >= 1)
         task = Task(far.weights)
         try:
-            task.join(0.3)
-            assert not task.is_alive()
+            eventually(lambda: not task.is_alive())
         finally:
             buffer.sample()
             assert task.result().version == 1
@@ -331,8 +330,7 @@ def test_a_blocked_shared_client_keeps_its_timeout() -> None:
         write(far, LIMIT)
         task = Task(write, far, 1)
         try:
-            task.join(0.3)
-            assert not task.is_alive()
+            eventually(lambda: not task.is_alive())
         finally:
             buffer.sample()
         with pytest.raises(TimeoutError):
@@ -355,8 +353,7 @@ def test_a_blocked_shared_client_is_told_that_the_server_closed() -> None:
         task = Task(write, far, LIMIT + 1)
         eventually(lambda: len(buffer) == LIMIT)
     try:
-        task.join(0.5)
-        assert not task.is_alive()
+        eventually(lambda: not task.is_alive())
     finally:
         buffer.sample()
         with pytest.raises(ConnectionClosedError):

@@ -204,8 +204,7 @@ def test_weights_larger_than_a_clients_largest_frame() -> None:
         server.publish(1, tree(1, 200_000))
         task = Task(far.weights)
         try:
-            task.join(0.5)
-            assert not task.is_alive()
+            eventually(lambda: not task.is_alive())
             check(task.result(), 1)
         finally:
             with contextlib.suppress(ConnectionError, TimeoutError):
@@ -256,8 +255,8 @@ def test_a_thread_that_waits_does_not_hold_up_another() -> None:
         eventually(lambda: asking(far))
         other = Task(far.weights)
         try:
-            other.join(0.3)
-            assert not other.is_alive()
+            eventually(lambda: not other.is_alive())
+            assert waiting.is_alive()
         finally:
             server.publish(2, tree(2))
             check(waiting.result(), 2)
