@@ -1,5 +1,6 @@
 #include "board.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -61,7 +62,9 @@ Board::Board(uint8_t* memory, uint64_t bytes) : h_(reinterpret_cast<BoardHeader*
 }
 
 void Board::publish(int64_t version, const uint8_t* record) {
-  const uint64_t n = h_->published.load(relaxed) + 1, slot = n % BoardHeader::kCopies;
+  // Never 0, which says that nothing was published, though the word may have been overwritten.
+  const uint64_t n = std::max<uint64_t>(h_->published.load(relaxed) + 1, 1);
+  const uint64_t slot = n % BoardHeader::kCopies;
   BoardHeader::Copy& copy = h_->copies[slot];
   copy.sequence.store(2 * n - 1, relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -232,3 +232,32 @@ def test_killed_publishers(zygote: Zygote, name: str, tmp_path: Path) -> None:
     result = reader.result(BLOCKED_S)
     assert result["wrong"] == "" and result["reads"] > 0
     board.close()
+
+
+# Where the words of a board are: native/board.h.
+PUBLISHED, SEQUENCES = 64, (128, 192, 256)
+
+
+def test_a_word_that_was_overwritten(zygote: Zygote, name: str) -> None:
+    """Readers are told so, and the next publish mends it; nobody spins."""
+    for number, (at, value) in enumerate(
+        (at, value) for at in (PUBLISHED, *SEQUENCES) for value in (0, 1, 3, 2**63 + 5, 2**64 - 1)
+    ):
+        mine = f"{name}-{number}"
+        board = WeightsBoard.create(EXAMPLE, mine)
+        for version in range(4):  # the newest is in the second copy
+            board.publish(version, weights(version, EXAMPLE))
+        with open(f"/dev/shm/contig-{mine}", "r+b") as file:
+            file.seek(at)
+            file.write(value.to_bytes(8, "little"))
+        found = zygote.start("read_weights_once", name=mine).result(BLOCKED_S)
+        if at in (SEQUENCES[0], SEQUENCES[2]):  # of older ones, which nobody reads
+            assert found == {"told": "", "version": 3}
+        elif (at, value) in ((PUBLISHED, 0), (PUBLISHED, 3)):  # as it was once
+            assert found == {"told": "", "version": None if value == 0 else 2}
+        else:
+            assert "was overwritten: publish again" in found["told"], (at, value)
+        board.publish(9, weights(9, EXAMPLE))
+        found = zygote.start("read_weights_once", name=mine).result(BLOCKED_S)
+        assert found == {"told": "", "version": 9}, (at, value)
+        board.close()

@@ -224,6 +224,18 @@ def read_weights(name: str, stop: str, wait: bool, begun: str) -> dict[str, Any]
     return {"wrong": "", "reads": reads, "last": last}
 
 
+def read_weights_once(name: str) -> dict[str, Any]:
+    """What a reader finds, or is told."""
+    board = WeightsBoard.attach(name)
+    try:
+        found = board.read()
+    except RuntimeError as error:
+        return {"told": str(error)}
+    if found is None:
+        return {"told": "", "version": None}
+    return {"told": weights_wrong(found.version, found.tree), "version": found.version}
+
+
 def run_task(task: str, arguments: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"ok": globals()[task](**arguments)}

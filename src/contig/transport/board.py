@@ -82,7 +82,10 @@ class WeightsBoard:
             LayoutError: a tree of another layout.
         """
         check_version(version, least=-1)
-        newest = self.newest
+        try:
+            newest = self.newest
+        except RuntimeError:
+            newest = None  # overwritten, which this mends
         if newest is not None and version <= newest:
             raise ValueError(f"version {version} after {newest}: versions must grow")
         plain = plain_tree(tree)[0]
