@@ -73,8 +73,9 @@ class Handle:
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         one = {name: os.environ.get(name, "1") for name in _THREADS}
+        # `-P`: it has the path of this process, not the working directory.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "contig.collect.worker", *map(str, fds)],
+            [sys.executable, "-P", "-m", "contig.collect.worker", *map(str, fds)],
             pass_fds=[*fds, *inherited],
             env={**os.environ, **one, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,

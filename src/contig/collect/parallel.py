@@ -140,7 +140,7 @@ class _Children:
             fds = [theirs.fileno(), self._traces[-1].fd]
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "contig.collect.env_worker", *map(str, fds)],
+                    [sys.executable, "-P", "-m", "contig.collect.env_worker", *map(str, fds)],
                     pass_fds=fds,
                     env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
                     stdin=subprocess.DEVNULL,
