@@ -266,3 +266,16 @@ def test_a_leaf_of_a_buffer() -> None:
 def test_slices_of_a_class() -> None:
     with pytest.raises(TypeError, match="SliceSampler"):
         ReplayBuffer(sampler=SliceSampler)
+
+
+def test_probabilities_of_members() -> None:
+    members = [ReplayBuffer(LazyTensorStorage(10)) for _ in range(2)]
+    for number, member in enumerate(members):
+        member.extend(episode(number, 10))
+    for bad in ([NAN, 1], [INF, 1], [-1, 1], [0, 0], ["a", 1], [1], [1, 2, 3], 0.5, "ab", [[1, 1]]):
+        with pytest.raises(ValueError, match="p: expected"):
+            ReplayBufferEnsemble(*members, p=bad, batch_size=4)
+    for even in ([1e308, 1e308], [1e-320, 1e-320], np.ones(2), (3, 3)):
+        ensemble = ReplayBufferEnsemble(*members, p=even, batch_size=64, seed=0)
+        drawn = [e for e, _ in identity(ensemble.sample())]
+        assert 10 < drawn.count(0) < 54

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +19,20 @@ from .output import to_output
 __all__ = ["ReplayBufferEnsemble"]
 
 _IDS = "buffer_ids"
+
+
+def _shares(p: Any, members: int) -> np.ndarray[Any, Any]:
+    """Probabilities that add up to 1, whatever the numbers' size. Raises ValueError."""
+    try:
+        weights = np.asarray(p, float)
+    except (TypeError, ValueError):
+        weights = np.zeros(0)
+    if weights.shape != (members,) or not (np.isfinite(weights) & (weights >= 0)).all():
+        raise ValueError(f"p: expected {members} numbers of at least 0, got {p!r}")
+    if not weights.any():
+        raise ValueError(f"p: expected a number above 0 among them, got {p!r}")
+    weights = weights / weights.max()  # their sum may be more than a float can be
+    return weights / weights.sum()
 
 
 class ReplayBufferEnsemble:
@@ -53,13 +66,9 @@ class ReplayBufferEnsemble:
             )
         if p is not None and sample_from_all:
             raise ValueError("p has no meaning with sample_from_all=True: every member is sampled")
-        if p is not None and not (
-            len(p) == len(buffers) and all(0 <= x < math.inf for x in p) and sum(p) > 0
-        ):
-            raise ValueError(f"p: expected {len(buffers)} numbers of at least 0, got {list(p)}")
         self.buffers = buffers
         self.sample_from_all = sample_from_all
-        self.p = None if p is None else np.asarray(p, float) / float(sum(p))
+        self.p = None if p is None else _shares(p, len(buffers))
         self.batch_size = None if batch_size is None else whole("batch_size", batch_size, 1, "rows")
         own = next((b.output for b in buffers), "numpy")
         self._output = to_output(output or own, device)

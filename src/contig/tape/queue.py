@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native
+from ..arguments import whole
 from ..batch import Batch
 from ..convert import plain_tree
 from ..errors import ClosedError
@@ -50,11 +51,9 @@ class BatchQueue:
         layout: Layout, batch_size: int, num_buffers: int, name: str | None = None
     ) -> BatchQueue:
         """A new queue; with a name other processes can attach to it (on Linux)."""
-        if batch_size < 1 or num_buffers < 2:
-            raise ValueError(
-                f"batch_size {batch_size} and num_buffers {num_buffers}: at least 1 and 2 (one "
-                "block fills while another is read)"
-            )
+        batch_size = whole("batch_size", batch_size, 1, "items")
+        blocks = "blocks (one fills while another is read)"
+        num_buffers = whole("num_buffers", num_buffers, 2, blocks)
         columns = layout.block_columns(batch_size)
         places = [(x.offset, x.nbytes, at) for x, (_, _, at) in zip(layout.leaves, columns.views)]
         table = np.array(places, np.int64).reshape(-1)

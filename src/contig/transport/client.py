@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..accumulate import Built
+from ..arguments import whole
 from ..batch import Batch
 from ..convert import plain_tree
 from ..layout import Layout, as_bytes
@@ -77,6 +78,7 @@ class TcpClient:
         send_timeout_s: float | None = None,
     ) -> None:
         layout = _layout_of(data_sample)
+        max_inflight_msgs = whole("max_inflight_msgs", max_inflight_msgs, 1, "frames")
         options = LinkOptions(ack, max_inflight_msgs, reconnect_s, on_full, send_timeout_s)
         self.producer = secrets.randbelow(2**63 - 1) + 1
         opening = {

@@ -63,8 +63,6 @@ class LinkOptions(NamedTuple):
             raise ValueError(f"ack {self.ack!r}: one of {', '.join(wire.ACK_LEVELS)}")
         if self.on_full not in ("block", "raise"):
             raise ValueError(f'on_full {self.on_full!r}: "block" or "raise"')
-        if self.max_inflight_msgs < 1:
-            raise ValueError(f"max_inflight_msgs: at least 1, got {self.max_inflight_msgs}")
         if not self.reconnect_s >= 0:
             raise ValueError(f"reconnect_s: seconds, at least 0, got {self.reconnect_s}")
 
