@@ -24,15 +24,16 @@ _IDS = "buffer_ids"
 def _shares(p: Any, members: int) -> np.ndarray[Any, Any]:
     """Probabilities that add up to 1, whatever the numbers' size. Raises ValueError."""
     try:
-        weights = np.asarray(p, float)
+        weights = np.array(p, float)
     except (TypeError, ValueError):
         weights = np.zeros(0)
     if weights.shape != (members,) or not (np.isfinite(weights) & (weights >= 0)).all():
         raise ValueError(f"p: expected {members} numbers of at least 0, got {p!r}")
     if not weights.any():
         raise ValueError(f"p: expected a number above 0 among them, got {p!r}")
-    weights = weights / weights.max()  # their sum may be more than a float can be
-    return weights / weights.sum()
+    weights /= weights.max()  # their sum may be more than a float can be
+    weights /= weights.sum()
+    return weights
 
 
 class ReplayBufferEnsemble:
