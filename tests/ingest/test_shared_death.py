@@ -52,7 +52,7 @@ def end(told: dict[str, Any]) -> None:
         os.kill(told["child"], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("how", ["send", "extend", "send_trajectory", "writer"])
+@pytest.mark.parametrize("how", ["send", "extend", "add_step", "send_trajectory", "writer"])
 @pytest.mark.parametrize("fork", [False, True])
 def test_a_tape_whose_server_was_killed(name: str, how: str, fork: bool) -> None:
     with Actor("serve_tape", name=name, fork=fork) as actor:
@@ -68,6 +68,7 @@ def _through_death(actor: Actor, client: SharedClient, how: str) -> None:
     calls: dict[str, Callable[[int], object]] = {
         "send": lambda n: client.send(row(n)),
         "extend": lambda n: client.extend(rows(n)),
+        "add_step": lambda n: client.add_step(rows(n)),
         "send_trajectory": lambda n: client.send_trajectory(items.rows(0, n, 2), truncated=True),
         "writer": lambda n: writer.append(items.row(0, 0, n)),
     }
