@@ -20,11 +20,13 @@ from contig import (
     LazyTensorStorage,
     NStepSampler,
     PrioritizedSampler,
+    RemoteReplayBuffer,
     ReplayBuffer,
     RolloutDataset,
     RolloutStorage,
     RolloutWriter,
     Server,
+    SharedClient,
     SharedStorage,
     SliceSampler,
     TcpClient,
@@ -139,6 +141,26 @@ def test_over_the_wire():
             assert batch["x"].dtype.name == "bfloat16"
             seen = batch.torch()["x"].float()[:, 1]
             assert seen.tolist() == [first + i + 0.5 for i in range(4)]
+
+
+def test_tables_and_weights_over_the_wire():
+    example = {k: v[0] for k, v in rows().items() if k != "next"}
+    example["next"] = {k: v[0] for k, v in rows()["next"].items()}
+    with SharedStorage(3 * ROWS, example=example) as storage:
+        with Server(buffer=ReplayBuffer(storage), transport=TcpTransport()) as server:
+            server.publish(0, {"w": torch.tensor([1.5, -2.0]).to(HALF)})
+            clients = (TcpClient("127.0.0.1", server.port), SharedClient(server.name))
+            for number, client in enumerate(clients):
+                with client:
+                    client.extend(rows(number * ROWS))
+                    client.wait(30)
+                    newest = client.weights(timeout_s=30)
+                    assert newest.tree["w"].dtype.name == "bfloat16"
+                    assert newest.tree["w"].astype(float).tolist() == [1.5, -2.0]
+            with RemoteReplayBuffer("127.0.0.1", server.port, output="torch") as far:
+                batch = far.sample(200)
+            assert batch["observation"].dtype == HALF
+            assert torch.equal(batch["observation"][:, 0], batch["index"].to(HALF))
 
 
 def test_rollouts_and_their_files(tmp_path):
