@@ -198,7 +198,8 @@ def test_living_segments_are_not_reaped(zygote: Zygote, name: str, tmp_path: Pat
         other = zygote.start("hold_open", name=name, stop=str(stop))
         _until(lambda: _has_open(other.pid, name))
     # Only the other process has it now, and it is stopped.
-    assert other.stop()
+    other.signal(signal.SIGSTOP)
+    other.expect_stopped(30)
     reap(zygote)
     assert exists(name)
     other.signal(signal.SIGCONT)

@@ -20,6 +20,7 @@ from tests.processes import rows, workers
 from tests.processes.zygote import Child, Zygote
 
 CAPACITY = 96
+WRITERS = 4
 BLOCKED_S = 60  # longer than this means for ever
 
 
@@ -118,30 +119,6 @@ class HolderWord:
     def pid(self) -> int:
         return self._words[self._at]
 
-    def wait_for(self, pids: set[int], seconds: float) -> int | None:
-        """The first of these processes that is seen to hold the lock."""
-        words, at = self._words, self._at
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            for _ in range(200):
-                if words[at] in pids:
-                    return words[at]
-        return None
-
-
-def stop_inside_lock(children: list[Child], holder: HolderWord, seconds: float) -> Child | None:
-    """Stops one of these processes inside the lock; the others go on."""
-    by_pid = {child.pid: child for child in children}
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        child = by_pid.get(holder.wait_for(set(by_pid), seconds) or 0)
-        if child is None or not child.stop():
-            continue
-        if holder.pid == child.pid:
-            return child
-        child.signal(signal.SIGCONT)
-    return None
-
 
 class Kills:
     """Writers come and go by SIGKILL; readers and other writers must not notice."""
@@ -158,24 +135,26 @@ class Kills:
         # The test's own writer, which must get through after every kill.
         self.own = rows.Script(0, seed, ids).blocks()
         self.handle = self.storage.writer()
+        self.storage.tape.lock_timeout_s = BLOCKED_S
         self.own_rows = 0
 
-    def start_writer(self) -> None:
+    def start_writer(self, trap: float | None = None) -> Child:
         number = len(self.logs) + 1
         log = self.directory / f"log-{number}"
         self.logs.append(log)
-        self.writers.append(
-            self.zygote.start(
-                "write",
-                name=self.name,
-                writer=number,
-                seed=number,
-                ids=self.ids,
-                log=str(log),
-                stop=str(self.stop),
-                big=CAPACITY * 2 // 3,  # long stays inside the lock
-            )
+        writer = self.zygote.start(
+            "write",
+            name=self.name,
+            writer=number,
+            seed=number,
+            ids=self.ids,
+            log=str(log),
+            stop=str(self.stop),
+            big=CAPACITY * 2 // 3,  # long stays inside the lock
+            trap=trap,
         )
+        self.writers.append(writer)
+        return writer
 
     def append(self) -> None:
         kind, n, tree = next(self.own)
@@ -184,21 +163,21 @@ class Kills:
 
     def kill_one(self) -> None:
         assert all(w.alive() for w in self.writers), "a writer died by itself"
-        victim = None
-        if self.random.random() < 0.6:
-            victim = stop_inside_lock(self.writers, self.holder, 0.1)
-        if victim is not None:
+        if self.random.random() < 0.4:
+            victim = self.start_writer(trap=self.random.random())
+            victim.expect_stopped(BLOCKED_S)
+            assert self.holder.pid == victim.pid, "it is stopped, and not inside the lock"
             self.inside += 1
             if self.inside % 5 == 1:
                 self.expect_busy(victim)
-        victim = victim or self.random.choice(self.writers)
+        else:
+            victim = self.random.choice(self.writers)
         self.writers.remove(victim)
         victim.kill()
         self.kills += 1
-        before = time.monotonic()
-        self.append()  # with the default deadline; the lock's last holder may be dead
-        assert time.monotonic() - before < 8, "the next append waited for a dead holder"
-        self.start_writer()
+        self.append()  # the lock's last holder may be dead; who waits for him gets a TapeBusy
+        while len(self.writers) < WRITERS:
+            self.start_writer()
 
     def expect_busy(self, victim: Child) -> None:
         self.storage.tape.lock_timeout_s = 0.02
@@ -208,7 +187,7 @@ class Kills:
         with pytest.raises(TapeBusy, match=rf"\b{victim.pid}\b"):
             rows.append(self.storage.writer(), kind, tree)
         assert self.storage.tape.snapshot()[0] == before[0], "somebody wrote past the lock"
-        self.storage.tape.lock_timeout_s = 10
+        self.storage.tape.lock_timeout_s = BLOCKED_S
         self.busy += 1
 
     def run(self, kills: int, inside: int, seconds: float) -> None:
@@ -219,7 +198,7 @@ class Kills:
             )
             for r, kinds in enumerate(("rsq", "sce", "ssc"))
         ]
-        for _ in range(4):
+        for _ in range(WRITERS):
             self.start_writer()
         deadline = time.monotonic() + seconds
         give_up = deadline + BLOCKED_S
@@ -313,7 +292,7 @@ def test_a_killed_writers_trajectory_stays_open(zygote: Zygote, name: str, tmp_p
 
 
 def test_stopped_and_killed_inside_the_lock(zygote: Zygote, name: str, tmp_path: Path) -> None:
-    """Appends of megabytes, so that every victim is caught in the middle of one."""
+    """Appends of megabytes, each of them caught at another place."""
     stop = tmp_path / "stop"
     width, capacity = 1 << 15, 64  # 256 kB a row
     with SharedStorage(capacity, name=name, example={"x": np.zeros(width, np.int64)}) as storage:
@@ -321,9 +300,9 @@ def test_stopped_and_killed_inside_the_lock(zygote: Zygote, name: str, tmp_path:
         reader = zygote.start("sample_for_ever", name=name, stop=str(stop))
         own = storage.writer()
         for turn in range(12):
-            victim = zygote.start("big_appends", name=name, stop=str(stop))
-            stopped = stop_inside_lock([victim], holder, BLOCKED_S)
-            assert stopped is victim, "never caught inside the lock"
+            victim = zygote.start("big_appends", name=name, stop=str(stop), trap=turn / 11)
+            victim.expect_stopped(BLOCKED_S)
+            assert holder.pid == victim.pid, "it is stopped, and not inside the lock"
             storage.tape.lock_timeout_s = 0.1
             head = storage.tape.snapshot()[0]
             with pytest.raises(TapeBusy, match=rf"\b{victim.pid}\b") as error:
@@ -339,7 +318,7 @@ def test_stopped_and_killed_inside_the_lock(zygote: Zygote, name: str, tmp_path:
                 victim.kill()
                 continue
             victim.kill()
-            storage.tape.lock_timeout_s = 5
+            storage.tape.lock_timeout_s = BLOCKED_S
             first = own.extend({"x": np.full((2, width), turn, np.int64)})
             assert first.tolist() == [head, head + 1], "the killed append took seqs"
             batch, lost = storage.gather(first)

@@ -15,6 +15,7 @@ import contig
 from contig import RandomSampler, ReplayBuffer, SharedStorage, SliceSampler
 
 from . import rows
+from .trap import trapped
 
 RECORD = struct.Struct("<qqq")  # append, first seq (-1: about to), rows
 
@@ -29,9 +30,14 @@ def write(
     appends: int = 0,
     big: int = 12,
     pause_s: float = 0.0,
+    trap: float | None = None,
 ) -> dict[str, Any]:
-    """Appends until told to stop (or so many times), with a log that survives a SIGKILL."""
+    """Appends until told to stop (or so many times), with a log that survives a SIGKILL.
+
+    trap: stops itself inside one of the first appends, at this part of the payload.
+    """
     storage = SharedStorage.attach(name)
+    storage.tape.lock_timeout_s = 60  # others may be stopped inside it, for as long as they live
     handle = storage.writer()
     script = rows.Script(writer, seed, ids, big)
     total = done = 0
@@ -39,6 +45,8 @@ def write(
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for kind, n, tree in script.blocks():
         os.write(fd, RECORD.pack(done, -1, n))
+        if trap is not None and done >= 3 and kind in ("extend", "whole"):
+            tree, trap = {**tree, "payload": trapped(tree["payload"], trap)}, None
         first = rows.append(handle, kind, tree)
         os.write(fd, RECORD.pack(done, first, n))
         if first <= last:
@@ -181,15 +189,16 @@ def read_log(path: Path) -> tuple[dict[int, tuple[int, int]], int]:
     return done, open_rows
 
 
-def big_appends(name: str, stop: str) -> dict[str, Any]:
-    """Appends of many bytes, one after another: most of the time it holds the lock."""
+def big_appends(name: str, stop: str, trap: float) -> dict[str, Any]:
+    """Appends of many bytes, one after another; stops itself inside the first, at this part."""
     storage = SharedStorage.attach(name)
     rows_each = storage.capacity // 2
     width = storage.layout.leaves[0].shape[0]
     writer = storage.writer()
     n = 0
     while not os.path.exists(stop):
-        writer.extend({"x": np.full((rows_each, width), n, np.int64)})
+        block = np.full((rows_each, width), n, np.int64)
+        writer.extend({"x": block if n else trapped(block, trap)})
         n += 1
     return {"appends": n}
 

@@ -71,13 +71,13 @@ class Child:
             return ""
         return stat.rpartition(")")[2].split()[0]
 
-    def stop(self) -> bool:
-        """SIGSTOP; true once it is stopped, false if it is gone."""
-        self.signal(signal.SIGSTOP)
-        while self.alive():
-            if self.state() in ("T", "t"):
-                return True
-        return False
+    def expect_stopped(self, timeout_s: float) -> None:
+        """Returns once it has stopped itself."""
+        deadline = time.monotonic() + timeout_s
+        while self.state() not in ("T", "t"):
+            assert self.alive(), f"process {self.pid} has ended"
+            assert time.monotonic() < deadline, f"process {self.pid} did not stop"
+            time.sleep(0.001)
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)

@@ -3,7 +3,6 @@ for thousands of laps, then while they are killed, anywhere and inside the lock.
 
 from __future__ import annotations
 
-import mmap
 import os
 import random
 import signal
@@ -17,7 +16,6 @@ import pytest
 
 from contig import Layout, TapeBusy
 from contig.tape.queue import BatchQueue
-from tests.processes.test_stress import stop_inside_lock
 from tests.processes.zygote import Child
 from tests.queue.workers import Checker, example, item_records
 from tests.queue.zygote import Zygote
@@ -144,47 +142,18 @@ def test_killed_producers(zygote: Zygote, name: str) -> None:
     queue.close()
 
 
-class HolderWord:
-    """The lock's holder as the header has it, found by looking for somebody who holds it."""
-
-    def __init__(self, name: str, child: Child) -> None:
-        fd = os.open(f"/dev/shm/contig-{name}", os.O_RDONLY)
-        self._memory = mmap.mmap(fd, 512, access=mmap.ACCESS_READ)
-        os.close(fd)
-        self._words = memoryview(self._memory).cast("q")
-        give_up = time.monotonic() + BLOCKED_S
-        while child.pid not in (words := self._words.tolist()):
-            assert time.monotonic() < give_up, "it never holds the lock"
-        self._at = words.index(child.pid)
-
-    @property
-    def pid(self) -> int:
-        return self._words[self._at]
-
-    def wait_for(self, pids: set[int], seconds: float) -> int | None:
-        """The first of these processes that is seen to hold the lock."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            for _ in range(200):
-                if self.pid in pids:
-                    return self.pid
-        return None
-
-
 def test_stopped_and_killed_inside_the_lock(zygote: Zygote, name: str) -> None:
-    """Items of half a megabyte, so that producers are mostly inside it."""
+    """Appends of two megabytes over several blocks, each of them caught at another place."""
     queue = BatchQueue.create(Layout(example(1 << 16)), 2, BUFFERS, name)
     consumer = Consumer(queue, 4)
     busy = 0
-    holder = None
     for turn in range(7):
-        child = zygote.start("produce", name=name, producer=1, seed=turn, until=1 << 40, at_once=4)
-        holder = holder or HolderWord(name, child)
-        give_up = time.monotonic() + BLOCKED_S
-        while (stopped := stop_inside_lock([child], holder, 0.02)) is None:
-            assert time.monotonic() < give_up, "never caught inside the lock"
-            consumer.take(0.01)
-        assert stopped is child
+        while consumer.held:
+            consumer.let_go()  # there is room for all of an append
+        child = zygote.start(
+            "stop_in_append", name=name, producer=1, seed=turn, items=4, at=turn / 6
+        )
+        child.expect_stopped(BLOCKED_S)
         queue.native.lock_timeout_s = 0.02
         head = queue.native.counters()["head"]
         for call in (
@@ -199,6 +168,7 @@ def test_stopped_and_killed_inside_the_lock(zygote: Zygote, name: str) -> None:
         queue.native.lock_timeout_s = BLOCKED_S
         if turn % 3 == 2:  # it goes on where it was stopped
             child.signal(signal.SIGCONT)
+            give_up = time.monotonic() + BLOCKED_S
             while not consumer.take(0.1):
                 assert time.monotonic() < give_up, "it does not go on"
         child.kill()

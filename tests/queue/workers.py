@@ -14,6 +14,7 @@ import numpy as np
 from contig import Layout, TapeBusy
 from contig.tape.queue import BatchQueue
 from contig.transport.board import WeightsBoard
+from tests.processes.trap import trapped
 
 # -- items -----------------------------------------------------------------------------------------
 
@@ -103,6 +104,16 @@ def produce(name: str, producer: int, seed: int, until: int, at_once: int = 12) 
             native.wait_space(word, 0.1)
     queue.close()
     return {"sent": following - started, "waits": waits}
+
+
+def stop_in_append(name: str, producer: int, seed: int, items: int, at: float) -> dict[str, Any]:
+    """Stops itself inside an append of so many items, at this part of them; then it goes on."""
+    queue = BatchQueue.attach(name)
+    first = queue.native.seen(producer, 0)
+    records = trapped(item_records(queue.layout, producer, first, items), at)
+    seen, _, gap, full = queue.native.accept_records(records, producer, first)
+    assert seen == first + items and not gap and not full
+    return produce(name, producer, seed, 1 << 40, items)
 
 
 def hold(name: str, batches: int, ready: str) -> dict[str, Any]:
