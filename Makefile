@@ -2,7 +2,7 @@
 # the dev extra) and runs. Needed: Python 3.11 or later, g++, make, and package indexes for pip.
 #
 #   make test                       everything that must pass, apart from lint
-#   make test PYTEST_ARGS="-k x"    arguments for pytest
+#   make test PYTEST_ARGS="-k x"    arguments for pytest; -n 0: all in one process
 #   make test PYTHON=python3.12     the interpreter .venv is made with (when it is made)
 #   make demo DEMO_ARGS="--seed 3"  arguments for the demonstration
 #   make test WERROR=ON             compiler warnings of the extension are errors
@@ -73,8 +73,9 @@ DEMO_ARGS ?=
 demo: $(INSTALL)  ## Train a recurrent agent on async actors' rows, live (some minutes)
 	$(BIN)/python -m contig.cli.main demo --plot build/demo.png $(DEMO_ARGS)
 
+# Two processes share the test files: many tests wait for other processes.
 test: $(INSTALL)  ## Run the tests (without soak), then native-test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 	$(MAKE) native-test
 
 soak: $(INSTALL)  ## Run the long randomised tests

@@ -381,7 +381,7 @@ def test_a_failure_in_the_thread_is_raised_by_the_next_call() -> None:
         buffer = ReplayBuffer(LazyTensorStorage(100), batch_size=8)
         collector = Collector(Steps(), broken, frames_per_batch=10, replay_buffer=buffer)
         collector.start()
-        collector._thread.join(10)  # type: ignore[union-attr]
+        collector._thread.join(60)  # type: ignore[union-attr]
         with pytest.raises(RuntimeError, match="in the policy"):
             getattr(buffer if call == "sample" else collector, call)()
         collector.async_shutdown()  # told once

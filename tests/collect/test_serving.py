@@ -65,7 +65,7 @@ def test_a_server_is_a_buffer_and_passes_weights_on() -> None:
                     policy.fill(collector.policy_version + 1)
                     collector.update_policy_weights_()
             with TcpClient("127.0.0.1", server.port) as client:
-                weights = client.weights(timeout_s=10)
+                weights = client.weights(timeout_s=60)
             assert weights is not None and weights.version == last == collector.policy_version
             np.testing.assert_array_equal(weights.tree["a"], np.full(4, float(last)))
     assert sum(len(x) for x in check_storage(buffer.storage)) == 80

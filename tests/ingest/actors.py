@@ -39,7 +39,7 @@ class Actor:
     def pid(self) -> int:
         return self.process.pid
 
-    def hear(self, timeout_s: float = 30.0) -> Any:
+    def hear(self, timeout_s: float = 60.0) -> Any:
         """The next thing it says."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + timeout_s
@@ -66,7 +66,7 @@ class Actor:
         if self.process.poll() is None:
             os.kill(self.process.pid, number)
 
-    def wait(self, timeout_s: float = 20.0) -> int:
+    def wait(self, timeout_s: float = 60.0) -> int:
         return self.process.wait(timeout_s)
 
     def errors(self) -> str:

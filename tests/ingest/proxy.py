@@ -33,7 +33,7 @@ class Proxy:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
 
     # -- for the test -------------------------------------------------------------------------
 
@@ -51,11 +51,11 @@ class Proxy:
 
     def hush(self) -> None:
         """Forwards nothing any more, and cuts nothing: as a cable that was pulled."""
-        asyncio.run_coroutine_threadsafe(self._set(False), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._set(False), self._loop).result(60)
 
     def speak(self) -> None:
         """Forwards again, what was held back too."""
-        asyncio.run_coroutine_threadsafe(self._set(True), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._set(True), self._loop).result(60)
 
     async def _set(self, speaks: bool) -> None:
         self._speaks.set() if speaks else self._speaks.clear()
@@ -80,9 +80,9 @@ class Proxy:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-        asyncio.run_coroutine_threadsafe(end(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
 
     def __enter__(self) -> Proxy:
         return self

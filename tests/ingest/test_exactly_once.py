@@ -160,7 +160,7 @@ def _fill(server: Server, client: TcpClient, batch: int, count: int) -> None:
 def _drain(server: Server, count: int) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     while len(seen) < count:
-        sample = server.sample(timeout=10)
+        sample = server.sample(timeout=60)
         assert sample is not None
         seen += items.read(sample.batch)
     return seen
@@ -191,7 +191,7 @@ def test_cut_while_the_queue_is_full(ack: str, cuts: int) -> None:
                 time.sleep(0.15)  # it is tried again and again meanwhile
             seen = _drain(server, count)
             items.check_all(seen, {0: count})
-            client.wait(10)
+            client.wait(60)
         assert server.info().samples_inserted_total == count
         _nothing_is_held(server)
 
@@ -226,7 +226,7 @@ def test_first_connection_is_tried_again() -> None:
             with TcpClient("127.0.0.1", proxy.port, items.example(), reconnect_s=10) as client:
                 for n in range(4):
                     client.send(items.item(0, n))
-                sample = server.sample(timeout=10)
+                sample = server.sample(timeout=60)
                 assert sample is not None
                 assert items.read(sample.batch) == [(0, n) for n in range(4)]
             assert proxy.counts["refused"] == 3

@@ -58,7 +58,7 @@ def test_raises_when_the_server_allows_no_more(server: Server) -> None:
     for n in range(sent, sent + rest):  # it was not sent, and the client is as good as before
         client.send(items.item(0, n))
     client.close()
-    threads.join(20)
+    threads.join(60)
     items.check_all(received, {0: sent + rest})
 
 

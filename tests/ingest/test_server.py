@@ -138,7 +138,7 @@ def test_submit_beside_clients(transport: TcpTransport) -> None:
             calls = enumerate((server.submit, client.send, near.send))
             threads = Threads(*(lambda w=w, s=s: run(w, s) for w, s in calls))
             seen = [x for _ in range(30) for x in items.read(take(server).batch)]
-            threads.join(20)
+            threads.join(60)
         items.check_all(seen, {0: 100, 1: 100, 2: 100})
 
 
@@ -161,7 +161,7 @@ def test_sample_ends_when_another_thread_closes() -> None:
     threads = Threads(lambda: got.append(server.sample()), lambda: got.append(server.sample()))
     time.sleep(0.1)
     server.close()
-    threads.join(10)
+    threads.join(60)
     assert got == [None, None]
 
 
@@ -181,7 +181,7 @@ def test_several_consumers() -> None:
             client.wait(20)
         until(lambda: len(seen) == 100, "all batches")
         server.close()
-        threads.join(10)
+        threads.join(60)
         assert sorted(seen) == [[(0, n) for n in range(i, i + 4)] for i in range(0, 400, 4)]
 
 
@@ -384,7 +384,7 @@ def test_a_peer_that_is_no_server() -> None:
         threads = Threads(lambda: answer(listening))
         with pytest.raises(ValueError, match="magic"):
             TcpClient("127.0.0.1", listening.getsockname()[1], items.example())
-        threads.join(10)
+        threads.join(60)
     with Server(items.example(), 2, TcpTransport()) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as browser:
             browser.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -467,7 +467,7 @@ def test_ingest_goes_on_while_the_learner_holds_its_gil() -> None:
                 after, rows_after = server.info().samples_inserted_total, storage.tape.snapshot()[0]
                 assert ticks[0] - ticks_before <= 2, "the GIL was not held"
                 stop.set()
-                ticker.join(10)
+                ticker.join(60)
                 assert after - before >= 50, "nothing was taken in meanwhile"
                 assert rows_after - rows_before >= 50
                 assert server.stats().items_in >= after

@@ -97,7 +97,7 @@ def test_weights_that_nobody_will_publish(published: bool) -> None:
             )
             time.sleep(0.1)
             actor.signal(signal.SIGKILL)
-            threads.join(20)
+            threads.join(60)
 
 
 def test_a_queue_whose_server_was_killed() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 
-def until(ready: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+def until(ready: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
     """Returns once `ready()` is true."""
     deadline = time.monotonic() + timeout_s
     while not ready():

@@ -181,7 +181,7 @@ def test_nobody_waits_for_room_in_a_closed_queue() -> None:
     time.sleep(0.02)
     assert thread.is_alive()
     queue.native.close()
-    thread.join(3)
+    thread.join(60)
     assert not thread.is_alive(), "it waits for ever"
     assert isinstance(found[0], ClosedError)
     with pytest.raises(ClosedError):

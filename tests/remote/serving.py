@@ -17,7 +17,7 @@ from contig.transport.handshake import Address, connect
 
 HOST = "127.0.0.1"
 ROW = steps.row(0, 0)
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @contextlib.contextmanager

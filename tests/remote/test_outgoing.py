@@ -202,7 +202,7 @@ def test_weights_are_sent_from_one_copy() -> None:
             for n in range(20):
                 client.send({"x": float(n)})
                 client.wait(timeout=30)
-                sample = server.sample(timeout=10)
+                sample = server.sample(timeout=60)
                 assert sample is not None and sample.batch["x"][0] == n
         for peer in peers:
             kind, version, payload = next_frame(peer)

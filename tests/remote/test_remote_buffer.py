@@ -41,6 +41,7 @@ from contig.transport.ingest import REQUEST
 from contig.transport.service import SampleService
 from contig.transport.wire import Type
 from tests.remote.serving import (
+    DEADLINE_S,
     HOST,
     ROW,
     Task,
@@ -298,14 +299,14 @@ class Failing:
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyError("boom"), OSError("boom")])
 def test_a_failing_transform_is_told(error: Exception) -> None:
     far = filled(transform=Failing(error))
-    with serving(far) as server, remote(server, sample_timeout_s=0.3) as buffer:
+    with serving(far) as server, remote(server, sample_timeout_s=DEADLINE_S) as buffer:
         with pytest.raises(Exception, match="boom"):
             buffer.sample()
         assert len(buffer) == len(far)
 
 
 def test_a_batch_that_no_memory_is_large_enough_for_is_refused() -> None:
-    with serving(filled()) as server, remote(server, sample_timeout_s=0.3) as buffer:
+    with serving(filled()) as server, remote(server, sample_timeout_s=DEADLINE_S) as buffer:
         with pytest.raises((ValueError, MemoryError, RuntimeError)):
             buffer.sample(1 << 50)
 
@@ -314,25 +315,26 @@ def test_a_batch_larger_than_a_frame_is_refused_with_a_hint() -> None:
     row = {"obs": np.zeros(1024, np.float32), "next": {"done": False}}
     far = shared(example=row, batch_size=4)
     far.extend({"obs": np.ones((4, 1024)), "next": {"done": np.zeros(4, bool)}})
-    with serving(far, max_frame=64 << 10) as server, remote(server, sample_timeout_s=5) as buffer:
+    with serving(far, max_frame=64 << 10) as server, remote(server) as buffer:
         with pytest.raises(ValueError, match="max_frame"):
             buffer.sample(600)
         assert buffer.sample(12)["obs"].sum() == 12 * 1024
 
 
 def test_samples_that_wait_do_not_hold_up_other_requests() -> None:
-    empty = shared(batch_size=4, sample_timeout_s=1.0)
+    empty = shared(batch_size=4)
     with serving({"empty": empty, "full": filled()}) as server:
         with remote(server, "empty", prefetch=5) as waiting, remote(server, "full") as buffer:
             task = Task(waiting.sample)
             eventually(lambda: asking(waiting) == 6)
-            buffer.sample_timeout_s = 0.4
+            buffer.sample_timeout_s = 20.0
             try:
                 assert len(buffer) > 0
                 assert len(buffer.sample()) == 16
+                assert task.is_alive()
             finally:
-                with pytest.raises(EmptyBufferError):
-                    task.result()
+                empty.extend(steps.episode(3, 5))
+                assert len(task.result()) == 4
 
 
 def test_without_a_layout_a_buffer_is_refused_and_leaves_nothing() -> None:
@@ -341,7 +343,7 @@ def test_without_a_layout_a_buffer_is_refused_and_leaves_nothing() -> None:
         for _ in range(3):
             with pytest.raises(ValueError, match="no layout yet"):
                 remote(server)
-        eventually(lambda: sockets() == before, deadline_s=0.3)
+        eventually(lambda: sockets() == before)
 
 
 def test_a_refused_output_leaves_no_connection() -> None:
@@ -349,7 +351,7 @@ def test_a_refused_output_leaves_no_connection() -> None:
         for wrong in ({"output": "pandas"}, {"device": "cpu"}):
             with pytest.raises(ValueError, match="output|device"):
                 remote(server, **wrong)
-        eventually(lambda: server.stats().connections == 0, deadline_s=0.3)
+        eventually(lambda: server.stats().connections == 0)
 
 
 # -- waiting --------------------------------------------------------------------------------------
@@ -380,7 +382,7 @@ def test_sampling_makes_room_for_what_the_same_buffer_has_written() -> None:
     limiter = RateLimiter(1.0, min_size=1, error_buffer=8)
     far = shared(batch_size=1, limiter=limiter)
     with serving(far) as server:
-        buffer = remote(server, sample_timeout_s=0.5)
+        buffer = remote(server, sample_timeout_s=20.0)
         try:
             for t in range(20):  # more than may be written before somebody samples
                 buffer.add(steps.row(0, t))

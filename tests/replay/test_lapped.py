@@ -90,7 +90,9 @@ def writer() -> Iterator[Writer]:
 
 
 @pytest.mark.parametrize(
-    ("sampler", "batch_size"), [(RandomSampler(), 5), (SliceSampler(slice_len=3), 6)], ids=str
+    ("sampler", "batch_size"),
+    [(RandomSampler(), 5), (SliceSampler(slice_len=3), 6)],
+    ids=["rows", "slices"],
 )
 def test_a_lapped_reader_takes_the_lock_after_a_few_tries(
     writer: Writer, sampler: Any, batch_size: int

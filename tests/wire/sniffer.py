@@ -70,7 +70,7 @@ class Listener:
         self._socket.close()
         self.cut()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
 
 
 class Sniffer(Listener):
