@@ -54,6 +54,7 @@ def test_handshakes_and_goodbyes_wait_for_room(
         # It comes back before that is committed: what it is told must be.
         again: list[Any] = []
         coming = Threads(lambda: again.append(opened(server, producer=2)))
+        until(lambda: server.stats().connections == 2, "its coming back")
         tried = faults.calls
         until(lambda: faults.calls > tried + 2, "some attempts to commit")
         assert coming.alive and server.stats().rejected == {}

@@ -131,15 +131,15 @@ def connections(server: Server) -> int:
 
 @pytest.mark.parametrize("in_process", [False, True])
 def test_no_room_is_no_silence(in_process: bool) -> None:
-    """A client that waits for room, and one that has nothing to say, for many heartbeats."""
-    transport = TcpTransport(heartbeat_s=0.3, in_process=in_process)
+    """A client that waits for room, and one that has nothing to say, for some heartbeats."""
+    transport = TcpTransport(heartbeat_s=0.8, in_process=in_process)
     with Server(items.example(), 4, transport, num_buffers=2) as server:
         address = ("127.0.0.1", server.port)
         with TcpClient(*address, items.example()) as idle, TcpClient(*address) as busy:
             count = 500
             threads = Threads(lambda: [busy.send(items.item(0, n)) for n in range(count)])
             until(lambda: server.info().queue_depth_sum > 0, "back-pressure")
-            time.sleep(8 * 0.3)
+            time.sleep(3 * 0.8)
             assert connections(server) == 2
             got: list[tuple[int, int]] = []
             while len(got) < count:
@@ -168,7 +168,7 @@ def test_a_stopped_client_is_given_up_and_comes_back() -> None:
             while actor.hear().get("acked") != 20:
                 pass
             actor.signal(signal.SIGSTOP)
-            until(lambda: server.stats().rejected.get("silent") == 1, "that it is missed")
+            until(lambda: server.stats().rejected.get("silent", 0) >= 1, "that it is missed")
             until(lambda: server.info().active_connections == 0, "the end of its connection")
             actor.signal(signal.SIGCONT)
             while "closed" not in actor.hear():
@@ -224,7 +224,7 @@ def test_a_server_that_was_stopped_judges_nobody_by_that_time() -> None:
 def test_who_says_nothing_is_given_up() -> None:
     with Server(items.example(), 4, TcpTransport(heartbeat_s=BEAT_S)) as server:
         accepted = by_hand(server)
-        until(lambda: server.stats().rejected.get("silent") == 1, "that it is missed")
+        until(lambda: server.stats().rejected.get("silent", 0) >= 1, "that it is missed")
         heard = b""
         accepted.sock.settimeout(LIMIT_S)
         with pytest.raises(ConnectionResetError):  # or an orderly end, by who wins

@@ -47,6 +47,7 @@ class Raw:
             "layout": self.layout.to_json(),
             "ack": "committed",
             "next": 0,
+            "heartbeat": False,  # nobody here says a word unless the test wants it
         }
         address = Address("127.0.0.1", server.port, "default", None, None)
         self.accepted: Accepted = connect(address, opening, 20.0)
@@ -118,7 +119,7 @@ def test_a_thousand_connections(many_files: None) -> None:
         for raw in raws:
             raw.close()
         until(lambda: server.stats().connections == 0, "all disconnects")
-        assert server.stats().bytes_held == 0
+        until(lambda: server.stats().bytes_held == 0, "their memory")
 
 
 # -- memory ----------------------------------------------------------------------------------------

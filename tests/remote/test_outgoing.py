@@ -40,6 +40,7 @@ def peak(pid: int | None) -> int:
 
 def opened(server: Server, table: str = "default", producer: int = 1, sends: Any = None) -> Any:
     opening = {"producer": producer, "layout": sends, "ack": "committed", "next": 0}
+    opening["heartbeat"] = False  # nobody here says a word unless the test wants it
     accepted = connect(Address("127.0.0.1", server.port, table, None, None), opening, 20.0)
     accepted.sock.settimeout(30)
     return accepted

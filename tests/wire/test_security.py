@@ -395,7 +395,7 @@ def test_tls_moves_much(secret: Server, certificates: Certificates) -> None:
 
 def test_tls_and_the_heartbeat(certificates: Certificates) -> None:
     """Who waits for room is not lost, for many heartbeats; a server that says nothing is."""
-    beat, count = 0.4, 300
+    beat, count = 0.8, 300
     transport = TcpTransport(tls=certificates.own, heartbeat_s=beat)
     with Server(ITEM, 4, transport, num_buffers=2) as server:
         options = {"tls": certificates.authority, "reconnect_s": 0.5}
@@ -403,7 +403,7 @@ def test_tls_and_the_heartbeat(certificates: Certificates) -> None:
         idle = TcpClient("127.0.0.1", server.port, ITEM, **options)
         threads = Threads(lambda: [client.send({"x": np.full(3, n)}) for n in range(count)])
         until(lambda: server.info().queue_depth_sum > 0, "back-pressure")
-        time.sleep(6 * beat)
+        time.sleep(3 * beat)
         assert server.stats().connections_total == 2 and not server.stats().rejected
         got: list[float] = []
         while len(got) < count:

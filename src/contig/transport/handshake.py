@@ -94,10 +94,10 @@ def connect(address: Address, opening: dict[str, Any], timeout_s: float) -> Acce
             )
         token = address.token
         asked = {
+            "heartbeat": True,  # unless the opening says otherwise
             **opening,
             "table": address.table,
             "proof": wire.proof(token, "client", greeting.nonce, hello.nonce),
-            "heartbeat": True,
         }
         first = wire.json_frame(Type.OPEN, asked)
         if len(first) > wire.HANDSHAKE_BYTES:
