@@ -69,7 +69,9 @@ def _was_bad(proxy: Proxy, server: Server) -> None:
     """The proxy did all it can do, and resends were recognised."""
     for fault in ("cut", "reset", "half", "delay", "replay"):
         assert proxy.counts[fault] > 0, proxy.counts
-    assert proxy.counts["connections"] > 5 * CLIENTS
+    # Every client comes twice in any case: to begin with, and when the proxy begins to rage. How
+    # often they come after that depends on how much goes through a connection at once.
+    assert proxy.counts["connections"] > 3 * CLIENTS
     stats = server.stats()
     assert 0 < stats.resent_frames <= stats.duplicates_dropped
     assert stats.lost_items == 0
