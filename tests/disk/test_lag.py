@@ -127,7 +127,9 @@ def test_a_wait_ends_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.M
             patch.setattr(DiskIndex, "write", full)
             with pytest.raises(StorageFull):
                 fill(storage, 0, 50)
-        until(lambda: storage._committer is not None and storage._committer._failure is None)
+        until(
+            lambda: storage.parts.committer is not None and storage.parts.committer._failure is None
+        )
         last = int(stored.contents(storage)[0][-1, 1])
         fill(storage, last + 1, 20)
         check(storage, last + 20)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "changed_ns",
     "close",
     "copy",
     "create",
@@ -76,6 +77,11 @@ def close(fd: int) -> None:
 
 def size(fd: int) -> int:
     return os.fstat(fd).st_size
+
+
+def changed_ns(fd: int) -> int:
+    """When a file was last changed, or put where it is."""
+    return os.fstat(fd).st_ctime_ns
 
 
 def links(path: Path) -> int:
