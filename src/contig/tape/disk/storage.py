@@ -22,7 +22,7 @@ import numpy as np
 
 from ... import _native
 from ...convert import plain_tree
-from ...errors import LayoutError, StorageFull
+from ...errors import LayoutError
 from ...layout import Layout
 from ..boundaries import complete_flags
 from ..contents import Contents
@@ -31,16 +31,14 @@ from ..schema import ExtraLeaf, Schema
 from ..segment import Segment
 from ..storage import Storage
 from . import first_load
-from .appender import FULL, new_salt
-from .changeover import ChangeOver
 from .committer import Lag
-from .describing import check_bounds, create, describe, with_store
+from .describing import check_bounds, create, describe
 from .directory import Directory, read_description
+from .held import Held
 from .index import DiskIndex
-from .linked import LinkedRows
-from .loading import Load, Shape, link_extents
-from .parts import Held, How, Parts
+from .parts import How, Parts
 from .rebuild import put_old_aside
+from .restoring import Restoring
 from .retention import Bounds, Retention
 from .writing import StagedWriter
 
@@ -147,6 +145,10 @@ class DiskStorage(Storage):
         """What it works with; None before the first row, and when it is closed."""
         return self._held.parts
 
+    def _some_parts(self) -> Parts:
+        assert self._held.parts is not None, "nothing was written to it yet"
+        return self._held.parts
+
     def publish(self, layout: Layout) -> Schema:
         if self._schema is None:
             if self.read_only:
@@ -219,19 +221,13 @@ class DiskStorage(Storage):
         """As `Storage.gather`; rows that are damaged or set aside count as lost: then `lost` is a
         mask over `seqs`."""
         batch, lost, damaged = self._gathered(seqs, extras, steps)
-        assert self.parts is not None  # or nothing could be gathered
-        rows = self.parts.rows
+        rows = self._some_parts().rows  # or nothing could be gathered
         parts = seqs if steps is None else steps.rows
         if damaged is not None and not rows.find_damaged(np.unique(parts[damaged])):
             batch, lost, damaged = self._gathered(seqs, extras, steps)  # it was read too soon
-        aside = rows.aside.covers(parts)
-        if damaged is None and aside is None:
+        gone = rows.gone(parts, lost, damaged)
+        if gone is None:
             return batch, lost
-        gone = parts < lost
-        if damaged is not None:
-            gone[damaged] = True
-        if aside is not None:
-            gone |= aside
         if steps is not None:  # one bad row spoils what it is a part of
             gone = np.logical_or.reduceat(gone, np.cumsum(steps.lengths) - steps.lengths)
         return batch, (gone if gone.any() else 0)
@@ -257,9 +253,9 @@ class DiskStorage(Storage):
 
     def commit(self, native: Any, producers: dict[int, int]) -> int:
         """Stores what a writer staged, appends it, and hands it to the committer."""
-        parts = self.parts
-        assert parts is not None and parts.appender is not None
-        return parts.appender.commit(native, producers)
+        appender = self._some_parts().appender
+        assert appender is not None
+        return appender.commit(native, producers)
 
     def rows_beyond(self) -> int:
         """Rows in the files of which the index does not know, and nobody can tell why; not those
@@ -310,89 +306,31 @@ class DiskStorage(Storage):
 
     def _restore(self, contents: Contents, limiter: tuple[int, int], layout: Layout | None) -> None:
         with self.appending(), ExitStack() as held:
-            described: dict[str, Any] | None = None
+            restoring = Restoring(self._directory, self.tape, self._adopt)
             if self._schema is None:
-                assert layout is not None
                 held.enter_context(self._lock)  # nobody fixes another layout meanwhile
-                first_load.settle(self._directory)
-                described = self._describe(schema := Schema(complete_flags(layout), *self._keys))
-                size = schema.layout.record_size
-                shape = Shape(size, described["stride"], described["rows_per_extent"])
-            else:
-                assert self.parts is not None
-                shape = self.parts.shape
-            load = Load(contents, self._directory.root / "extents", shape, new_salt())
-            load.check()
-            self.tape.prepare_restore(*contents.numbered())
             try:
-                load.bring()
-                if described is None:
-                    assert self.parts is not None
-                    self._change_over(self.parts, ChangeOver(self.parts, load, contents, limiter))
+                if self._schema is None:
+                    assert layout is not None
+                    described = self._describe(Schema(complete_flags(layout), *self._keys))
+                    restoring.create(described, self._how, contents, limiter)
                 else:
-                    self._load_first(described, load, contents, limiter)
-            except BaseException as error:
-                load.undo()
-                if isinstance(error, OSError) and error.errno in FULL:
-                    text = f"{self.path}: no room for the checkpoint; nothing was loaded"
-                    raise StorageFull(error.errno, text) from error
-                raise
-
-    def _load_first(
-        self, described: dict[str, Any], load: Load, contents: Contents, limiter: tuple[int, int]
-    ) -> None:
-        """Into a storage that is none yet."""
-        parts: Parts | None = None
-        try:
-            described = with_store(self._directory, described)
-            first_load.begin(self._directory, described)
-            parts = Parts(self._directory, self.tape, described, self._how)
-            self._change_over(parts, ChangeOver(parts, load, contents, limiter, fresh=True))
-        except BaseException:
-            if self.parts is None:
-                if parts is not None:
-                    parts.close()
-                first_load.undo(self._directory)
-            raise
-
-    def _change_over(self, parts: Parts, change: ChangeOver) -> None:
-        def adopt() -> None:
-            self._adopt(parts)
-            first_load.finish(self._directory)
-
-        try:
-            change.run(adopt)
-        finally:
-            self.restored += int(change.counts)
+                    restoring.replace(self._some_parts(), contents, limiter)
+            finally:
+                self.restored += int(restoring.counts)
 
     def link_rows(self, folder: Path, first: int, head: int) -> dict[str, Any] | None:
-        parts = self.parts
-        assert parts is not None
-        parts.syncing.sync()
-        with self._appending, parts.letting_go.held:  # nothing is let go meanwhile
-            link_extents(parts.extents, folder, self.tape.record_size, first, head)
-        return {
-            "stride": parts.extents.stride,
-            "rows_per_extent": parts.extents.rows,
-            "salts": [list(s) for s in parts.rows.salts],
-        }
+        with self._appending:
+            return self._some_parts().link_rows(folder, first, head)
 
     def first_extent_behind(self, seq: int) -> int:
         """The first seq of a file, none of whose rows is before this one."""
-        assert self.parts is not None
-        rows = self.parts.extents.rows
+        rows = self._some_parts().extents.rows
         return -(-seq // rows) * rows
 
     def linked_contents(self) -> Contents:
         """Everything in it, as another storage can take it in by links. Nobody may write."""
-        parts = self.parts
-        assert parts is not None
-        parts.syncing.sync()
-        rows = LinkedRows(parts.extents.folder, *parts.shape, parts.rows.salts)
-        head, tail, _, _ = self.tape.snapshot()
-        words = parts.rows.entries()
-        words = words[np.argsort(words[:, 15])]
-        return Contents(rows, tail, head, words, int(self.tape.trajectories))
+        return self._some_parts().linked_contents()
 
     def backup_index(self, path: Path) -> None:
         """A copy of the index as it is committed now, in a file of its own."""
