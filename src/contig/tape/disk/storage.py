@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from ..schema import ExtraLeaf, Schema
 from ..segment import Segment
 from ..storage import Storage
 from . import first_load
+from .appender import Appender
 from .committer import Lag
 from .describing import check_bounds, create, describe
 from .directory import Directory, read_description
@@ -101,14 +102,9 @@ class DiskStorage(Storage):
         self._appending = threading.RLock()
         self._listeners: list[Callable[[], None]] = []
         self._retention = Retention(Bounds(max_bytes, max_episodes, max_age_s))
-        self._how = How(
-            read_only,
-            durability == "durable",
-            Lag(max_lag_rows, max_lag_s),
-            self._retention,
-            self._appending,
-            _teller(self),
-        )
+        lag, tell = Lag(max_lag_rows, max_lag_s), _teller(self)
+        durable = durability == "durable"
+        self._how = How(read_only, durable, lag, self._retention, self._appending, tell)
         try:
             self._begin(_MOST_ROWS if capacity is None else capacity, ndim)
             if example is not None:
@@ -144,6 +140,10 @@ class DiskStorage(Storage):
     def parts(self) -> Parts | None:
         """What it works with; None before the first row, and when it is closed."""
         return self._held.parts
+
+    @property
+    def _appender(self) -> Appender | None:
+        return None if self._held.parts is None else self._held.parts.appender
 
     def _some_parts(self) -> Parts:
         assert self._held.parts is not None, "nothing was written to it yet"
@@ -245,17 +245,15 @@ class DiskStorage(Storage):
         self._open()
         with self._appending:
             self._open()
-            parts = self.parts
-            if parts is not None and parts.appender is not None:
-                parts.appender.committer.check()
-                parts.appender.begin()
+            if self._appender is not None:
+                self._appender.committer.check()
+                self._appender.begin()
             yield
 
     def commit(self, native: Any, producers: dict[int, int]) -> int:
         """Stores what a writer staged, appends it, and hands it to the committer."""
-        appender = self._some_parts().appender
-        assert appender is not None
-        return appender.commit(native, producers)
+        assert self._appender is not None
+        return self._appender.commit(native, producers)
 
     def rows_beyond(self) -> int:
         """Rows in the files of which the index does not know, and nobody can tell why; not those
@@ -265,20 +263,17 @@ class DiskStorage(Storage):
     def clear_beyond(self) -> int:
         """Removes rows that are behind the head. Those that `rows_beyond` counts are put aside
         before; how many."""
-        parts = self.parts
-        return 0 if parts is None or parts.appender is None else parts.appender.clear_behind()
+        return 0 if self._appender is None else self._appender.clear_behind()
 
     @property
     def ticket(self) -> int:
         """Of the newest append; see `settled`."""
-        parts = self.parts
-        return 0 if parts is None or parts.appender is None else parts.appender.ticket
+        return 0 if self._appender is None else self._appender.ticket
 
     @property
     def settled(self) -> int:
         """The newest ticket whose append is committed; see `ticket`."""
-        parts = self.parts
-        return 0 if parts is None or parts.committer is None else parts.committer.done
+        return 0 if self._appender is None else self._appender.committer.done
 
     def on_commit(self, call: Callable[[], None]) -> None:
         """Has something called in the committing thread after each commit."""
@@ -287,20 +282,20 @@ class DiskStorage(Storage):
     def retain(self) -> None:
         """Applies `max_bytes`, `max_episodes` and `max_age_s` now; appends do it now and then."""
         with self.appending():
-            if self.parts is not None and self.parts.appender is not None:
-                self.parts.appender.retain()
+            if self._appender is not None:
+                self._appender.retain()
 
     def empty(self) -> None:
         with self.appending():
             super().empty()
-            if self.parts is not None and self.parts.appender is not None:
-                self.parts.appender.note_bounds()
+            if self._appender is not None:
+                self._appender.note_bounds()
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Returns when every append is committed (or durable)."""
         self._open()
-        if self.parts is not None and self.parts.committer is not None:
-            self.parts.committer.wait(timeout_s=timeout_s)
+        if self._appender is not None:
+            self._appender.committer.wait(timeout_s=timeout_s)
 
     # -- checkpoints --------------------------------------------------------------------------
 
@@ -334,20 +329,15 @@ class DiskStorage(Storage):
 
     def backup_index(self, path: Path) -> None:
         """A copy of the index as it is committed now, in a file of its own."""
-        index = DiskIndex(self._directory.index, False)
-        try:
+        with closing(DiskIndex(self._directory.index, False)) as index:
             index.backup(path)
-        finally:
-            index.close()
 
     # -- life ---------------------------------------------------------------------------------
 
     def _open(self) -> Segment:
         if not self._held.is_ours:
-            raise RuntimeError(
-                f"{self.path} was opened in process {self._held.pid}, of which this one is a fork: "
-                "open it here with read_only=True"
-            )
+            whose = f"process {self._held.pid}, of which this one is a fork"
+            raise RuntimeError(f"{self.path} was opened in {whose}: open it with read_only=True")
         return super()._open()
 
     def __reduce__(self) -> Any:
