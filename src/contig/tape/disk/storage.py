@@ -90,20 +90,17 @@ class DiskStorage(Storage):
         ndim: int = 1,
         example: Any = None,
     ) -> None:
-        capacity = check_bounds(
-            durability, capacity, max_bytes, max_episodes, max_lag_rows, max_lag_s
-        )
+        lag = Lag(max_lag_rows, max_lag_s)
+        capacity = check_bounds(durability, capacity, max_bytes, max_episodes, *lag)
         self._directory = Directory(path, make=not read_only)
         self._held = Held(self._directory, read_only)
         self.path = self._directory.path
-        self.durability = durability
-        self.read_only = read_only
+        self.durability, self.read_only = durability, read_only
         self._wanted = (rows_per_extent, capacity)
         self._appending = threading.RLock()
         self._listeners: list[Callable[[], None]] = []
         self._retention = Retention(Bounds(max_bytes, max_episodes, max_age_s))
-        lag, tell = Lag(max_lag_rows, max_lag_s), _teller(self)
-        durable = durability == "durable"
+        durable, tell = durability == "durable", _teller(self)
         self._how = How(read_only, durable, lag, self._retention, self._appending, tell)
         try:
             self._begin(_MOST_ROWS if capacity is None else capacity, ndim)
@@ -127,12 +124,7 @@ class DiskStorage(Storage):
             put_old_aside(directory)
             first_load.settle(directory)
         described = read_description(directory)
-        segment = Segment.anonymous(
-            _native.control_bytes(rows),
-            lambda m: _native.format_control(m, rows),
-            _native.table_bytes(rows),
-        )
-        super().__init__(segment, ndim)
+        super().__init__(_control(rows), ndim)
         if described is not None:
             self._attach(described)
 
@@ -356,6 +348,15 @@ class DiskStorage(Storage):
             self._held.close()
         finally:
             super().close()
+
+
+def _control(rows: int) -> Segment:
+    """Memory for the index of so many rows."""
+    return Segment.anonymous(
+        _native.control_bytes(rows),
+        lambda m: _native.format_control(m, rows),
+        _native.table_bytes(rows),
+    )
 
 
 def _teller(storage: DiskStorage) -> Callable[[], None]:
