@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import contig.tape.disk.committer as committer_module
-import contig.tape.disk.storage as storage_module
+import contig.tape.disk.marker as marker_module
+import contig.tape.disk.parts as parts_module
 from contig.tape.disk import files
 from contig.tape.disk.changes import Changes
 from contig.tape.disk.committer import Committer
@@ -197,7 +198,8 @@ class Disk:
             patch.setattr(DiskIndex, "write", self._around_write(DiskIndex.write))
             patch.setattr(DiskIndex, "replace", self._around_replace(DiskIndex.replace))
             patch.setattr(DiskIndex, "__init__", self._around_init(DiskIndex.__init__))
-            patch.setattr(storage_module, "Committer", Stepped)
+            patch.setattr(parts_module, "Committer", Stepped)
+            patch.setattr(marker_module, "_boot", lambda: 1)  # another one than afterwards
             patch.setattr(committer_module, "_LOOK_S", 3600.0)
             patch.setattr(
                 committer_module, "fold_log", self._around_fold(committer_module.fold_log)
@@ -369,7 +371,8 @@ class Disk:
 class Stepped(Committer):
     """Commits only while somebody waits for it, and everything at once."""
 
-    def __init__(self, index: Any, durable: bool, lag: Any, sync: Any, committed: Any) -> None:
+    def __init__(self, index: Any, durable: bool, lag: Any, sync: Any, *calls: Any) -> None:
+        note, committed = calls
         self._held: list[Changes] = []
         self._idle = threading.Event()
         self._idle.set()
@@ -380,7 +383,7 @@ class Stepped(Committer):
             finally:
                 self._idle.set()
 
-        super().__init__(index, durable, lag, sync, after)
+        super().__init__(index, durable, lag, sync, note, after)
 
     def add(self, changes: Changes, rows: int = 0) -> int:
         with self._turn:
@@ -403,6 +406,6 @@ class Stepped(Committer):
                 self._turn.notify_all()
             return self._number
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> bool:
         self.wait()
-        super().close()
+        return super().close(timeout_s)

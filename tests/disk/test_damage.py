@@ -232,7 +232,7 @@ def test_rows_flipped_while_open(closed: Path, tmp_path: Path) -> None:
                 assert bool(storage.quarantined) == inside
                 file.seek(at)
                 file.write(bytes([value]))
-                storage._rows.aside.clear()
+                storage.parts.rows.aside.clear()
         assert stored.contents(storage)[1].all()
 
 

@@ -145,7 +145,7 @@ def test_places_get_other_rows(
         nonlocal looked
         there = mapped(extents, extent)
         for storage in watched:
-            if storage._extents is extents and rows:
+            if storage.parts.extents is extents and rows:
                 seqs = np.array(sorted(rows))
                 batch, lost = storage.gather(seqs)
                 gone = lost if isinstance(lost, np.ndarray) else seqs < lost

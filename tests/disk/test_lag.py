@@ -127,7 +127,9 @@ def test_a_wait_ends_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.M
             patch.setattr(DiskIndex, "write", full)
             with pytest.raises(StorageFull):
                 fill(storage, 0, 50)
-        until(lambda: storage._committer is not None and storage._committer._failure is None)
+        until(
+            lambda: storage.parts.committer is not None and storage.parts.committer._failure is None
+        )
         last = int(stored.contents(storage)[0][-1, 1])
         fill(storage, last + 1, 20)
         check(storage, last + 20)
@@ -148,9 +150,9 @@ def test_one_row_runs(tmp_path: Path) -> None:
             buffer.add_step(step_of(t))
             if t % 7 == 0:
                 storage.flush()
-        entries = storage._entries()
+        entries = storage.parts.rows.entries()
     with DiskStorage(tmp_path) as storage:
-        assert (storage._entries() == entries).all() and len(entries) == 100 * ENVS
+        assert (storage.parts.rows.entries() == entries).all() and len(entries) == 100 * ENVS
         for env in (0, 17, 63):
             episode = storage.read_episode(int(storage.episodes()["id"][env]))
             assert (np.asarray(episode["id"]) == env * (1 << 40) + np.arange(100)).all()

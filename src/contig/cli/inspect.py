@@ -160,9 +160,9 @@ def _report_damage(storage: DiskStorage, all_rows: bool) -> int:
     beyond = storage.rows_beyond() if all_rows else 0
     if beyond:
         print(
-            f"{beyond:,} rows are not in the index: a process is writing them, or was killed "
-            "before it committed them, or the index is not the newest. Whoever writes next puts "
-            f"them aside, in {storage.path / 'quarantine'}",
+            f"{beyond:,} rows are not in the index, and nobody can tell why: it is not the newest, "
+            "or the system stopped before they were committed. Whoever writes next puts them "
+            f"aside, in {storage.path / 'quarantine'}",
             file=sys.stderr,
         )
     if all_rows:

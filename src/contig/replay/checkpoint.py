@@ -16,7 +16,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -28,7 +27,7 @@ import numpy as np
 from ..errors import EmptyBufferError, LayoutError
 from ..layout import Layout
 from ..tape import Contents, PackedRows, Storage
-from ..tape.disk import DiskStorage
+from ..tape.disk import DiskStorage, files
 from ..tape.disk.linked import LinkedRows
 from ..tape.episodes import FIRST, NUMBER, ORDINAL, STEPS_FLAGS, read_index
 from .folder import Kind, new_directory, reading
@@ -52,8 +51,8 @@ def save(buffer: ReplayBuffer, path: Path) -> None:
     """
     live = [buffer.storage.path] if isinstance(buffer.storage, DiskStorage) else []
     with new_directory(path, _KIND, live) as folder:
-        files = _Files(folder)
-        meta = {"format": FORMAT, **_save_rows(buffer.storage, files)}
+        out = _Files(folder)
+        meta = {"format": FORMAT, **_save_rows(buffer.storage, out)}
         arrays: list[np.ndarray[Any, Any]] = []
         meta["sampler"] = buffer.sampler.name
         meta["state"] = _encode(buffer.state(), arrays)
@@ -61,9 +60,9 @@ def save(buffer: ReplayBuffer, path: Path) -> None:
         for i, array in enumerate(arrays):
             image = io.BytesIO()
             np.save(image, array, allow_pickle=False)
-            files.write(f"array-{i}.npy", [image.getbuffer()])
-        meta["files"] = files.sums
-        files.write(_META, [json.dumps(meta).encode()])
+            out.write(f"array-{i}.npy", [image.getbuffer()])
+        meta["files"] = out.sums
+        out.write(_META, [json.dumps(meta).encode()])
 
 
 def _fault(path: Path) -> str | None:
@@ -98,13 +97,17 @@ class _Files:
 
     def write(self, name: str, pieces: Iterable[Any]) -> None:
         size = crc = 0
-        with open(self.directory / name, "wb") as file:
+        fd = files.create(self.directory / name, 0)
+        try:
             for piece in pieces:
-                file.write(piece)
-                size += len(piece)
                 crc = zlib.crc32(piece, crc)
-            file.flush()
-            os.fsync(file.fileno())
+                left = memoryview(piece).cast("B")
+                while left:
+                    done = files.pwrite(fd, left, size)
+                    left, size = left[done:], size + done
+            files.fsync(fd)
+        finally:
+            files.close(fd)
         self.sums[name] = [size, crc]
 
 
@@ -118,15 +121,15 @@ def _counters(storage: Storage, head: int) -> dict[str, int]:
         }
 
 
-def _save_rows(storage: Storage, files: _Files) -> dict[str, Any]:
-    saved = _try_rows(storage, files)
+def _save_rows(storage: Storage, out: _Files) -> dict[str, Any]:
+    saved = _try_rows(storage, out)
     if saved["tail"] == saved["head"] and len(storage):
         with storage.held():  # writers turned the whole ring meanwhile
-            saved = _try_rows(storage, files)
+            saved = _try_rows(storage, out)
     return saved
 
 
-def _try_rows(storage: Storage, files: _Files) -> dict[str, Any]:
+def _try_rows(storage: Storage, out: _Files) -> dict[str, Any]:
     schema = storage.schema
     if schema is None:
         raise EmptyBufferError("cannot save a buffer to which nothing was ever written")
@@ -135,15 +138,15 @@ def _try_rows(storage: Storage, files: _Files) -> dict[str, Any]:
     ends = words[:, FIRST] + (words[:, STEPS_FLAGS] >> 8)
     head = int(ends.max()) if len(words) else table.head
     first = min(table.tail, head)
-    linked = storage.link_rows(files.directory, first, head)
+    linked = storage.link_rows(out.directory, first, head)
     if linked is None:
         tails = [first]
-        files.write("records.bin", _chunks(storage, first, head, tails))
+        out.write("records.bin", _chunks(storage, first, head, tails))
     else:
         tails = [int(storage.tape.snapshot()[1])]
     tail = min(max(tails), head)
     words = words[ends > tail]
-    files.write("index.bin", [np.ascontiguousarray(words, "<i8").reshape(-1).view(np.uint8).data])
+    out.write("index.bin", [np.ascontiguousarray(words, "<i8").reshape(-1).view(np.uint8).data])
     return {
         "layout": schema.layout.to_json(),
         "keys": schema.boundaries.to_json(),

@@ -20,7 +20,6 @@ import errno
 import logging
 import os
 import re
-import shutil
 import sys
 import time
 import uuid
@@ -29,7 +28,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from .. import _native
 from ..tape.disk import files
 
 __all__ = ["Kind", "new_directory", "reading"]
@@ -45,7 +43,7 @@ _READERS_S = 30.0  # how long a save waits for those who load what it replaces
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
 # What a storage calls its own files; nothing else may have these names in its directory.
 _OF_STORAGE = re.compile(
-    r"extents|lock|quarantine.*|(layout|index(-\d+)?|metadata|trajectories)\..*"
+    r"extents|lock|committed|quarantine.*|(layout|index(-\d+)?|metadata|trajectories)\..*"
 )
 
 
@@ -97,7 +95,7 @@ def new_directory(path: Path, kind: Kind, live: Iterable[Path] = ()) -> Iterator
     work, held = _make_work(path)
     placed = False
     try:
-        (work / "new").mkdir()
+        files.new_dir(work / "new")
         yield work / "new"
         files.fsync_dir(work / "new")
         _place(work, path, kind)
@@ -108,7 +106,7 @@ def new_directory(path: Path, kind: Kind, live: Iterable[Path] = ()) -> Iterator
         _remove(work, kind)
     except BaseException:
         if not placed:
-            shutil.rmtree(work, ignore_errors=True)
+            files.remove_tree(work)
         raise
     finally:
         _let_go(held)
@@ -215,7 +213,7 @@ def _place(work: Path, path: Path, kind: Kind) -> None:
 
 def _exchange(work: Path, path: Path) -> None:
     new, old = work / "new", work / "old"
-    failed = _native.exchange_paths(os.fsencode(new), os.fsencode(path))
+    failed = files.exchange(new, path)
     if failed and failed not in _NO_EXCHANGE:
         raise OSError(failed, os.strerror(failed), str(path))
     if failed:
@@ -247,7 +245,7 @@ def _remove(work: Path, kind: Kind) -> None:
     parts = [work / name for name in ("new", "old") if (work / name).is_dir()]
     there = next((name for p in (parts or [work]) if (name := kind.foreign(p)) is not None), None)
     if there is None and (not parts or len(files.listing(work)) == len(parts)):
-        shutil.rmtree(work, ignore_errors=True)
+        files.remove_tree(work)
     elif work.is_dir():
         log.warning("%s is left there: not all that is in it is of %s", work, kind.what)
 
@@ -266,7 +264,7 @@ def _make_work(path: Path) -> tuple[Path, int | None]:
     """A new directory beside `path`, and what holds it."""
     for _ in range(_TRIES):
         work = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-        work.mkdir()
+        files.new_dir(work)
         held = _hold(work, "remove")
         # Somebody who cleans may have taken it for left behind in between.
         if _is_held(held, work):

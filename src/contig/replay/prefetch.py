@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from ..errors import ClosedError
 __all__ = ["Cancelled", "Prefetcher"]
 
 _running = threading.local()
+_SLEEP_S = 1.0
 
 
 class Cancelled(Exception):
@@ -24,14 +26,18 @@ class Prefetcher:
     A failure of the thread is raised, with its traceback, by the `take` whose turn it was; the
     next `take` starts drawing again. Thread-safe.
 
+    Its thread does not keep what it draws from alive: it ends when nobody else has that.
+
     Args:
-        draw: makes one result.
-        mark: taken before each draw; `drain` returns the oldest one that was not delivered.
+        draw: makes one result; a method.
+        mark: a method, called before each draw; `drain` returns the oldest mark that was not
+            delivered.
         depth: results to keep ready.
     """
 
     def __init__(self, draw: Callable[[], Any], mark: Callable[[], Any], depth: int) -> None:
-        self._draw, self._mark, self._depth = draw, mark, depth
+        self._draw = weakref.WeakMethod(draw, lambda _: self._give_up())
+        self._mark, self._depth = weakref.WeakMethod(mark), depth
         self._ready: deque[tuple[Any, Any, BaseException | None]] = deque()
         self._change = threading.Condition()
         self._epoch = 0
@@ -76,6 +82,13 @@ class Prefetcher:
             self._change.notify_all()
             return oldest, results
 
+    def _give_up(self) -> None:
+        """Nobody is going to take any more."""
+        with self._change:
+            self._stopped = True
+            self._epoch += 1
+            self._change.notify_all()
+
     def close(self) -> None:
         self._stopped = True
         self.drain()
@@ -96,17 +109,11 @@ class Prefetcher:
         while True:
             with self._change:
                 while len(self._ready) >= self._depth and self._epoch == epoch:
-                    self._change.wait()
+                    # Not for ever: what it draws from may be collected in this thread, just here.
+                    self._change.wait(_SLEEP_S)
                 if self._epoch != epoch:
                     return
-            mark: Any = None
-            result: Any = None
-            error: BaseException | None = None
-            try:
-                mark = self._mark()
-                result = self._draw()
-            except BaseException as caught:  # it belongs to the taker
-                error = caught
+            mark, result, error = self._next()
             with self._change:
                 self._ready.append((mark, result, error))
                 if error is not None:
@@ -115,3 +122,15 @@ class Prefetcher:
                     self._change.notify_all()
                     return
                 self._change.notify_all()
+
+    def _next(self) -> tuple[Any, Any, BaseException | None]:
+        """A mark and a result, or what went wrong."""
+        draw, mark = self._draw(), self._mark()
+        if draw is None or mark is None:  # just now
+            return None, None, ClosedError("this buffer is closed")
+        marked: Any = None
+        try:
+            marked = mark()
+            return marked, draw(), None
+        except BaseException as caught:  # it belongs to the taker
+            return marked, None, caught

@@ -114,9 +114,7 @@ class TrajectoryReplayBuffer:
             self.auto_save_path,
             max_bytes,
         )
-        self._prefetcher = (
-            Prefetcher(lambda: self._draw(self._ahead), self._mark, prefetch) if prefetch else None
-        )
+        self._prefetcher = Prefetcher(self._draw_ahead, self._mark, prefetch) if prefetch else None
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -175,6 +173,9 @@ class TrajectoryReplayBuffer:
                 self._ahead = num_chunks
             drawn = self._prefetcher.take(_PASSING)
         return self._to_output(*drawn)
+
+    def _draw_ahead(self) -> tuple[Batch, int]:
+        return self._draw(self._ahead)
 
     def _draw(self, n: int) -> tuple[Batch, int]:
         """A batch, and how many of its rows are demos."""

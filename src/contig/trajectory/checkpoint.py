@@ -9,7 +9,6 @@ Of rows in a directory it is made by hard links, so that it takes no longer for 
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
@@ -64,6 +63,7 @@ def _copy(storage: Storage, folder: Path, entries: list[Entry]) -> None:
         rows.seal(stored)
     finally:
         rows.close()
+    files.unlink(folder / "committed")  # it is of this system only
     _settle(folder / "index.sqlite")
 
 
@@ -82,7 +82,7 @@ def _sync(path: Path) -> None:
     try:
         files.fsync(fd)
     finally:
-        os.close(fd)
+        files.close(fd)
 
 
 def _settle(index: Path) -> None:

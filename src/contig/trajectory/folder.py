@@ -54,7 +54,7 @@ _KIND = folder.Kind(
     METADATA,
     re.compile(
         rf"({re.escape(METADATA)}|trajectory_index\.json|{re.escape(JOURNAL)}|layout\.json"
-        r"|extents/\d{8,}\.rec)(\.tmp)?|extents/|lock|index(-\d+)?\.sqlite(-wal|-shm|-journal)?"
+        r"|extents/\d{8,}\.rec)(\.tmp)?|extents/|lock|committed|index(-\d+)?\.sqlite(-wal|-shm|-journal)?"
         r"|trajectory_\d+_(?s:[^/]*)\.(pt|pkl)"
     ),
     _fault,

@@ -10,7 +10,6 @@ are. Not thread-safe: its user holds a lock.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ class Journal:
 
     def close(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
+            files.close(self._fd)
             self._fd = -1
 
 

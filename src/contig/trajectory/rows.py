@@ -7,7 +7,6 @@ one. A trajectory is one append, so a reader sees all of it or nothing.
 from __future__ import annotations
 
 import logging
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +205,7 @@ class DiskRows:
 
     def _remove_loading(self) -> None:
         """What a load left that was killed."""
-        shutil.rmtree(self.path / _LOADING, ignore_errors=True)
+        files.remove_tree(self.path / _LOADING)
 
     def replace(self, other: DiskRows, entries: list[Entry]) -> None:
         """Takes over what is in one that `beside` made, in place of everything; if that fails,
@@ -235,7 +234,7 @@ class DiskRows:
         try:
             self.close()
         finally:
-            shutil.rmtree(self.path, ignore_errors=True)
+            files.remove_tree(self.path)
 
     def seal(self, entries: list[Entry]) -> None:
         """Makes the journal durable, with these lines."""

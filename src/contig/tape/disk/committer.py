@@ -30,6 +30,7 @@ _RETRY_S = 0.2
 _LOOK_S = 0.25
 _TEND_S = 2.0
 _SLICE_S = 0.1
+_SLEEP_S = 1.0
 _FULL = (28, 122)  # no space, over quota
 
 
@@ -48,7 +49,8 @@ class Committer:
         durable: whether rows and index are synced to the disk before a change counts.
         lag: how much may wait.
         sync: makes rows durable.
-        committed: called after each commit with what was written.
+        note: called with what was written before anybody hears of it.
+        committed: called with it afterwards.
     """
 
     def __init__(
@@ -57,10 +59,11 @@ class Committer:
         durable: bool,
         lag: Lag,
         sync: Callable[[], None],
+        note: Callable[[Changes], None],
         committed: Callable[[Changes], None],
     ) -> None:
         self._index, self._durable, self._lag = index, durable, lag
-        self._sync, self._committed = sync, committed
+        self._sync, self._note, self._committed = sync, note, committed
         self._turn = threading.Condition()
         self._role = threading.Lock()  # of the one who writes
         self._waiting: list[Changes] = []
@@ -159,10 +162,13 @@ class Committer:
             with self._turn:
                 if not self._waiting and not self._closing:
                     self._asleep = True
-                    self._turn.wait()
+                    # Not for ever: a dropped storage may be collected in this thread, just here.
+                    self._turn.wait(_SLEEP_S)
                     self._asleep = False
                 if self._broken or (not self._waiting and self._closing):
                     return
+                if not self._waiting:
+                    continue
             if self._helped:
                 self._helped = False
                 self._over.wait(_HANDS_OFF_S)
@@ -196,6 +202,7 @@ class Committer:
                 return
             changes = merged(taken)
             self._index.write(changes)
+            self._note(changes)
             with self._turn:
                 if not self._broken:
                     self._failure = None
@@ -283,15 +290,28 @@ class Committer:
                 if self._done == self._number:  # else more came meanwhile
                     return call(self._index)
 
-    def close(self) -> None:
-        """Commits what is left. Raises if that fails."""
+    @property
+    def is_this_thread(self) -> bool:
+        """Whether the calling thread is one of the committer's."""
+        return threading.current_thread() in (self._thread, self._tending)
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Commits what is left; False if that takes too long, and then it goes on.
+
+        Raises:
+            OSError: it cannot be committed.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._turn:
             self._closing = True
             self._turn.notify_all()
         self._over.set()
-        self._thread.join()
-        self._tending.join()
+        for thread in (self._thread, self._tending):
+            thread.join(None if deadline is None else max(deadline - time.monotonic(), 0))
+            if thread.is_alive():
+                return False
         with self._role:  # somebody who flushes may still be at it
             pass
         if self._waiting:
             self.check()
+        return True

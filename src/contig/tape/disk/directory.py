@@ -30,6 +30,7 @@ __all__ = [
     "open_index",
     "read_description",
     "read_index",
+    "sealed",
     "write_description",
 ]
 
@@ -220,10 +221,14 @@ def read_description(directory: Directory) -> dict[str, Any] | None:
     return described
 
 
+def sealed(described: dict[str, Any]) -> bytes:
+    """A description as it is stored: with its checksum."""
+    return json.dumps({**described, "crc": _crc(described)}, indent=1).encode()
+
+
 def write_description(directory: Directory, described: dict[str, Any]) -> None:
     """Makes a new directory a storage."""
-    text = json.dumps({**described, "crc": _crc(described)}, indent=1)
-    files.write_new(directory.root / "layout.json", text.encode())
+    files.write_new(directory.root / "layout.json", sealed(described))
 
 
 def _crc(described: dict[str, Any]) -> int:

@@ -9,15 +9,11 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ... import _native
 from . import files
-from .linked import link_or_copy
 
 __all__ = ["Extents", "extent_rows", "row_stride"]
 
@@ -225,68 +221,6 @@ class Extents:
                 files.close(fd)
         if gone:
             files.fsync_dir(self.folder)
-
-    @_locked
-    def set_aside(self, head: int, folder: Callable[[], Path]) -> int:
-        """Moves rows from a seq on, of which the index does not know, to a folder that is made if
-        there are some; how many there are. They stay here, too, until they are `cut`."""
-        count = 0
-        target: Path | None = None
-        for extent in self.present():
-            if (extent + 1) * self.rows <= head:
-                continue
-            at = max(head - extent * self.rows, 0) * self.stride
-            written = self._written(extent, at)
-            if not written:
-                continue
-            count += written
-            if target is None:
-                target = folder() / "extents"
-                files.make_dir(target)
-            to = target / self.path(extent).name
-            if at == 0:
-                link_or_copy(self.path(extent), to)
-            else:
-                self._copy_end(extent, at, to)
-        if target is not None:
-            files.fsync_dir(target)
-        return count
-
-    @_locked
-    def beyond(self, head: int) -> int:
-        """How many rows there are from a seq on."""
-        return sum(
-            self._written(e, max(head - e * self.rows, 0) * self.stride)
-            for e in self.present()
-            if (e + 1) * self.rows > head
-        )
-
-    def _written(self, extent: int, at: int) -> int:
-        """How many rows from a place of a file on are not just zeros."""
-        fd = files.open_to_read(self.path(extent))
-        try:
-            there = files.pread(fd, self.nbytes - at, at)
-        finally:
-            files.close(fd)
-        there += bytes(-len(there) % self.stride)
-        rows = np.frombuffer(there, np.uint8).reshape(-1, self.stride)
-        return int(rows.any(1).sum())
-
-    def _copy_end(self, extent: int, at: int, to: Path) -> None:
-        """What is in a file from a place on, at the same place of a new one."""
-        source = files.open_to_read(self.path(extent))
-        try:
-            data = files.pread(source, self.nbytes - at, at)
-        finally:
-            files.close(source)
-        fd = files.create(to, self.nbytes)
-        try:
-            done = 0
-            while done < len(data):
-                done += files.pwrite(fd, data[done:], at + done)
-            files.fsync(fd)
-        finally:
-            files.close(fd)
 
     @_locked
     def write(self, first: int, rows: Any) -> None:

@@ -7,10 +7,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from ... import _native
+
 __all__ = [
+    "changed_ns",
     "close",
     "copy",
     "create",
+    "exchange",
     "exists",
     "fsync",
     "free_bytes",
@@ -19,12 +23,14 @@ __all__ = [
     "links",
     "listing",
     "make_dir",
+    "new_dir",
     "open_to_read",
     "open_to_write",
     "pread",
     "pwrite",
     "read",
     "remove_dir",
+    "remove_tree",
     "rename",
     "size",
     "truncate",
@@ -41,6 +47,11 @@ def make_dir(path: Path) -> None:
         make_dir(path.parent)
     path.mkdir(exist_ok=True)
     fsync_dir(path.parent)
+
+
+def new_dir(path: Path) -> None:
+    """One that must not be there yet."""
+    path.mkdir()
 
 
 def exists(path: Path) -> bool:
@@ -76,6 +87,11 @@ def close(fd: int) -> None:
 
 def size(fd: int) -> int:
     return os.fstat(fd).st_size
+
+
+def changed_ns(fd: int) -> int:
+    """When a file was last changed, or put where it is."""
+    return os.fstat(fd).st_ctime_ns
 
 
 def links(path: Path) -> int:
@@ -148,6 +164,16 @@ def copy(old: Path, new: Path) -> None:
 def remove_dir(path: Path) -> None:
     """An empty one."""
     path.rmdir()
+
+
+def remove_tree(path: Path) -> None:
+    """With all that is in it, as far as that goes."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def exchange(one: Path, other: Path) -> int:
+    """Has two names change places, in one step; 0, or why not, as the system calls it."""
+    return int(_native.exchange_paths(os.fsencode(one), os.fsencode(other)))
 
 
 def rename(old: Path, new: Path) -> None:

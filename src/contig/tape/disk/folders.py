@@ -111,17 +111,18 @@ def all_but(root: Path, folder: Path) -> list[Path]:
     return [other for other in known if other != folder]
 
 
-def tidy(directory: Directory, loads: int) -> None:
+def tidy(directory: Directory, loads: int, never_committed: bool = False) -> None:
     """Removes what loads left that were killed. Rows in a folder of which the index does not know
-    are put aside: perhaps the index is an older one."""
+    are put aside, unless it is known that they were never committed: perhaps the index is an older
+    one."""
     root = directory.root / "extents"
     folder = folder_of(root, loads)
     unknown = [_folder(root, n) for n in _numbers(root) if n > loads]
     try:
-        for path in put_aside(directory, unknown):
+        for path in [] if never_committed else put_aside(directory, unknown):
             log.warning(
-                "%s: rows of a load that the index does not know are put aside, in %s: a process "
-                "was killed before it committed them, or the index is not the newest",
+                "%s: rows of a load that the index does not know are put aside, in %s: the index "
+                "is not the newest, or the system stopped before they were committed",
                 directory.path,
                 path,
             )

@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-import struct
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,26 +19,21 @@ import numpy as np
 from ... import _native
 from . import tables
 from .changes import Changes, IndexState, Salts
-from .entries import KEPT, PAGE, complete, narrow, pack, unpack
+from .connecting import connect, deleted, has_log, keep_log
+from .entries import KEPT, PAGE, narrow, pack
 from .failures import DamagedContents
-from .tables import FORMAT, is_whole, row_crc
+from .reading import read_bounds, read_state
+from .tables import FORMAT, row_crc
 
 __all__ = ["FORMAT", "DiskIndex", "fold_log"]
-
-if sys.platform == "linux":
-    import fcntl
 
 log = logging.getLogger("contig.disk")
 
 Array = np.ndarray[Any, Any]
 
-_TIMEOUT_S = 30.0
-_WORD = 2**64 - 1
 _PRODUCERS = _native.PRODUCERS  # as a tape
 _LOG_BYTES = 4 << 20
-_READ_PAGES = 256  # at a time: small pieces of memory are given back sooner
 _WRITE_PAGES = 500  # in one statement: each is a chance for others to take the GIL for long
-_SHARED_BYTES = (0x40000002, 510)  # of a file, which SQLite locks while it reads
 
 
 class DiskIndex:
@@ -55,10 +48,10 @@ class DiskIndex:
     def __init__(self, path: Path, writable: bool, store: int = 0) -> None:
         self.path = path
         mode = "rwc" if writable else "ro"
-        if not writable and not os.access(path.parent, os.W_OK) and not _has_log(path):
+        if not writable and not os.access(path.parent, os.W_OK) and not has_log(path):
             mode += "&immutable=1"  # SQLite would make a log's index there
         self._writable = writable
-        self._db = _connect(path, mode)
+        self._db = connect(path, mode)
         self._folder: sqlite3.Connection | None = None
         self.revision = self.loads = self.store = 0
         self._deleted_below = -1
@@ -78,7 +71,7 @@ class DiskIndex:
                 if version == 0:
                     tables.create(self._db, store)
                 # Opened now: later there may be another directory of this name.
-                self._folder = _connect(path, "rw")
+                self._folder = connect(path, "rw")
                 self._folder.execute("PRAGMA user_version").fetchone()
         except UnicodeDecodeError as error:  # of a message of SQLite's that quotes what it found
             self.close()
@@ -137,7 +130,7 @@ class DiskIndex:
         finally:
             self._db.execute(f"PRAGMA synchronous={level}")
             # Asked, as an interrupt may come when it is through.
-            if self._bounds(self._version())[-2] == loads:
+            if read_bounds(self._db, self._version())[-2] == loads:
                 self.loads = loads
                 self._open_page = self._open_page[:0]
                 self._stored(changes, kept)
@@ -249,95 +242,16 @@ class DiskIndex:
 
     def load(self, since: int = -1) -> IndexState:
         """The index; or what there is from an entry on, unless some of it is damaged: then all."""
-        db = self._db
-        db.execute("BEGIN")
-        try:
-            version = self._version()
-            store, *bounds = self._bounds(version)
-            tail, index_tail, head, index_head, trajectories, *limiter, loads, revision = bounds
-            producers, lost = self._producers()
-            reasons = db.execute("SELECT * FROM quarantine").fetchall()
-            salts = self._read_salts(version)
-            first = max(index_tail, since)
-            parts = self._parts(version, first, index_head)
-        except UnicodeDecodeError as error:
-            raise DamagedContents(str(error)) from error
-        finally:
-            db.execute("ROLLBACK")
-        bad: list[int] = []
-        quarantine = {int(row[0]): str(row[1]) for row in reasons}
-        if not _without_gaps(parts, first, index_head):
-            if first > index_tail:
-                return self.load()
-            good = {int(kept[-1]): kept for part in parts for kept in part}
-            numbers = range(index_tail, index_head)
-            entries, bad = complete(good, tail, head, numbers)
-            # What goes on from an entry that is not there has a hole.
-            for ordinal in entries[np.isin(entries[:, 2], bad), 5]:
-                quarantine.setdefault(int(ordinal), "a part of it is damaged")
-            parts = [entries]
-        self.revision, self.loads, self.store, self._salts = revision, loads, store, salts
-        if parts:
-            last = parts[-1]
+        state, self.revision, self.store = read_state(self._db, self.path, since)
+        self.loads, self._salts = state.loads, state.salts
+        if state.parts:
+            last = state.parts[-1]
             self._open_page = last[last[:, -1] // PAGE == last[-1, -1] // PAGE].copy()
-        return IndexState(
-            tail,
-            index_tail,
-            head,
-            index_head,
-            trajectories,
-            (limiter[0], limiter[1]),
-            parts,
-            producers,
-            lost,
-            quarantine,
-            {int(row[0]) for row in reasons if len(row) > 2 and row[2]},
-            bad,
-            loads,
-            salts,
-        )
+        return state
 
     def read_store(self) -> int:
         """The number of the storage that it belongs to."""
-        return self._bounds(self._version())[0]
-
-    def _bounds(self, version: int) -> list[int]:
-        """Of format 1, too: those have no `store`."""
-        row = self._db.execute("SELECT * FROM bounds").fetchone()
-        if row is None or not is_whole(row[1:]):
-            raise DamagedContents("the checksum of its bounds is wrong")
-        return [0, *row[1:-1]] if version < FORMAT else list(row[1:-1])
-
-    def _read_salts(self, version: int) -> Salts:
-        if version < FORMAT:
-            return ()
-        rows = self._db.execute("SELECT first, salt, crc FROM salts ORDER BY first").fetchall()
-        if not all(is_whole(row) for row in rows):
-            raise DamagedContents("the checksum of a salt is wrong")
-        return tuple((first, salt) for first, salt, _ in rows)
-
-    def _parts(self, version: int, first: int, last: int) -> list[Array]:
-        """Whole entries of the numbers [first, last)."""
-        if last <= first:
-            return []
-        parts = []
-        pages = tables.pages(self._db, version, first, last)
-        while some := _take(pages, _READ_PAGES):
-            kept = unpack(some)
-            parts.append(kept[(kept[:, -1] >= first) & (kept[:, -1] < last)])
-        return [part for part in parts if len(part)]
-
-    def _producers(self) -> tuple[dict[int, int], int]:
-        query = "SELECT id, seq, revision, crc FROM producers ORDER BY revision"
-        found = self._db.execute(query).fetchall()
-        good = [row for row in found if is_whole(row)]
-        if len(good) < len(found):
-            log.error(
-                "%s: what %d producers have sent is damaged: items they send again may come twice",
-                self.path,
-                len(found) - len(good),
-            )
-        return {row[0] & _WORD: row[1] for row in good[-_PRODUCERS:]}, len(found) - len(good)
+        return read_bounds(self._db, self._version())[0]
 
     def backup(self, path: Path) -> None:
         """A copy of the index as it is committed now."""
@@ -358,7 +272,7 @@ class DiskIndex:
         """
         fd = -1
         if elsewhere is not None:
-            fd = _keep_log(elsewhere if elsewhere.exists() else _deleted(self.path))
+            fd = keep_log(elsewhere if elsewhere.exists() else deleted(self.path))
         try:
             if self._folder is not None:
                 self._folder.close()
@@ -373,18 +287,6 @@ def fold_log(index: DiskIndex) -> None:
     index.fold()
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    from urllib.parse import quote
-
-    return sqlite3.connect(
-        f"file:{quote(str(path.absolute()))}?mode={mode}",
-        uri=True,
-        timeout=_TIMEOUT_S,
-        isolation_level=None,
-        check_same_thread=False,
-    )
-
-
 def _insert_pages(db: sqlite3.Connection, pages: list[tuple[int, memoryview]]) -> None:
     for at in range(0, len(pages), _WRITE_PAGES):
         some = pages[at : at + _WRITE_PAGES]
@@ -393,45 +295,5 @@ def _insert_pages(db: sqlite3.Connection, pages: list[tuple[int, memoryview]]) -
         db.execute(f"INSERT OR REPLACE INTO pages VALUES {places}", values)
 
 
-def _take(pages: Iterable[tuple[Any]], n: int) -> list[Any]:
-    """The next so many of them."""
-    return [page for _, (page,) in zip(range(n), pages)]
-
-
-def _without_gaps(parts: list[Array], first: int, last: int) -> bool:
-    at = first
-    for part in parts:
-        if part[0, -1] != at or not (np.diff(part[:, -1]) == 1).all():
-            return False
-        at += len(part)
-    return at == max(last, first)
-
-
-def _deleted(path: Path) -> Path:
-    """A way to a file that is open here and has no name any more."""
-    for fd in Path("/proc/self/fd").iterdir():
-        if fd.is_symlink() and os.readlink(fd) == f"{path} (deleted)":
-            return fd
-    return path
-
-
-def _keep_log(path: Path) -> int:
-    """Locks a file as a reader does that is another process: nobody deletes its log."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return -1
-    if sys.platform == "linux":
-        start, length = _SHARED_BYTES
-        request = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, start, length, 0)
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, request)
-    return fd
-
-
 def _signed(word: int) -> int:
     return word - 2**64 if word >= 2**63 else word
-
-
-def _has_log(path: Path) -> bool:
-    log = path.with_name(path.name + "-wal")
-    return log.exists() and log.stat().st_size > 0

@@ -55,11 +55,12 @@ class Load:
 
     Attributes:
         salts: of the rows when they are loaded.
+        root: where its folder is.
         folder: where they are now, or None.
     """
 
     def __init__(self, contents: Contents, root: Path, shape: Shape, salt: int) -> None:
-        self._contents, self._root, self._shape, self.salt = contents, root, shape, salt
+        self._contents, self.root, self._shape, self.salt = contents, root, shape, salt
         rows, size = contents.rows, shape.rows_per_extent
         self._linked: LinkedRows | None = None
         self._copied_from = contents.tail  # files of the rows before it are linked
@@ -84,14 +85,14 @@ class Load:
             self._linked.check(contents.tail, contents.head)
         needed = (contents.head - self._copied_from) * stride
         if self._linked is not None and contents.head > contents.tail:
-            there, here = (p.stat().st_dev for p in (self._linked.folder, self._root))
+            there, here = (p.stat().st_dev for p in (self._linked.folder, self.root))
             if there != here:  # files of another file system are copied, not linked
                 needed = (contents.head - contents.tail) * stride
-        free = files.free_bytes(self._root)
+        free = files.free_bytes(self.root)
         if needed > free:
             raise StorageFull(
                 errno.ENOSPC,
-                f"{self._root}: the checkpoint needs {needed:,} bytes, and {free:,} are free; "
+                f"{self.root}: the checkpoint needs {needed:,} bytes, and {free:,} are free; "
                 "nothing was loaded. Make room, or empty the storage first",
             )
         if isinstance(contents.rows, LinkedRows):
@@ -106,7 +107,7 @@ class Load:
 
     def bring(self) -> None:
         """Makes the files, complete and synced, in a folder that does not count yet."""
-        self.folder = begin(self._root)
+        self.folder = begin(self.root)
         size, stride, rows = self._shape
         extents = Extents(self.folder, 2, rows, stride, True)
         try:
@@ -130,5 +131,5 @@ class Load:
     def undo(self) -> None:
         """Removes what was brought in."""
         if self.folder is not None:
-            remove(self.folder, self._root)
+            remove(self.folder, self.root)
             self.folder = None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +27,11 @@ class LazyMemmapStorage(DiskStorage):
         path = scratch_dir
         if path is None:
             path = tempfile.mkdtemp(prefix="contig-")
-        super().__init__(path, max_size, **options)
-        self._removed = None
+        try:
+            super().__init__(path, max_size, **options)
+        except BaseException:
+            if scratch_dir is None:
+                shutil.rmtree(path, ignore_errors=True)
+            raise
         if scratch_dir is None:
-            self._removed = weakref.finalize(self, _remove, path, os.getpid())
-
-    def close(self) -> None:
-        super().close()
-        if self._removed is not None:
-            self._removed()
-
-
-def _remove(path: str | Path, pid: int) -> None:
-    """Only the process that made it; a fork has the same finalizer."""
-    if os.getpid() == pid:
-        shutil.rmtree(path, ignore_errors=True)
+            self._held.temporary = Path(path)

@@ -40,6 +40,16 @@ class Retention:
         self._times: list[int] = []
         self._heads: list[int] = []
 
+    @property
+    def bounded(self) -> bool:
+        """Whether there is any bound."""
+        return any(bound is not None for bound in self.bounds)
+
+    def bound_bytes(self, most: int) -> None:
+        """At most so many bytes, whatever was wanted."""
+        nbytes = min(self.bounds.nbytes or most, most)
+        self.bounds = self.bounds._replace(nbytes=nbytes)
+
     def appended(self, head: int) -> None:
         """Rows up to a head were appended now."""
         if self.bounds.age_s is None:

@@ -159,6 +159,22 @@ class StoredRows:
         self.set_aside(dict.fromkeys(self._trajectories(bad), _WRONG))
         return len(bad) > 0
 
+    def gone(self, seqs: Array, lost: int, damaged: Array | None) -> Array | None:
+        """A mask of rows that cannot be served, or None if all that counts is which are `lost`.
+
+        Args:
+            seqs: of the rows.
+            lost: the seq below which they were evicted.
+            damaged: places of those whose checksum is wrong.
+        """
+        aside = self.aside.covers(seqs)
+        if damaged is None and aside is None:
+            return None
+        mask = np.asarray(seqs < lost)
+        if damaged is not None:
+            mask[damaged] = True
+        return mask if aside is None else mask | aside
+
     def _trajectories(self, seqs: Array) -> list[int]:
         return ordinals_at(self.entries(), seqs) if len(seqs) else []
 

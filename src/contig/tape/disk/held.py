@@ -1,0 +1,97 @@
+"""What a storage holds, and what becomes of it if nobody closes it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+import warnings
+import weakref
+from pathlib import Path
+from typing import Any
+
+from .directory import Directory
+from .parts import Parts
+
+__all__ = ["Held"]
+
+log = logging.getLogger("contig.disk")
+
+_PATIENCE_S = 10.0  # with a storage that was dropped
+
+
+class Held:
+    """What a storage holds: closed by it, or when it is dropped.
+
+    Args:
+        directory: it is in.
+        read_only: whether another process writes.
+    """
+
+    def __init__(self, directory: Directory, read_only: bool) -> None:
+        self.directory = directory
+        self.parts: Parts | None = None
+        self.temporary: Path | None = None  # a directory that goes with the storage
+        self._read_only, self.pid = read_only, os.getpid()
+        _held_here.add(self)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process opened it, and not one that it was forked from."""
+        return os.getpid() == self.pid
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Commits what is left, and lets everything go; False if that takes too long."""
+        parts = self.parts
+        if not self.is_ours:  # its threads are the parent's, and so is the rest
+            self.parts = self.temporary = None
+            self.directory.close()
+            return True
+        closed = True
+        try:
+            closed = parts is None or parts.close(timeout_s)
+        finally:
+            if closed:
+                self.directory.close()
+                if self.temporary is not None:
+                    shutil.rmtree(self.temporary, ignore_errors=True)
+        return closed
+
+    def dropped(self, storage: weakref.ref[Any]) -> None:
+        """Nobody has the storage any more, or the process ends."""
+        parts, path = self.parts, self.directory.path
+        late = parts is not None and parts.committer is not None and parts.committer.is_this_thread
+        if late or not self._closed(_PATIENCE_S):
+            try:
+                threading.Thread(target=self._closed, name="contig-closing", daemon=True).start()
+            except RuntimeError:  # the process is ending
+                log.error("%s: what it had was not committed in time", path)
+        if storage() is None and self.is_ours and self.temporary is None:
+            role = "a reader" if self._read_only else "a storage that writes"
+            warnings.warn(
+                f"{path}: {role} was dropped; what it had was committed. Call close(), or use it "
+                "in a with statement: until it is collected, it keeps the directory",
+                ResourceWarning,
+                stacklevel=1,
+            )
+
+    def _closed(self, timeout_s: float | None = None) -> bool:
+        try:
+            return self.close(timeout_s)
+        except Exception as error:
+            log.error("%s was dropped, and not all was committed: %s", self.directory.path, error)
+            return True
+
+
+_held_here: weakref.WeakSet[Held] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A child that lives on must not keep the directories of its parent locked."""
+    for held in list(_held_here):
+        held.directory.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
