@@ -70,8 +70,8 @@ class Held:
         if storage() is None and self.is_ours and self.temporary is None:
             role = "a reader" if self._read_only else "a storage that writes"
             warnings.warn(
-                f"{path}: {role} was dropped; what it had was committed. Call close(), or use it "
-                "in a with statement: until it is collected, it keeps the directory",
+                f"{path}: {role} was dropped and not closed. Call close(), or use it in a with "
+                "statement: until it is collected, it keeps the directory",
                 ResourceWarning,
                 stacklevel=1,
             )
