@@ -184,11 +184,13 @@ def cast(array: np.ndarray[Any, Any], dtype: np.dtype[Any], path: Path) -> np.nd
     """The array in another dtype, if that keeps its values.
 
     float64 to float32 and int or bool to float are allowed; float to int only for integral values
-    in range; numbers to bool only for 0 and 1.
+    in range; numbers to bool only for 0 and 1. Bools come out as 0 or 1, whatever their bytes were.
 
     Raises:
         ValueError: with the path, the first value that does not fit, and what to do.
     """
+    if array.dtype.kind == "b":
+        array = _plain_bools(array)
     if array.dtype == dtype:
         return array
     source, target = _kind(array.dtype), _kind(dtype)
@@ -218,6 +220,12 @@ def cast(array: np.ndarray[Any, Any], dtype: np.dtype[Any], path: Path) -> np.nd
             f"{show_path(path)}: value {value} of {array.dtype} cannot be stored as {dtype}: {hint}"
         )
     return out
+
+
+def _plain_bools(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Bools whose bytes are 0 or 1: a view of other bytes may have any."""
+    raw = array.view(np.uint8)
+    return array if raw.size == 0 or raw.max() <= 1 else np.asarray(raw != 0)
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
