@@ -157,6 +157,7 @@ def tensordict_shape(data: Any) -> tuple[int, ...] | None:
 
 
 def _from_tensordict(data: Any, path: Path = ()) -> dict[str, Any]:
+    _refuse_partial(data, path)
     out: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, Mapping) or hasattr(value, "batch_size"):
@@ -164,6 +165,30 @@ def _from_tensordict(data: Any, path: Path = ()) -> dict[str, Any]:
             value = _from_tensordict(value, (*path, key))
         out[key] = value
     return out
+
+
+def _refuse_partial(data: Any, path: Path) -> None:
+    """A lazy stack has only the keys that all its parts have: the others would be lost.
+
+    Raises:
+        ValueError: a key that only some of them have.
+    """
+    parts = getattr(data, "tensordicts", None)
+    if not isinstance(parts, list):
+        return
+    for part in parts:  # they may be stacks themselves
+        _refuse_partial(part, path)
+    keys = [set(part.keys()) for part in parts]
+    some = set().union(*keys) - keys[0].intersection(*keys[1:])
+    if some:
+        key = min(some, key=str)
+        where = (*path, key)
+        lacking = next(i for i, mine in enumerate(keys) if key not in mine)
+        raise ValueError(
+            f"{show_path(where)}: only some of the {len(keys)} stacked TensorDicts have it (number "
+            f"{lacking} does not), and every row has the same leaves; give it to all of them, or "
+            f"leave it out: data.exclude({(key if len(where) == 1 else where)!r})"
+        )
 
 
 def refuse_non_tensor(value: Any, path: Path) -> None:
