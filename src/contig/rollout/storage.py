@@ -26,6 +26,7 @@ from .transition import (
     MiniBatch,
     Statistics,
     Transition,
+    as_flags,
     column,
 )
 from .window import Window
@@ -243,7 +244,7 @@ class RolloutStorage:
             LayoutError: it does not fit; nothing is written.
         """
         if name in FLAGS and isinstance(value, torch.Tensor):
-            value = value if value.dtype == torch.bool else value != 0
+            value = as_flags(name, value)
         field = self.fields.get(name)
         if field is None:
             field = self._field_of(name, Field.first_row(name, value, self.num_envs))
