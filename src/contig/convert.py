@@ -86,6 +86,8 @@ def leaf_spec(value: Any, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """
     if type(value) in _SCALARS:
         return (), _SCALARS[type(value)]
+    if type(value).__module__.startswith("torch"):
+        _refuse_no_array(value, path)
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is None or dtype is None:
         raise ValueError(
@@ -116,8 +118,12 @@ def _hint(value: Any) -> str:
     return ""
 
 
-def as_array(value: Any) -> np.ndarray[Any, Any]:
-    """Any leaf as a numpy array on the host, without a copy where there is one already."""
+def as_array(value: Any, path: Path = ()) -> np.ndarray[Any, Any]:
+    """Any leaf as a numpy array on the host, without a copy where there is one already.
+
+    Raises:
+        ValueError: a tensor that is no array of values: sparse, nested, or on the meta device.
+    """
     if isinstance(value, np.ndarray):
         return value
     if type(value) in _SCALARS:
@@ -128,6 +134,12 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
             return np.asarray(value.numpy())
         except (TypeError, RuntimeError):
             pass  # on another device, with a gradient, or of a dtype that numpy lacks
+        _refuse_no_array(value, path)
+        if getattr(value, "is_meta", False):
+            raise ValueError(
+                f"{show_path(path)}: a tensor on the meta device has a shape and no values; move "
+                "the module or the data to a real device first"
+            )
         tensor = value.detach().cpu().contiguous()
         name = str(tensor.dtype).removeprefix("torch.")
         if name.startswith(_BEYOND_NUMPY):
@@ -137,6 +149,21 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
             return np.asarray(bits.numpy().view(numpy_dtype(name)))
         return np.asarray(tensor.numpy())
     return np.asarray(value)
+
+
+def _refuse_no_array(value: Any, path: Path) -> None:
+    """Sparse and nested tensors: they say that they have a shape, or fail when they are asked."""
+    if getattr(value, "is_nested", False):
+        raise ValueError(
+            f"{show_path(path)}: a nested tensor, whose rows have different lengths; pad it "
+            "(torch.nested.to_padded_tensor), or store one row per element and let trajectories "
+            "carry the length"
+        )
+    if str(getattr(value, "layout", "torch.strided")) != "torch.strided":
+        raise ValueError(
+            f"{show_path(path)}: a sparse tensor ({value.layout}), and records are dense; call "
+            ".to_dense() first"
+        )
 
 
 def plain_tree(data: Any) -> tuple[Any, tuple[int, ...] | None]:
