@@ -117,10 +117,12 @@ void Trajectories::prepare(uint64_t index_tail) {
 
 void Trajectories::add_lanes(uint64_t from, uint64_t n, uint64_t lanes, const Marks& marks,
                              Continue rule) {
-  if (!marks.id && lanes_.size() < lanes) lanes_.resize(lanes);
+  // The first slot is a single lane's: rows one after another never go on with one of several.
+  const uint64_t first = !marks.id && lanes > 1 ? 1 : 0;
+  if (!marks.id && lanes_.size() < first + lanes) lanes_.resize(first + lanes);
   const uint64_t steps = n / lanes;
   for (uint64_t lane = 0; lane < lanes; ++lane)
-    split_lane(marks, lanes_, lane, from + lane * steps, steps, rule);
+    split_lane(marks, lanes_, first + lane, from + lane * steps, steps, rule);
 }
 
 void Trajectories::add_rows(uint64_t from, uint64_t n, const int64_t* envs, const Marks& marks,
