@@ -1,7 +1,5 @@
 #include "env_runs.h"
 
-#include <algorithm>
-
 namespace contig {
 
 const std::vector<WireRun>& EnvRuns::tell(uint64_t n, const int64_t* envs, const Marks& marks,
@@ -26,12 +24,6 @@ void EnvRuns::commit() {
     track.last_entry = 0;  // no index here that it could be gone from
     track.known = true;
   }
-}
-
-bool EnvRuns::any_open() const {
-  return std::any_of(lanes_.begin(), lanes_.end(), [this](const Slot& s) { return open(s); }) ||
-         std::any_of(by_id_.begin(), by_id_.end(),
-                     [this](const auto& i) { return open(i.second); });
 }
 
 }  // namespace contig

@@ -18,8 +18,6 @@ class EnvRuns : Trajectories {
   const std::vector<WireRun>& tell(uint64_t n, const int64_t* envs, const Marks& marks,
                                    int64_t next_id);
   void commit();
-  // Whether some env's trajectory may go on.
-  bool any_open() const;
 
  private:
   std::vector<WireRun> told_;

@@ -117,24 +117,26 @@ void Trajectories::prepare(uint64_t index_tail) {
 
 void Trajectories::add_lanes(uint64_t from, uint64_t n, uint64_t lanes, const Marks& marks,
                              Continue rule) {
-  if (!marks.id && lanes_.size() < lanes) lanes_.resize(lanes);
+  // The first slot is a single lane's: rows one after another never go on with one of several.
+  const uint64_t first = !marks.id && lanes > 1 ? 1 : 0;
+  if (!marks.id && lanes_.size() < first + lanes) lanes_.resize(first + lanes);
   const uint64_t steps = n / lanes;
   for (uint64_t lane = 0; lane < lanes; ++lane)
-    split_lane(marks, lane, from + lane * steps, steps, rule);
+    split_lane(marks, lanes_, first + lane, from + lane * steps, steps, rule);
 }
 
-void Trajectories::add_rows(uint64_t from, uint64_t n, const int64_t* lanes, const Marks& marks,
+void Trajectories::add_rows(uint64_t from, uint64_t n, const int64_t* envs, const Marks& marks,
                             Continue rule) {
   for (uint64_t i = 0; i < n; ++i) {
-    const auto lane = static_cast<uint64_t>(lanes[i]);
-    if (!marks.id && lanes_.size() <= lane) lanes_.resize(lane + 1);
-    split_lane(marks, lane, from + i, 1, rule);
+    const uint64_t env = envs != nullptr ? static_cast<uint64_t>(envs[i]) : i;
+    if (!marks.id && envs_.size() <= env) envs_.resize(env + 1);
+    split_lane(marks, envs_, env, from + i, 1, rule);
   }
 }
 
-void Trajectories::split_lane(const Marks& marks, uint64_t lane, uint64_t from, uint64_t steps,
-                              Continue rule) {
-  Slot* slot = marks.id ? nullptr : &lanes_[lane];
+void Trajectories::split_lane(const Marks& marks, std::deque<Slot>& slots, uint64_t lane,
+                              uint64_t from, uint64_t steps, Continue rule) {
+  Slot* slot = marks.id ? nullptr : &slots[lane];
   int64_t id = -1, version = -1;
   for (uint64_t t = 0; t < steps; ++t) {
     const uint64_t row = from + t;

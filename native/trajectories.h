@@ -58,19 +58,22 @@ class Trajectories {
   void prepare(uint64_t index_tail);
   // Rows [from, from + n) as lanes, one after another; boundaries by their marks.
   void add_lanes(uint64_t from, uint64_t n, uint64_t lanes, const Marks& marks, Continue rule);
-  // Rows [from, from + n), each the next one of the lane that `lanes` says.
-  void add_rows(uint64_t from, uint64_t n, const int64_t* lanes, const Marks& marks, Continue rule);
+  // Rows [from, from + n), each the next one of its env: of the one that `envs` says, or row i of
+  // env i. Without ids, envs and lanes have nothing to do with each other.
+  void add_rows(uint64_t from, uint64_t n, const int64_t* envs, const Marks& marks, Continue rule);
   bool known(const Slot& slot) const { return slot.stamp == stamp_ || slot.track.known; }
   bool open(const Slot& slot) const { return known(slot) && !ended(slot); }
   bool ended(const Slot& slot) const;
 
   std::vector<Run> runs_;   // of the rows that were prepared
   std::deque<Slot> lanes_;  // runs point to them while more are added
+  std::deque<Slot> envs_;   // the same of steps
   std::unordered_map<Key, Slot, KeyHash> by_id_;
   uint64_t stamp_ = 0;
 
  private:
-  void split_lane(const Marks& marks, uint64_t lane, uint64_t from, uint64_t steps, Continue rule);
+  void split_lane(const Marks& marks, std::deque<Slot>& slots, uint64_t lane, uint64_t from,
+                  uint64_t steps, Continue rule);
   void prune(uint64_t index_tail);
 
   size_t prune_at_ = 1024;

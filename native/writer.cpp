@@ -6,6 +6,7 @@ namespace contig {
 
 namespace {
 constexpr uint64_t kEnded = kTerminated | kTruncated;
+constexpr uint64_t kEnvs = uint64_t{1} << 32;  // of an `Open`: more than there are lanes
 }  // namespace
 
 void Writer::start(const Rows& rows) {
@@ -63,6 +64,7 @@ uint64_t Writer::commit(const Sender& sender, bool stored) {
   if (restores != restores_) {
     restores_ = restores;
     for (Slot& slot : lanes_) slot.track = Track{};
+    for (Slot& slot : envs_) slot.track = Track{};
     for (auto& item : by_id_) item.second.track = Track{};
     for (Run& run : runs_) {
       if (!run.starts) run.flags &= ~kBegins;
@@ -89,6 +91,7 @@ void Writer::restart(uint64_t id) {
     slot.orphan = orphan;
   };
   for (Slot& slot : lanes_) let_go(slot);
+  for (Slot& slot : envs_) let_go(slot);
   for (auto& item : by_id_) let_go(item.second);
 }
 
@@ -99,6 +102,8 @@ std::vector<Writer::Open> Writer::open_trajectories() const {
   };
   for (size_t lane = 0; lane < lanes_.size(); ++lane)
     if (held(lanes_[lane])) out.push_back(Open{lane, -1, false});
+  for (size_t env = 0; env < envs_.size(); ++env)
+    if (held(envs_[env])) out.push_back(Open{kEnvs + env, -1, false});
   for (const auto& item : by_id_)
     if (held(item.second)) out.push_back(Open{item.first.lane, item.first.id, true});
   return out;
@@ -109,8 +114,10 @@ void Writer::orphan(const Open& open) {
     by_id_[Key{open.lane, open.id}].orphan = true;
     return;
   }
-  if (lanes_.size() <= open.lane) lanes_.resize(open.lane + 1);
-  lanes_[open.lane].orphan = true;
+  std::deque<Slot>& slots = open.lane < kEnvs ? lanes_ : envs_;
+  const uint64_t lane = open.lane % kEnvs;
+  if (slots.size() <= lane) slots.resize(lane + 1);
+  slots[lane].orphan = true;
 }
 
 }  // namespace contig

@@ -42,8 +42,8 @@ class Writer : Trajectories {
 
   // Lets go of every open trajectory: the writer went to another thread or process.
   void restart(uint64_t id);
-  // Trajectories it has open, as (lane, id, whether by id); and telling a new writer that they were
-  // open elsewhere, so that it does not take their rest for a beginning.
+  // Trajectories it has open, by lane (of envs behind kEnvs) or by lane and id; and telling a new
+  // writer that they were open elsewhere, so that it does not take their rest for a beginning.
   struct Open {
     uint64_t lane;
     int64_t id;

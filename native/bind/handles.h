@@ -126,7 +126,10 @@ class WriterHandle {
   uint64_t last_rows() const { return writer_.rows(); }
   // How many envs its steps have, or 0 while that is not known; see Writer.add_step in Python.
   uint64_t envs() const { return mine() ? envs_ : 0; }
-  void set_envs(uint64_t envs) { envs_ = envs; }
+  void set_envs(uint64_t envs) {
+    claim();
+    envs_ = envs;
+  }
   uint64_t record_size() const { return tape_.tape.record_size(); }
   // Packed rows of one trajectory, which goes on unless flags say that it begins.
   void append_part(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records, uint64_t flags,
@@ -155,6 +158,7 @@ class WriterHandle {
   void stage(const Rows& rows);
   int64_t write(const Rows& rows, uint64_t lanes, int rule,
                 const std::optional<Seqs>& envs = std::nullopt);
+  int64_t write_step(const Rows& rows, const int64_t* envs, int rule);
 
   TapeHandle& tape_;
   Writer writer_;

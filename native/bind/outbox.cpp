@@ -106,8 +106,7 @@ void add_env_rows(Outbox& o, EnvRunsHandle& envs, nb::list arrays, Seqs leaves, 
 
 void bind_gathering(nb::module_& m) {
   nb::class_<EnvRunsHandle>(m, "EnvRuns")
-      .def(nb::init<nb::dict, bool>(), nb::arg("marks"), nb::arg("id_alone"))
-      .def_prop_ro("any_open", [](const EnvRunsHandle& e) { return e.runs.any_open(); });
+      .def(nb::init<nb::dict, bool>(), nb::arg("marks"), nb::arg("id_alone"));
   nb::class_<OutFrame>(m, "OutFrame", nb::type_slots(out_slots))
       .def_ro("first", &OutFrame::first)
       .def_ro("items", &OutFrame::items)

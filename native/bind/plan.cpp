@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "../crc32c.h"
+#include "../frame.h"
 
 namespace contig {
 
@@ -13,6 +14,11 @@ bool narrow(double wide, uint8_t* to) {
   const auto x = static_cast<float>(wide);
   std::memcpy(to, &x, 4);
   return std::isfinite(x) || !std::isfinite(wide);
+}
+
+// A view of other bytes may have bools that are neither 0 nor 1; what is stored has none.
+void copy_bools(uint8_t* to, const uint8_t* from, size_t n) {
+  for (size_t i = 0; i < n; ++i) to[i] = from[i] != 0;
 }
 
 // False if flags that were given disagree.
@@ -141,6 +147,10 @@ bool Plan::pack_leaf(const LeafSpec& leaf, PyObject* value, uint8_t* record, Lea
   ArrayHold hold;
   LeafArray v;
   if (!hold.take(value, ArrayHold::Keep::borrowed, &v) || !v.tail_is(leaf.shape, 0)) return false;
+  if (v.kind == 'b' && leaf.kind == 'b') {
+    copy_bools(to, v.data, leaf.bytes);
+    return true;
+  }
   if (v.kind == leaf.kind && v.itemsize == leaf.itemsize) {
     if (sums != nullptr && sums->wants(leaf.bytes))
       sums->add({leaf.offset, leaf.bytes, crc32c_copy(0, to, v.data, leaf.bytes)});
@@ -207,7 +217,17 @@ bool Plan::column_node(const Node& node, PyObject* value, size_t batch_ndim, Col
     if (first) out->batch[i] = static_cast<Py_ssize_t>(v.dim(i));
     if (v.dim(i) != out->batch[i]) return false;
   }
-  out->columns.push_back(Column{v.data, leaf.offset, leaf.bytes, leaf.bytes});
+  const uint8_t* data = v.data;
+  if (leaf.kind == 'b') {
+    uint64_t bytes = leaf.bytes;
+    for (const Py_ssize_t n : out->batch) bytes *= static_cast<uint64_t>(n);
+    if (!are_bools(data, 1, bytes, Bools{0, bytes})) {
+      out->owned.push_back(std::make_unique<uint8_t[]>(bytes));
+      copy_bools(out->owned.back().get(), data, bytes);
+      data = out->owned.back().get();
+    }
+  }
+  out->columns.push_back(Column{data, leaf.offset, leaf.bytes, leaf.bytes});
   return true;
 }
 

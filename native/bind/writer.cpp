@@ -181,13 +181,20 @@ int64_t WriterHandle::commit(const Rows& rows) {
 
 int64_t WriterHandle::write(const Rows& rows, uint64_t lanes, int rule,
                             const std::optional<Seqs>& envs) {
-  if (envs) check_envs(*envs, rows.n);
+  if (envs) {
+    check_envs(*envs, rows.n);
+    return write_step(rows, envs->data(), rule);
+  }
   claim();
   writer_.start(rows);
-  if (envs)
-    writer_.add_rows(0, rows.n, envs->data(), marks(rows), static_cast<Continue>(rule));
-  else
-    writer_.add_lanes(0, rows.n, lanes, marks(rows), static_cast<Continue>(rule));
+  writer_.add_lanes(0, rows.n, lanes, marks(rows), static_cast<Continue>(rule));
+  return commit(rows);
+}
+
+int64_t WriterHandle::write_step(const Rows& rows, const int64_t* envs, int rule) {
+  claim();
+  writer_.start(rows);
+  writer_.add_rows(0, rows.n, envs, marks(rows), static_cast<Continue>(rule));
   return commit(rows);
 }
 
@@ -209,11 +216,10 @@ int64_t WriterHandle::extend(const Plan& plan, nb::handle tree, size_t batch_ndi
   const Rows rows = rows_of(set.columns, set.rows);
   uint64_t lanes = 1;
   if (lanes_are == 1) lanes = set.rows / static_cast<uint64_t>(set.batch.back());
-  if (lanes_are == 2) lanes = set.rows;
   if (lanes_are == 2 && !envs) {
     const uint64_t known = this->envs();
     if (known != 0 && known != set.rows) return -1;  // Python words the error
-    const int64_t first = write(rows, lanes, rule);
+    const int64_t first = write_step(rows, nullptr, rule);
     envs_ = set.rows;
     return first;
   }
@@ -323,7 +329,11 @@ WriterHandle::Accepted WriterHandle::accept(const Frame& frame, const uint8_t* b
         const Continue rule = (run.flags & kRunTold) != 0     ? Continue::told
                               : (run.flags & kRunGoesOn) != 0 ? Continue::if_open
                                                               : Continue::no;
-        writer_.add_lanes(at, run.rows, run.lanes, m, rule);
+        // Only a step of several envs goes on by itself in several lanes.
+        if (rule == Continue::if_open && run.lanes > 1 && run.lanes == run.rows)
+          writer_.add_rows(at, run.rows, nullptr, m, rule);
+        else
+          writer_.add_lanes(at, run.rows, run.lanes, m, rule);
       } else {
         writer_.add_part(at, run.rows, m, Told{run.flags, run.traj_id, run.version}, seen.entry);
       }

@@ -68,9 +68,8 @@ struct Random {
   uint64_t below(uint64_t n) { return (next() >> 33) % n; }
 };
 
-// Lanes are written by single rows (lane 0), steps of all lanes, and stretches of lane 0; with ids
-// the stretches interleave trajectories. Trajectories of steps and stretches are kept apart then,
-// because an id belongs to one lane.
+// A single lane is written by single rows and by stretches, which with ids interleave trajectories;
+// several lanes, which are others, by steps of all of them.
 class Script {
  public:
   static constexpr uint64_t kLanes = 3;
@@ -89,7 +88,7 @@ class Script {
       push(records, &lanes_[0]);
     } else if (kind == 1 && longest_ >= kLanes) {
       lanes = kLanes;
-      for (uint64_t b = 0; b < kLanes; ++b) push(records, &lanes_[ids_ ? kLanes + b : b]);
+      for (uint64_t b = 0; b < kLanes; ++b) push(records, &lanes_[kLanes + b]);
     } else {
       const uint64_t n = 1 + random_.below(longest_);
       for (uint64_t i = 0; i < n; ++i) push(records, &lanes_[ids_ ? random_.below(kLanes) : 0]);

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import math
 import numbers
 from typing import Any
 
 import numpy as np
 
-__all__ = ["check_kind", "whole", "whole_numbers"]
+__all__ = ["check_kind", "number", "whole", "whole_numbers"]
 
 
 def whole(name: str, value: Any, least: int, what: str = "a whole number") -> int:
@@ -23,6 +24,19 @@ def whole(name: str, value: Any, least: int, what: str = "a whole number") -> in
     if is_number and np.isfinite(value) and value == int(value) and value >= least:
         return int(value)
     raise ValueError(f"{name}: expected {what}, at least {least}, got {value!r}")
+
+
+def number(name: str, value: Any, least: float, most: float = math.inf) -> float:
+    """A finite number between two others, or of at least so much.
+
+    Raises:
+        ValueError: it is none.
+    """
+    given = float(value) if isinstance(value, numbers.Real) else math.nan
+    if least <= given <= most and given < math.inf:
+        return given
+    bound = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+    raise ValueError(f"{name}: expected a number {bound}, got {value!r}")
 
 
 def whole_numbers(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -140,8 +140,8 @@ class Batch:
         return array
 
     def __getitem__(self, key: Any) -> Any:
-        """The column at a path, the subtree below one, or some rows: by number, slice, or a list,
-        array or tensor of numbers or booleans."""
+        """The column at a path, the subtree below one, or some rows: by number, slice or range, or
+        a list, array or tensor of numbers or booleans."""
         if not isinstance(key, (str, tuple)) and _is_rows(key):
             return self._rows_at(_row_index(key))
         path = as_path(key)
@@ -290,8 +290,8 @@ class Batch:
 
 def _is_rows(key: Any) -> bool:
     if isinstance(key, list):  # of keys it is a path
-        return all(isinstance(k, (int, np.integer, np.bool_)) for k in key)
-    return isinstance(key, (int, slice, np.integer)) or hasattr(key, "dtype")
+        return not any(isinstance(k, str) for k in key)
+    return isinstance(key, (int, float, slice, range)) or hasattr(key, "dtype")
 
 
 def _row_index(key: Any) -> Any:

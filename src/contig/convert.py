@@ -86,6 +86,8 @@ def leaf_spec(value: Any, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """
     if type(value) in _SCALARS:
         return (), _SCALARS[type(value)]
+    if type(value).__module__.startswith("torch"):
+        _refuse_no_array(value, path)
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is None or dtype is None:
         raise ValueError(
@@ -116,8 +118,12 @@ def _hint(value: Any) -> str:
     return ""
 
 
-def as_array(value: Any) -> np.ndarray[Any, Any]:
-    """Any leaf as a numpy array on the host, without a copy where there is one already."""
+def as_array(value: Any, path: Path = ()) -> np.ndarray[Any, Any]:
+    """Any leaf as a numpy array on the host, without a copy where there is one already.
+
+    Raises:
+        ValueError: a tensor that is no array of values: sparse, nested, or on the meta device.
+    """
     if isinstance(value, np.ndarray):
         return value
     if type(value) in _SCALARS:
@@ -128,6 +134,12 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
             return np.asarray(value.numpy())
         except (TypeError, RuntimeError):
             pass  # on another device, with a gradient, or of a dtype that numpy lacks
+        _refuse_no_array(value, path)
+        if getattr(value, "is_meta", False):
+            raise ValueError(
+                f"{show_path(path)}: a tensor on the meta device has a shape and no values; move "
+                "the module or the data to a real device first"
+            )
         tensor = value.detach().cpu().contiguous()
         name = str(tensor.dtype).removeprefix("torch.")
         if name.startswith(_BEYOND_NUMPY):
@@ -137,6 +149,21 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
             return np.asarray(bits.numpy().view(numpy_dtype(name)))
         return np.asarray(tensor.numpy())
     return np.asarray(value)
+
+
+def _refuse_no_array(value: Any, path: Path) -> None:
+    """Sparse and nested tensors: they say that they have a shape, or fail when they are asked."""
+    if getattr(value, "is_nested", False):
+        raise ValueError(
+            f"{show_path(path)}: a nested tensor, whose rows have different lengths; pad it "
+            "(torch.nested.to_padded_tensor), or store one row per element and let trajectories "
+            "carry the length"
+        )
+    if str(getattr(value, "layout", "torch.strided")) != "torch.strided":
+        raise ValueError(
+            f"{show_path(path)}: a sparse tensor ({value.layout}), and records are dense; call "
+            ".to_dense() first"
+        )
 
 
 def plain_tree(data: Any) -> tuple[Any, tuple[int, ...] | None]:
@@ -157,6 +184,7 @@ def tensordict_shape(data: Any) -> tuple[int, ...] | None:
 
 
 def _from_tensordict(data: Any, path: Path = ()) -> dict[str, Any]:
+    _refuse_partial(data, path)
     out: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, Mapping) or hasattr(value, "batch_size"):
@@ -164,6 +192,30 @@ def _from_tensordict(data: Any, path: Path = ()) -> dict[str, Any]:
             value = _from_tensordict(value, (*path, key))
         out[key] = value
     return out
+
+
+def _refuse_partial(data: Any, path: Path) -> None:
+    """A lazy stack has only the keys that all its parts have: the others would be lost.
+
+    Raises:
+        ValueError: a key that only some of them have.
+    """
+    parts = getattr(data, "tensordicts", None)
+    if not isinstance(parts, list):
+        return
+    for part in parts:  # they may be stacks themselves
+        _refuse_partial(part, path)
+    keys = [set(part.keys()) for part in parts]
+    some = set().union(*keys) - keys[0].intersection(*keys[1:])
+    if some:
+        key = min(some, key=str)
+        where = (*path, key)
+        lacking = next(i for i, mine in enumerate(keys) if key not in mine)
+        raise ValueError(
+            f"{show_path(where)}: only some of the {len(keys)} stacked TensorDicts have it (number "
+            f"{lacking} does not), and every row has the same leaves; give it to all of them, or "
+            f"leave it out: data.exclude({(key if len(where) == 1 else where)!r})"
+        )
 
 
 def refuse_non_tensor(value: Any, path: Path) -> None:
@@ -184,11 +236,13 @@ def cast(array: np.ndarray[Any, Any], dtype: np.dtype[Any], path: Path) -> np.nd
     """The array in another dtype, if that keeps its values.
 
     float64 to float32 and int or bool to float are allowed; float to int only for integral values
-    in range; numbers to bool only for 0 and 1.
+    in range; numbers to bool only for 0 and 1. Bools come out as 0 or 1, whatever their bytes were.
 
     Raises:
         ValueError: with the path, the first value that does not fit, and what to do.
     """
+    if array.dtype.kind == "b":
+        array = _plain_bools(array)
     if array.dtype == dtype:
         return array
     source, target = _kind(array.dtype), _kind(dtype)
@@ -218,6 +272,12 @@ def cast(array: np.ndarray[Any, Any], dtype: np.dtype[Any], path: Path) -> np.nd
             f"{show_path(path)}: value {value} of {array.dtype} cannot be stored as {dtype}: {hint}"
         )
     return out
+
+
+def _plain_bools(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Bools whose bytes are 0 or 1: a view of other bytes may have any."""
+    raw = array.view(np.uint8)
+    return array if raw.size == 0 or raw.max() <= 1 else np.asarray(raw != 0)
 
 
 def _kind(dtype: np.dtype[Any]) -> str:

@@ -302,7 +302,7 @@ class Layout:
             if value is None:
                 out.append(None)
                 continue
-            array = as_array(value)
+            array = as_array(value, leaf.path)
             lead = array.shape[:batch_ndim]
             if array.shape[batch_ndim:] != leaf.shape or len(lead) != batch_ndim:
                 dims = ["n"] * batch_ndim + [str(n) for n in leaf.shape]

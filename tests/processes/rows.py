@@ -65,9 +65,8 @@ def rows_of(rows: Tree, which: slice, single: bool = False) -> Tree:
 class Script:
     """What one writer appends, endlessly: (method, rows, rows as a tree).
 
-    Lane 0 is written by `add` and `extend`, all lanes by `add_step`; with ids, `extend` also
-    interleaves trajectories row by row, and `add_step` has lanes of its own (a trajectory of ids
-    belongs to one lane). `big`: rows of the largest `extend`.
+    Lane 0 is written by `add` and `extend`, which with ids also interleaves trajectories row by
+    row; `add_step` has lanes of its own. `big`: rows of the largest `extend`.
     """
 
     def __init__(self, writer: int, seed: int, ids: bool, big: int = 12) -> None:
@@ -75,8 +74,7 @@ class Script:
         self.random = random.Random(seed)
         self.appends = 0
         self.trajectories = 0
-        lanes = 2 * ENVS if ids else ENVS
-        self.lanes = [self._fresh() for _ in range(lanes)]
+        self.lanes = [self._fresh() for _ in range(2 * ENVS)]
 
     def _fresh(self) -> list[int]:
         self.trajectories += 1
@@ -93,8 +91,7 @@ class Script:
         if kind == "add":
             return kind, [0]
         if kind == "add_step":
-            first = ENVS if self.ids else 0
-            return kind, list(range(first, first + ENVS))
+            return kind, list(range(ENVS, 2 * ENVS))
         if kind == "whole":
             return kind, []
         n = self.random.randint(1, self.big)

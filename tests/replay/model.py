@@ -216,8 +216,12 @@ class ModelTape:
         lanes: list[list[Row]],
         rule: str,
         whole: Whole | None = None,
+        envs: bool = False,
     ) -> list[int]:
-        """Rows by lane; returns the seqs of those that were kept."""
+        """Rows by lane, or by env; returns the seqs of those that were kept."""
+        first_lane = 0  # without ids, envs, a single lane and several are apart
+        if not self.form.ids:
+            first_lane = 1000 if envs else int(len(lanes) > 1)
         total = sum(len(lane) for lane in lanes)
         skip = max(0, total - self.capacity)
         seq = self.head - skip
@@ -226,7 +230,9 @@ class ModelTape:
         for number, lane in enumerate(lanes):
             for t, row in enumerate(lane):
                 last = row is lane[-1]
-                track = own if whole else self._place(writer, number, t == 0, row, rule)
+                track = (
+                    own if whole else self._place(writer, first_lane + number, t == 0, row, rule)
+                )
                 track.steps += 1
                 track.ret += row.reward if self.form.reward else math.nan
                 track.ended = row.done if whole is None else last

@@ -15,11 +15,14 @@ from contig import (
     NStepSampler,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    QueueRolloutStorage,
     RandomSampler,
     RateLimiter,
     ReplayBuffer,
     ReplayBufferEnsemble,
+    RolloutStorage,
     SliceSampler,
+    StateReplayBuffer,
     WindowSampler,
 )
 from contig.testing import episode, identity
@@ -279,3 +282,79 @@ def test_probabilities_of_members() -> None:
         ensemble = ReplayBufferEnsemble(*members, p=even, batch_size=64, seed=0)
         drawn = [e for e, _ in identity(ensemble.sample())]
         assert 10 < drawn.count(0) < 54
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: NStepSampler(3, "x"), "gamma: expected a number from 0 to 1, got 'x'"),
+        (lambda: NStepSampler(3, NAN), "gamma: .*nan"),
+        (lambda: NStepSampler(3, None), "gamma: .*None"),
+        *(
+            (lambda span=span: SliceSampler(slice_len=3, span=span), r"span: expected .* rows")
+            for span in ("x", -1, 1.5, NAN, None, (1, 2, 3), (1,), (1, "x"), (True, -1), [0, 0.5])
+        ),
+        (lambda: RolloutStorage(2.5, 2, (1,)), "num_envs: .*2.5"),
+        (lambda: RolloutStorage("a", 2, (1,)), "num_envs: .*'a'"),
+        (lambda: RolloutStorage(2, 2.5, (1,)), "num_transitions_per_env: .*2.5"),
+        (lambda: RolloutStorage(2, 2, (1,), num_rewards=None), "num_rewards: .*None"),
+        (lambda: RolloutStorage(2, 2, (1,), seed="x"), "seed: .*'x'"),
+        (lambda: QueueRolloutStorage(2, 2, (1,), buffer_dilation_ratio="x"), "ratio: .*'x'"),
+        (lambda: QueueRolloutStorage(2, 2, (1,), buffer_dilation_ratio=0.5), "ratio: .*0.5"),
+        (lambda: QueueRolloutStorage(2, 2, (1,), buffer_dilation_ratio=INF), "ratio: .*inf"),
+        (lambda: StateReplayBuffer(2.5, 3), "obs_dim: .*2.5"),
+        (lambda: StateReplayBuffer(2, "x"), "buffer_size: .*'x'"),
+        *(
+            (lambda more=more: contig.Collector(None, None, frames_per_batch=1, **more), text)
+            for more, text in (
+                ({"max_restarts": -1}, "max_restarts: .*-1"),
+                ({"max_restarts": "x"}, "max_restarts: .*'x'"),
+                ({"trajs_per_batch": 0}, "trajs_per_batch: .*0"),
+                ({"max_frames_per_traj": 1.5}, "max_frames_per_traj: .*1.5"),
+                ({"init_random_frames": None}, "init_random_frames: .*None"),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_numbers_are_looked_at_when_they_are_given(make: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+def test_a_file_in_place_of_a_checkpoint(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(LazyTensorStorage(10))
+    buffer.extend(episode(0, 5))
+    (tmp_path / "model.pt").write_bytes(b"x")
+    with pytest.raises(NotADirectoryError, match=r"model\.pt: a file.* directory .*save"):
+        buffer.load(tmp_path / "model.pt")
+    (tmp_path / "checkpoint.json").mkdir()
+    with pytest.raises(LayoutError, match="damaged"):
+        buffer.load(tmp_path)
+    assert len(buffer) == 5
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about nested and sparse tensors
+def test_tensors_without_plain_memory() -> None:
+    torch = pytest.importorskip("torch")
+    eye, short = torch.eye(3), [torch.zeros(2), torch.zeros(3)]
+    nested = torch.nested.nested_tensor
+    for odd, text in (
+        (eye.to_sparse(), r'"x": a sparse tensor.*\.to_dense\(\)'),
+        (eye.to_sparse_csr(), r'"x": a sparse tensor.*to_dense'),
+        (torch.zeros(3, device="meta"), r'"x": .*meta.*no values'),
+        (nested(short), r'"x": a nested tensor.*pad'),
+        (nested(short, layout=torch.jagged), r'"x": a nested tensor.*pad'),
+    ):
+        for known in (False, True):
+            example = {"x": np.zeros(odd.shape[1:] if odd.layout == torch.strided and
+                                     not odd.is_nested else 3, np.float32)}  # fmt: skip
+            storage = LazyTensorStorage(10, example=example if known else None)
+            buffer = ReplayBuffer(storage)
+            for write in (buffer.extend, buffer.add, buffer.add_step):
+                with pytest.raises(ValueError, match=text):
+                    write({"x": odd})
+            with pytest.raises(ValueError, match=text):
+                buffer.add_step({"x": odd}, mask=[True, False, True])
+            with pytest.raises(ValueError, match=text):
+                contig.Layout({"x": np.zeros(3, np.float32)}).pack({"x": odd})
+            assert len(buffer) == 0

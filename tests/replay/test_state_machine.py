@@ -169,9 +169,15 @@ class Buffers(RuleBasedStateMachine):
         return out
 
     def write(
-        self, who: int, lanes: list[list[Row]], rule: str, call: Any, whole: Whole | None = None
+        self,
+        who: int,
+        lanes: list[list[Row]],
+        rule: str,
+        call: Any,
+        whole: Whole | None = None,
+        envs: bool = False,
     ) -> None:
-        seqs = self.tape.append(self.models[who], lanes, rule, whole)
+        seqs = self.tape.append(self.models[who], lanes, rule, whole, envs)
         got = call()
         assert np.atleast_1d(got).tolist() == seqs
         for name, p in self.priority.items():
@@ -203,7 +209,8 @@ class Buffers(RuleBasedStateMachine):
         lanes = self.rows(who, list(ends[:4]), given, ids)
         step = build(self.form, [r for lane in lanes for r in lane], given=given)
         envs = range(len(lanes))  # not as many in every step
-        self.write(who, lanes, IF_OPEN, lambda: self.writers[who].add_step(step, env_ids=envs))
+        call = lambda: self.writers[who].add_step(step, env_ids=envs)  # noqa: E731
+        self.write(who, lanes, IF_OPEN, call, envs=True)
 
     @rule(
         who=numbers,

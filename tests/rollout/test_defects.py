@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from contig import (
+    LayoutError,
     NothingEligibleError,
     QueueRolloutStorage,
     RolloutDataset,
+    RolloutStorage,
     RolloutWriter,
     SarsaRolloutStorage,
 )
@@ -108,3 +110,31 @@ def test_time_outs_that_are_dropped(tmp_path):
 def test_an_endless_wait_for_data(tmp_path):
     with pytest.raises(NothingEligibleError, match="waited 0.05 s; record more"):
         RolloutDataset(tmp_path, device="cpu", wait_s=0.05).get_batch()
+
+
+@pytest.mark.parametrize("field", ["dones", "time_outs"])
+@pytest.mark.parametrize("bad", [0.3, -1.0, 2.0, float("nan"), 255])
+def test_flags_that_are_no_flags_are_refused(field: str, bad: float) -> None:
+    """Cast to bool, 0.3 would be a done; rsl_rl's flags are 0 and 1 of some dtype."""
+    storage = RolloutStorage(3, 2, (2,), None, (1,))
+    step = RolloutStorage.Transition()
+    step.observations, step.actions = torch.zeros(3, 2), torch.zeros(3, 1)
+    step.rewards, step.dones = torch.zeros(3), torch.zeros(3)
+    step.time_outs = torch.zeros(3)
+    odd = torch.tensor([0, bad, 1])
+    for flags in (odd, odd.unsqueeze(1)):
+        setattr(step, field, flags)
+        with pytest.raises(LayoutError, match=rf"{field}: .* in env 1.*0 or 1.*> 0"):
+            storage.add_transitions(step)
+        assert storage.step == 0
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8):
+        setattr(step, field, torch.tensor([0, 1, 1], dtype=dtype))
+        storage.add_transitions(step)
+        assert getattr(storage, field)[0, :, 0].tolist() == [False, True, True]
+        storage.clear()
+    storage.add_transitions(step)
+    storage.add_transitions(step)
+    before = getattr(storage, field).clone()
+    with pytest.raises(LayoutError, match=f"{field}: .*0 or 1"):
+        setattr(storage, field, odd.reshape(1, 3, 1).repeat(2, 1, 1))
+    assert torch.equal(getattr(storage, field), before)

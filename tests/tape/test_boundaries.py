@@ -233,6 +233,17 @@ def test_lanes_without_ids_start_new_trajectories_unless_told():
     assert pieces(storage) == [[0, 1], [10, 11], [2, 3, 4], [12, 13, 14]]
 
 
+def test_a_single_lane_does_not_go_on_with_one_of_several():
+    storage = LazyTensorStorage(40, ndim=2)
+    writer = storage.writer()
+    writer.extend(rows([[0, 1], [10, 11]], "...."))
+    writer.add(row(20, "."))
+    writer.extend(rows([21], "."))
+    writer.extend(rows([[2, 3], [12, 13]], "...."), continues=True)
+    writer.extend(rows([22], "t"))
+    assert pieces(storage) == [[0, 1, 2, 3], [10, 11, 12, 13], [20, 21, 22]]
+
+
 def test_lanes_with_ids_join_within_their_lane():
     storage = LazyTensorStorage(40, ndim=2)
     writer = storage.writer()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing as mp
+import pickle
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -27,8 +28,8 @@ class Envs:
     """Envs whose rows say whose they are: env, episode, step."""
 
     def __init__(self) -> None:
-        self.episode = [0] * ENVS
-        self.t = [0] * ENVS
+        self.episode = [0] * (ENVS + 1)  # the last one's are rows of no env
+        self.t = [0] * (ENVS + 1)
 
     def step(self, envs: list[int], done: list[bool], ids: bool) -> dict[str, Any]:
         """The next row of some envs, in that order; nothing moves yet."""
@@ -96,7 +97,7 @@ class Machine(RuleBasedStateMachine):
         mask = np.array(keep)
         mask = data.draw(st.sampled_from([mask, mask.astype(int), mask[:, None], mask.tolist()]))
         self.write(list(range(self.total)), done, keep, mask=mask)
-        self.known |= any(keep)
+        self.known = True
 
     @rule(data=st.data(), some=st.permutations(range(ENVS)), n=st.integers(0, ENVS))
     def of_some(self, data: Any, some: list[int], n: int) -> None:
@@ -110,6 +111,23 @@ class Machine(RuleBasedStateMachine):
         else:
             keep = [True] * n
         self.write(some[:n], done, keep, **how)
+
+    @precondition(lambda self: not self.ids)  # with them, ids decide
+    @rule(data=st.data(), n=st.integers(1, 3), over=st.booleans())
+    def rows_of_no_env(self, data: Any, n: int, over: bool) -> None:
+        """`add` and `extend` between the steps."""
+        parts = []
+        for i in range(n):
+            done = [over and i == n - 1]
+            parts.append(self.envs.step([ENVS], done, False))
+            self.rows += self.envs.go_on([ENVS], done)
+        if n == 1 and data.draw(st.booleans()):
+            one = {"who": parts[0]["who"][0], "next": {"done": parts[0]["next"]["done"][0]}}
+            self.buffer.add(one)
+        else:
+            done_ = np.concatenate([p["next"]["done"] for p in parts])
+            who = np.concatenate([p["who"] for p in parts])
+            self.buffer.extend({"who": who, "next": {"done": done_}})
 
     @precondition(lambda self: self.known)
     @rule(n=st.integers(1, ENVS), masked=st.booleans())
@@ -197,6 +215,79 @@ def test_strangers_are_not_joined() -> None:
     ]
     other = storage.writer()  # other envs
     other.add_step(step([(0, 0), (1, 0)]))
+
+
+def roads(folder: Path) -> Iterator[tuple[Any, Any, Any]]:
+    """A storage, what writes to it, and what waits until it is written: each kind of store."""
+    for storage in (LazyTensorStorage(1000), DiskStorage(folder / "a", 1000)):
+        yield storage, ReplayBuffer(storage), storage.flush
+        storage.close()
+    example = {"who": np.zeros(2, np.int64), "next": {"done": False}}
+    for kind in ("near", "far"):
+        store: Any = SharedStorage(1000, example=example)
+        with serving(ReplayBuffer(store, batch_size=4)) as server:
+            if kind == "near":
+                writer: Any = contig.SharedClient(server.name)
+                yield store, writer, lambda: None
+            else:
+                writer = contig.RemoteReplayBuffer("127.0.0.1", server.port)
+                yield store, writer, lambda far=writer: far.flush(30)
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    "some", [{}, {"mask": True}, {"env_ids": True}], ids=["all", "mask", "ids"]
+)
+@pytest.mark.parametrize("envs", [1, 3])
+def test_rows_of_other_calls_are_no_envs(envs: int, some: dict[str, Any], tmp_path: Path) -> None:
+    """Neither env 0's trajectory goes on in `add` and `extend`, nor theirs in env 0's."""
+    how = {k: np.arange(envs) if k == "env_ids" else np.ones(envs, bool) for k in some}
+    for storage, writer, flush in roads(tmp_path):
+        add = getattr(writer, "add", None) or writer.send
+        one = {"who": np.array([7, 2]), "next": {"done": np.array(False)}}
+        for t in range(4):
+            writer.add_step(step([(e, t) for e in range(envs)], t == 3), **how)
+            if t == 0:
+                writer.extend(step([(7, 0), (7, 1)]))
+            if t == 1:
+                add(one)
+            if t == 2:
+                writer.extend(step([(7, 3), (7, 4)], [False, True]))
+        writer.add_step(step([(e, 4) for e in range(envs)]), **how)
+        writer.extend(step([(7, 5), (7, 6)]))
+        flush()
+        expected = [[(e, t) for t in range(4)] for e in range(envs)]
+        expected += [[(7, t) for t in range(5)]] + [[(e, 4)] for e in range(envs)]
+        assert sorted(episodes(storage)) == sorted([*expected, [(7, 5), (7, 6)]]), storage
+        assert storage.episodes()["trimmed"].sum() == 0
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["first", "behind rows"])
+def test_a_step_of_which_nothing_is_stored_says_how_many_envs(before: bool, tmp_path: Path) -> None:
+    for storage, writer, flush in roads(tmp_path):
+        if before:
+            writer.extend(step([(7, 0)], True))
+        writer.add_step(step([(0, 0), (1, 0), (2, 0)]), mask=np.zeros(3, bool))
+        for how in ({}, {"mask": [True, False]}, {"mask": [False, False]}, {"mask": [True, True]}):
+            with pytest.raises(LayoutError, match="2 rows.*of 3 envs"):
+                writer.add_step(step([(0, 0), (1, 0)]), **how)
+        writer.add_step(step([(2, 0)]), env_ids=[2])
+        writer.add_step(step([(0, 0), (1, 0), (2, 1)]))
+        flush()
+        assert episodes(storage)[before:] == [[(2, 0), (2, 1)], [(0, 0)], [(1, 0)]]
+
+
+def test_a_pickled_writer_knows_which_envs_were_open() -> None:
+    """And that a lane of that number was not: what begins there is whole."""
+    storage = SharedStorage(1000)
+    writer = storage.writer()
+    writer.add_step(step([(0, 0), (1, 0)], [False, True]))
+    copy = pickle.loads(pickle.dumps(writer))
+    copy.extend(step([(7, 0), (7, 1)], [False, True]))
+    copy.add_step(step([(0, 1), (1, 1)], True))
+    found = {rows[0]: c for rows, c in zip(episodes(storage), storage.episodes()["complete"])}
+    assert found == {(0, 0): False, (1, 0): True, (7, 0): True, (0, 1): False, (1, 1): True}
+    storage.close()
 
 
 def test_the_slow_way_looks_too() -> None:

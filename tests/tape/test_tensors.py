@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contig import LazyTensorStorage
+from contig.batch import Batch
+from contig.convert import plain_tree
 from contig.layout import Layout
 from contig.tree import flatten
 
@@ -171,6 +173,43 @@ def test_lazy_stacks_and_nested_batch_sizes() -> None:
     want.default_writer.extend({**_stack([step(i) for i in range(4)])})
     want.default_writer.extend(step(2, (2,)))
     assert stored(kept) == stored(want)
+
+
+@pytest.mark.parametrize("how", ["add", "extend", "send", "from_tree"])
+def test_a_lazy_stack_with_a_key_that_only_some_have_is_refused(how: str) -> None:
+    """TensorDict itself shows the keys that all have, so the others would be lost."""
+    lazy_stack = pytest.importorskip("tensordict").LazyStackedTensorDict
+    full = [tensordict(step(i)) for i in range(4)]
+    odd = full[2].clone()
+    odd["next", "more"] = torch.ones(())
+    stacked = lazy_stack(*full[:2], odd, full[3])
+    inside = TensorDict({"x": torch.zeros(4), "deep": stacked.clone(False)}, batch_size=[4])
+    less = lazy_stack(*[t.clone() for t in full])
+    del less.tensordicts[1]["next"]
+    for bad, name in (
+        (stacked, r'\("next", "more"\): only some of the 4'),
+        (inside, r'\("deep", "next", "more"\)'),
+        (less, r'"next": only some .*number 1 does not'),
+        (lazy_stack(stacked, stacked, stack_dim=0), r'\("next", "more"\)'),
+    ):
+        storage = LazyTensorStorage(100)
+        ways: dict[str, Any] = {
+            "add": lambda bad=bad: storage.default_writer.add_step(bad),  # noqa: B023
+            "extend": lambda bad=bad: storage.default_writer.extend(bad),  # noqa: B023
+            "send": lambda bad=bad: Layout({"x": 0}).pack_one(plain_tree(bad)[0]),
+            "from_tree": lambda bad=bad: Batch.from_tree(bad),
+        }
+        with pytest.raises(ValueError, match=name):
+            ways[how]()
+        assert len(storage) == 0
+    # Rows in a layout that is known, which the native packer might take as they are.
+    storage = LazyTensorStorage(100)
+    storage.default_writer.extend(lazy_stack(*full))
+    with pytest.raises(ValueError, match="only some"):
+        storage.default_writer.extend(stacked)
+    with pytest.raises(ValueError, match="only some"):
+        storage.default_writer.extend([stacked[0:2], stacked[2:4]])
+    assert len(storage) == 4
 
 
 def _stack(trees: list[Any]) -> Any:

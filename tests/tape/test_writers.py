@@ -103,7 +103,7 @@ def test_a_lane_that_changed_threads_twice_is_still_no_beginning():
     storage = LazyTensorStorage(40)
     writer = storage.writer()
     writer.add_step(rows([0, 10], ".."))
-    in_thread(lambda: writer.add(row(1, "t")))  # the first env only
+    in_thread(lambda: writer.add_step(rows([1], "t"), env_ids=[0]))
     in_thread(lambda: writer.add_step(rows([2, 11], "tt")))
     assert pieces(storage) == [[0], [10], [1], [2], [11]]
     assert storage.episodes()["complete"].tolist() == [False, False, False, True, False]

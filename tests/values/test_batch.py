@@ -442,3 +442,16 @@ def test_no_such_rows(index: Any) -> None:
     batch = Batch.from_tree({"x": np.arange(6)}, 1)
     with pytest.raises((IndexError, KeyError)):
         batch[index]
+
+
+def test_rows_by_what_is_no_number() -> None:
+    batch = Batch.from_tree({"x": np.arange(5)})
+    for key in ([1.0], [0, 1.5], 1.5, np.float32(1), [None], [[0.5]], True):
+        with pytest.raises(IndexError, match="expected whole numbers, a slice"):
+            batch[key]
+    assert batch[range(1, 4)]["x"].tolist() == [1, 2, 3]
+    assert batch[range(4, 0, -2)]["x"].tolist() == [4, 2]
+    assert len(batch[range(0)]) == 0
+    assert batch[[[0, 1], [3, 4]]]["x"].tolist() == [[0, 1], [3, 4]]
+    with pytest.raises(KeyError, match="no leaf"):
+        batch[["y"]]

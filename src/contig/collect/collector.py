@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from ..arguments import whole
 from ..batch import Batch
 from ..errors import ClosedError, WorkerError
 from ..transport import RemoteReplayBuffer
@@ -230,10 +231,9 @@ def check_arguments(
     max_restarts: int,
 ) -> None:
     """Raises ValueError for numbers that mean nothing."""
-    if trajs_per_batch is not None and trajs_per_batch < 1:
-        raise ValueError(f"trajs_per_batch must be at least 1, got {trajs_per_batch}")
-    if max_frames_per_traj is not None and max_frames_per_traj < 1:
-        raise ValueError(f"max_frames_per_traj must be at least 1, got {max_frames_per_traj}")
-    for name, value in (("init_random_frames", init_random_frames), ("max_restarts", max_restarts)):
-        if value < 0:
-            raise ValueError(f"{name} must be at least 0, got {value}")
+    if trajs_per_batch is not None:
+        whole("trajs_per_batch", trajs_per_batch, 1)
+    if max_frames_per_traj is not None:
+        whole("max_frames_per_traj", max_frames_per_traj, 1)
+    whole("init_random_frames", init_random_frames, 0)
+    whole("max_restarts", max_restarts, 0)

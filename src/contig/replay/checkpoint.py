@@ -193,7 +193,7 @@ def _load(buffer: ReplayBuffer, path: Path, rank: int, world_size: int) -> None:
     try:
         saved = _read(path, buffer)
         contents, renumbered = _wanted(saved, path, buffer.storage, rank, world_size)
-    except (FileNotFoundError, LayoutError):
+    except (FileNotFoundError, NotADirectoryError, LayoutError):
         raise
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, OSError) as error:
         raise LayoutError(f"{path}: the checkpoint is damaged: {error!r}") from error
@@ -320,6 +320,10 @@ def _read_meta(path: Path) -> dict[str, Any]:
         meta: dict[str, Any] = json.loads((path / _META).read_bytes())
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no checkpoint (no {_META}) there") from None
+    except NotADirectoryError:
+        raise NotADirectoryError(
+            f"{path}: a file, expected the directory that a buffer's save() wrote"
+        ) from None
     if meta["format"] not in range(1, FORMAT + 1):
         raise LayoutError(
             f"{path}: format {meta['format']}, this contig reads formats up to {FORMAT}; use a "

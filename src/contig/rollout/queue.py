@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..arguments import number
 from .storage import RolloutStorage
 from .stored import Stored
 from .window import Window
@@ -44,8 +45,7 @@ class QueueRolloutStorage(RolloutStorage):
         check_finite: bool = False,
         seed: int | None = None,
     ) -> None:
-        if not buffer_dilation_ratio >= 1:
-            raise ValueError(f"buffer_dilation_ratio={buffer_dilation_ratio}: expected at least 1")
+        buffer_dilation_ratio = number("buffer_dilation_ratio", buffer_dilation_ratio, 1)
         super().__init__(
             num_envs,
             num_transitions_per_env,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..arguments import whole
 from ..errors import EmptyBufferError, LayoutError
 from .gather import take_rows
 
@@ -28,8 +29,8 @@ class StateReplayBuffer:
     def __init__(
         self, obs_dim: int, buffer_size: int, device: Any = "cpu", *, seed: int | None = None
     ) -> None:
-        if obs_dim < 1 or buffer_size < 1:
-            raise ValueError(f"obs_dim={obs_dim}, buffer_size={buffer_size}: expected at least 1")
+        obs_dim = whole("obs_dim", obs_dim, 1)
+        buffer_size = whole("buffer_size", buffer_size, 1, "a number of rows")
         self.device = torch.device(device)
         self.states = torch.zeros(buffer_size, obs_dim, device=self.device)
         self.next_states = torch.zeros(buffer_size, obs_dim, device=self.device)
@@ -40,7 +41,7 @@ class StateReplayBuffer:
         if seed is None:
             self._random.seed()
         else:
-            self._random.manual_seed(seed)
+            self._random.manual_seed(whole("seed", seed, 0, "None or a whole number"))
 
     @torch.no_grad()
     def insert(self, states: Tensor, next_states: Tensor) -> None:

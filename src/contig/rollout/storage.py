@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..arguments import whole
 from ..errors import EmptyBufferError, LayoutError
 from . import minibatches
 from .field import Field, View, example_of
@@ -26,6 +27,7 @@ from .transition import (
     MiniBatch,
     Statistics,
     Transition,
+    as_flags,
     column,
 )
 from .window import Window
@@ -104,17 +106,14 @@ class RolloutStorage:
         check_finite: bool = False,
         seed: int | None = None,
     ) -> None:
-        counts = (num_envs, num_transitions_per_env, num_rewards)
-        if min(counts) < 1:
-            raise ValueError(
-                "num_envs, num_transitions_per_env and num_rewards are at least 1, got "
-                f"{', '.join(map(str, counts))}"
-            )
+        num_envs = whole("num_envs", num_envs, 1)
+        steps = whole("num_transitions_per_env", num_transitions_per_env, 1)
+        num_rewards = whole("num_rewards", num_rewards, 1)
         self.num_envs = num_envs
-        self.num_transitions_per_env = num_transitions_per_env
+        self.num_transitions_per_env = steps
         self.num_rewards = num_rewards
         self.device = torch.device(device)
-        self.num_rows = num_transitions_per_env
+        self.num_rows = steps
         self.step = 0
         self.check_finite = check_finite
         self.fields: dict[str, Field] = {}
@@ -125,7 +124,7 @@ class RolloutStorage:
         if seed is None:
             self._random.seed()
         else:
-            self._random.manual_seed(seed)
+            self._random.manual_seed(whole("seed", seed, 0, "None or a whole number"))
         described = [("observations", obs_shape), ("actions", actions_shape)]
         if critic_obs_shape is not None:
             described.insert(1, ("critic_observations", critic_obs_shape))
@@ -243,7 +242,7 @@ class RolloutStorage:
             LayoutError: it does not fit; nothing is written.
         """
         if name in FLAGS and isinstance(value, torch.Tensor):
-            value = value if value.dtype == torch.bool else value != 0
+            value = as_flags(name, value)
         field = self.fields.get(name)
         if field is None:
             field = self._field_of(name, Field.first_row(name, value, self.num_envs))

@@ -18,6 +18,7 @@ __all__ = [
     "MiniBatch",
     "Statistics",
     "Transition",
+    "as_flags",
     "column",
     "mini_batch_type",
 ]
@@ -35,7 +36,7 @@ class Transition:
         observations: ``[N, ...]``, nested dicts of such tensors, or a TensorDict.
         critic_observations: what only the critic sees.
         rewards: ``[N]`` or ``[N, num_rewards]``.
-        dones, time_outs: ``[N]`` or ``[N, 1]``; a time-out is also a done.
+        dones, time_outs: ``[N]`` or ``[N, 1]``, bool or 0 and 1; a time-out is also a done.
         values: ``[N]`` or ``[N, num_rewards]``.
         final_values: values of the states in which episodes timed out, shaped as `values`.
         distribution_params: tensors ``[N, ...]`` in a tuple or a dict, beside or in place of
@@ -76,8 +77,28 @@ def column(name: str, value: Any) -> torch.Tensor:
         raise LayoutError(f"{name}: expected a tensor, got {type(value).__name__}")
     made = value.unsqueeze(-1) if value.ndim == 1 else value
     if name in FLAGS:
-        return made if made.dtype == torch.bool else made != 0
+        return as_flags(name, made)
     return made if made.is_floating_point() else made.to(torch.float32)
+
+
+def as_flags(name: str, value: torch.Tensor) -> torch.Tensor:
+    """Flags ``[..., N, 1]`` of any dtype as bool.
+
+    Raises:
+        LayoutError: a value other than 0 and 1. Not on other devices than the CPU: to look there
+            would wait for the device at every step, so all but 0 is True.
+    """
+    if value.dtype == torch.bool:
+        return value
+    truth = value != 0
+    if value.device.type == "cpu" and not torch.equal(truth.to(value.dtype), value):
+        at = (truth.to(value.dtype) != value).nonzero()[0]
+        env = f" in env {int(at[-2])}" if len(at) > 1 else ""
+        raise LayoutError(
+            f"{name}: {value[tuple(at)].item()}{env}, expected 0 or 1; make flags of it first, for "
+            f"example {name} > 0"
+        )
+    return truth
 
 
 class MiniBatch(NamedTuple):

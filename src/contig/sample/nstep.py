@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import check_kind, whole
+from ..arguments import check_kind, number, whole
 from ..tape import Recipe, Steps
 from .base import Array, Draw, Index, Request, Rng, Sampler
 from .uniform import RandomSampler
@@ -29,10 +29,8 @@ class NStepSampler(Sampler):
 
     def __init__(self, n: int, gamma: float, sampler: Sampler | None = None) -> None:
         n = whole("n", n, 1, "a number of steps")
-        if not 0 <= gamma <= 1:
-            raise ValueError(f"gamma is between 0 and 1, got {gamma}")
-        self.n, self.gamma = n, gamma
-        self._recipe, self._made_of = _recipe(n, gamma), (n, gamma)
+        self.n, self.gamma = n, number("gamma", gamma, 0, 1)
+        self._recipe, self._made_of = _recipe(n, self.gamma), (n, self.gamma)
         self.sampler = RandomSampler() if sampler is None else sampler
         check_kind("sampler", self.sampler, Sampler)
         self.traj_key, self.end_key = self.sampler.traj_key, self.sampler.end_key

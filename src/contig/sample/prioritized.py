@@ -9,13 +9,12 @@ an evicted row is ignored and counted, never applied to the row that took its pl
 
 from __future__ import annotations
 
-import math
-import numbers
 from typing import Any
 
 import numpy as np
 
 from .. import _native
+from ..arguments import number
 from .base import Array, Draw, Index, Request, Rng, Sampler
 from .slices import SliceSampler
 from .sumtree import RowTree, draw_rows, draw_starts
@@ -33,8 +32,8 @@ class Priorities:
     """Priorities of the rows of one buffer. Belongs to its sampler; not thread-safe."""
 
     def __init__(self, alpha: float, beta: float, eps: float) -> None:
-        self.alpha = _number("alpha", alpha, _MOST_ALPHA)
-        self.eps = _number("eps", eps, LARGEST)
+        self.alpha = number("alpha", alpha, 0, _MOST_ALPHA)
+        self.eps = number("eps", eps, 0, LARGEST)
         self.beta = beta
         self.largest = 1.0
         self.stale_updates = 0
@@ -46,7 +45,7 @@ class Priorities:
 
     @beta.setter
     def beta(self, value: float) -> None:
-        self._beta = _number("beta", value, np.inf)
+        self._beta = number("beta", value, 0)
 
     def tree(self, index: Index) -> RowTree:
         """The tree, caught up with the tape."""
@@ -114,14 +113,6 @@ def check_priorities(p: Array) -> None:
             f"priority[{bad[0]}] = {p[bad[0]]}: priorities are numbers from 0 to {LARGEST:g}; take "
             "the absolute value of a TD error, and see whether the loss has diverged"
         )
-
-
-def _number(name: str, value: Any, most: float) -> float:
-    number = float(value) if isinstance(value, numbers.Real) else math.nan
-    if 0 <= number <= most and number < math.inf:
-        return number
-    bound = "of at least 0" if most == np.inf else f"from 0 to {most:g}"
-    raise ValueError(f"{name}: expected a number {bound}, got {value!r}")
 
 
 class PrioritizedSampler(Sampler):

@@ -139,17 +139,17 @@ def _pad(seqs: Array, lengths: Array, to: Array) -> tuple[Array, Array, Array]:
     return seqs[rows], to, place < real
 
 
-def _span(span: Span, length: int) -> tuple[int, int]:
-    left, right = span if isinstance(span, (tuple, list)) else (span, span)
-
-    def rows(value: bool | int) -> int:
-        if isinstance(value, bool):
-            return length - 1 if value else 0
-        if value < 0:
-            raise ValueError(f"span: expected bools or numbers of rows, got {value}")
-        return min(int(value), length - 1)
-
-    return rows(left), rows(right)
+def _sides(span: Span) -> tuple[int, ...]:
+    """Rows on the left and on the right; -1: all but one."""
+    sides = tuple(span) if isinstance(span, (tuple, list)) else (span, span)
+    if len(sides) != 2:
+        raise ValueError(f"span: expected one number of rows or (left, right), got {span!r}")
+    return tuple(
+        -int(side)
+        if isinstance(side, (bool, np.bool_))
+        else whole("span", side, 0, "bools or rows")
+        for side in sides
+    )
 
 
 class SliceSampler(Sampler):
@@ -209,7 +209,7 @@ class SliceSampler(Sampler):
             "over_steps": over == "steps",
             "burn_in": burn_in,
         }
-        self._span = span
+        self._sides = _sides(span)
         self._marks = SliceMarks(init_key, truncated_key, pad_output, burn_in > 0)
         self._specs: dict[int, Any] = {}
         self._told = False
@@ -235,7 +235,7 @@ class SliceSampler(Sampler):
         """The native form of what a valid slice is."""
         found = self._specs.get(length)
         if found is None:
-            left, right = _span(self._span, length)
+            left, right = (length - 1 if n < 0 else min(n, length - 1) for n in self._sides)
             found = _native.SliceSpec(length, span_left=left, span_right=right, **self._options)
             self._specs[length] = found
         return found

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import _native
 from ..batch import Batch
-from ..convert import as_array, plain_tree
+from ..convert import as_array, leaf_spec, plain_tree
 from ..errors import LayoutError
 from ..tree import flatten, show_path, unflatten
 
@@ -71,7 +71,7 @@ def _rows(step: Any) -> int:
     paths, leaves, _ = flatten(tree)
     if not leaves:
         raise LayoutError("a step has no leaves")
-    first = np.shape(leaves[0])
+    first = leaf_spec(leaves[0], paths[0])[0]
     if not first:
         raise LayoutError(
             f"{show_path(paths[0])}: no leading dim; a step of B envs is [B, ...], use add for one"
@@ -120,7 +120,7 @@ def _take(step: Any, kept: Array, rows: int) -> Any:
         return step[kept]
     tree, _ = plain_tree(step)
     paths, leaves, structure = flatten(tree)
-    arrays = [as_array(leaf) for leaf in leaves]
+    arrays = [as_array(leaf, path) for path, leaf in zip(paths, leaves)]
     for path, array in zip(paths, arrays):
         if array.shape[:1] != (rows,):
             raise LayoutError(

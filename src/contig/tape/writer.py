@@ -40,6 +40,7 @@ class Writer:
         self._storage = storage
         self._orphans = orphans or []  # what another writer had open when this one was made of it
         self._native: Any = None
+        self._envs = 0  # of its steps, while there is no native writer that could know
         self._missing: frozenset[Path] = frozenset()
         self._plan: Any = None  # set while the storage is open and its layout known
 
@@ -81,17 +82,25 @@ class Writer:
 
     def add_env_step(self, step: EnvStep) -> np.ndarray[Any, Any]:
         """`add_step` of what is to be stored of a step."""
-        if step.total is not None and self._native is not None:
-            check_total(self._native.envs, step.total)
+        if step.total is not None:
+            check_total(self._envs if self._native is None else self._native.envs, step.total)
         if step.envs is not None and len(step.envs) == 0:
             self._storage.check_open()
+            if step.total is not None:
+                self._told_envs(step.total)
             return np.empty(0, np.int64)
         tree, _ = _rows_of(step.data, self._storage.schema)
         schema = self._ready(tree, 1)
         seqs = self._seqs(*self._write(schema, tree, 1, _EACH_ROW, _IF_OPEN, step.envs))
         if step.total is not None:
-            self._native.envs = step.total
+            self._told_envs(step.total)
         return seqs
+
+    def _told_envs(self, envs: int) -> None:
+        if self._native is None:
+            self._envs = envs
+        else:
+            self._native.envs = envs
 
     def extend(self, data: Any, continues: bool | None = None) -> np.ndarray[Any, Any]:
         """Rows ``[N, ...]``, or lanes of rows ``[B, T, ...]``, ``[W, B, T, ...]``.
@@ -186,6 +195,8 @@ class Writer:
         if self._native is None:
             self._native = self._storage.native_writer(schema)
             self._native.orphan(self._orphans)
+            if self._envs:
+                self._native.envs = self._envs
         if self._plan is None:
             self._plan = schema.plan(self._missing)
 

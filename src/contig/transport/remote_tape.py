@@ -5,8 +5,10 @@ code goes to the link's outbox.
 
 Where trajectories begin and end is found out on one side only:
 
-    add, extend, whole steps   the server's, by the lanes of its writer
-    steps of some envs         this one's: a server's lanes have no gaps, and such steps do
+    add, extend             the server's, by the lanes of its writer
+    whole steps             the server's, by the envs of its writer
+    steps of some envs      this one's: a server's envs have no gaps, and such steps do
+    steps of one env        this one's: on the wire they look like rows of `add`
 
 A trajectory that began on one side cannot go on on the other: from the first `add_step` with
 `env_ids` or `mask` on, all steps are found out here.
@@ -124,23 +126,16 @@ class _Runs:
         self._rows = rows
         self._link, self._ids = rows.link, rows.ids
         self._layout = rows.schema.layout
-        boundaries = rows.schema.boundaries
-        self._by_id = boundaries.id is not None
-        self._envs = _native.EnvRuns(rows.schema.marks, boundaries.traj_key is not None)
-        self._stepped = False  # rows were told whose they are
-        self._lanes_there = False  # the server has lanes, perhaps with open trajectories
+        own = rows.schema.boundaries.traj_key is not None
+        self._envs = _native.EnvRuns(rows.schema.marks, own)
+        self._steps_there = False  # the server has envs, perhaps with open trajectories
 
     def orphan(self, orphans: list[Any]) -> None:
         """Nothing was open before."""
 
     def add(self, plan: Any, tree: Any) -> int:
-        self._check_lanes()
-        outbox = self._link.outbox
         flags = wire.MARKED | wire.GOES_ON
-        if not outbox.pack_row(plan, tree, flags, -1, -1, 1):
-            return -1
-        self._used_lanes()
-        return 0
+        return 0 if self._link.outbox.pack_row(plan, tree, flags, -1, -1, 1) else -1
 
     def extend(self, *args: Any) -> int:
         return -1  # the general way, which makes columns
@@ -154,38 +149,25 @@ class _Runs:
         rule: int,
         envs: Array | None = None,
     ) -> int:
-        whole = envs is None or (self._lanes_there and _by_place(envs))
-        if envs is not None and self._rows.some_envs and not whole:
+        if envs is not None and not self._whole(envs):
             self._add_envs(columns, rows, envs)
             return 0
-        self._check_lanes()
         flags = wire.MARKED | _RULES[rule]
         self._add(columns, rows, flags, -1, -1, lanes, lanes == 1)
-        self._used_lanes()
+        self._steps_there = self._steps_there or envs is not None
         return 0
 
-    def _check_lanes(self) -> None:
-        """Before rows whose trajectories the server finds out: those of steps are not among them.
-
-        With ids that is so by itself.
-        """
-        if not self._lanes_there and not self._by_id and self._envs.any_open:
-            raise LayoutError(
-                "add and extend: trajectories of add_step are open, and over the network other "
-                "rows do not go on with them; use send_trajectory, another client for these rows, "
-                "or end those trajectories before"
-            )
-
-    def _used_lanes(self) -> None:
-        if not (self._stepped and self._by_id):
-            self._lanes_there = True
+    def _whole(self, envs: Array) -> bool:
+        """Whether the server finds out where a step's trajectories begin and end."""
+        several = len(envs) > 1 and bool((envs == np.arange(len(envs))).all())
+        return several and (self._steps_there or not self._rows.some_envs)
 
     def _add_envs(self, columns: list[Any], rows: int, envs: Array) -> None:
-        if self._lanes_there:
+        if self._steps_there:
             raise LayoutError(
-                "add_step: over the network steps of some envs do not go on with rows that this "
-                "client sent by add, extend or add_step without env_ids and mask; give add_step "
-                "one of them from its first step on, or use another client"
+                "add_step: over the network steps of some envs do not go on with those that this "
+                "client sent without env_ids and mask; give add_step one of them from its first "
+                "step on, or use another client"
             )
         each = self._layout.record_size + wire.RUN_BYTES
         most = (self._link.max_frame - wire.HEADER_BYTES) // each
@@ -196,7 +178,6 @@ class _Runs:
             parts = [c[at * (len(c) // rows) :][: n * (len(c) // rows)] for c in columns]
             whose, first = envs[at : at + n], self._ids.take(n)
             self._link.outbox.add_env_rows(self._envs, parts, self._layout.table, whose, first)
-        self._stepped = True
 
     def append_whole(
         self,
@@ -225,7 +206,3 @@ class _Runs:
             f"{rows} rows of {self._layout.record_size} bytes are more than the server's largest "
             f"frame ({self._most} bytes): send fewer at a time, or raise TcpTransport(max_frame=)"
         )
-
-
-def _by_place(envs: Array) -> bool:
-    return bool((envs == np.arange(len(envs))).all())
