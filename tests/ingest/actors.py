@@ -12,6 +12,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -175,7 +176,11 @@ def serve_tape(say: Say, hear: Hear, name: str, fork: bool = False) -> None:
             time.sleep(60)
             os._exit(0)
         say(port=server.port, pid=server.pid, name=server.name, child=child)
-        hear()
+        if (asked := hear()) and asked.get("end") == "service":
+            assert server._service is not None and server._service._socket is not None
+            server._service._socket.shutdown(socket.SHUT_RDWR)
+            say(ended=True)
+            hear()
 
 
 def blocked_sample(say: Say, hear: Hear) -> None:
@@ -293,8 +298,10 @@ def fork_with_client(say: Say, hear: Hear, port: int, count: int) -> None:
     thread = threading.Thread(target=send)
     thread.start()
     client = far._client
+    writer = client.writer()
     calls = {
         "add": lambda: far.add(items.row(9, 9, 9)),
+        "append": lambda: writer.append(items.row(9, 9, 9)),  # the first one of its writer
         "flush": far.flush,
         "sample": far.sample,
         "stats": far.stats,
