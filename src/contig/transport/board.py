@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _native
+from ..arguments import seconds
 from ..convert import plain_tree
 from ..errors import LayoutError
 from ..layout import Layout
@@ -103,7 +104,7 @@ class WeightsBoard:
 
     def read(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
         """The newest version if it is newer than one; None if there was none in time."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + seconds("timeout_s", timeout_s)
         while True:
             seen = self._native.word
             newest = self.newest

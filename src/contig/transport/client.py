@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..accumulate import Built
-from ..arguments import whole
+from ..arguments import seconds, seconds_or_none
 from ..batch import Batch
 from ..convert import plain_tree
 from ..layout import Layout, as_bytes
@@ -190,7 +190,7 @@ class TcpClient:
             TimeoutError: it took longer.
             ConnectionClosedError: the server is gone.
         """
-        self._link.wait(timeout)
+        self._link.wait(seconds_or_none("timeout", timeout))
 
     @property
     def pending(self) -> int:
@@ -211,7 +211,7 @@ class TcpClient:
 
     def weights(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
         """The newest published weights if they are newer than a version; None if none came."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + seconds("timeout_s", timeout_s)
         self._link.check()
         while True:
             # In slices: several threads may wait, and one of them asks at a time.
@@ -253,6 +253,7 @@ class TcpClient:
         Raises:
             TimeoutError, ConnectionClosedError: some items were not acked.
         """
+        timeout = seconds_or_none("timeout", timeout)
         if self._session.forked:
             return  # the connection is the parent's
         try:

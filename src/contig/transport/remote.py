@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native, errors
-from ..arguments import whole, whole_numbers
+from ..arguments import seconds, whole_numbers
 from ..batch import Batch
 from ..convert import as_array
 from ..errors import ConnectionClosedError
@@ -60,13 +60,12 @@ class RemoteReplayBuffer:
         sample_timeout_s: float = 60.0,
         **client: Any,
     ) -> None:
-        prefetch = whole("prefetch", prefetch, 0, "a number of batches")
-        if batch_size is not None:
-            batch_size = whole("batch_size", batch_size, 1, "rows")
+        if prefetch < 0:
+            raise ValueError(f"prefetch is a number of batches, got {prefetch}")
+        self.sample_timeout_s = seconds("sample_timeout_s", sample_timeout_s)
         self._output = to_output(output, device)
         self._client = TcpClient(host, port, data_sample, table=table, **client)
         self.batch_size = batch_size
-        self.sample_timeout_s = sample_timeout_s
         self._prefetch = prefetch
         self._ahead: deque[int] = deque()
         self._turn = threading.Lock()

@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from ..arguments import seconds, seconds_or_none
 from ..convert import plain_tree
 from ..errors import ClosedError, ServerError
 from ..layout import Layout
@@ -93,7 +94,7 @@ class TcpTransport(NamedTuple):
                 f"metrics_port: on host {self.host!r} readers of /metrics would send the token for "
                 'all to see: give tls, or bind "127.0.0.1"'
             )
-        if not LEAST_HEARTBEAT_S <= self.heartbeat_s <= MOST_HEARTBEAT_S:
+        if not LEAST_HEARTBEAT_S <= seconds("heartbeat_s", self.heartbeat_s) <= MOST_HEARTBEAT_S:
             raise ValueError(
                 f"heartbeat_s: seconds, {LEAST_HEARTBEAT_S} to {MOST_HEARTBEAT_S}, got "
                 f"{self.heartbeat_s}"
@@ -313,6 +314,7 @@ class Server:
             ServerError: the ingest process died.
         """
         queue = self._need_queue()
+        timeout = seconds_or_none("timeout", timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             seen = queue.native.data_word

@@ -23,6 +23,7 @@ import time
 from typing import Any, NamedTuple
 
 from .. import _native
+from ..arguments import seconds, seconds_or_none
 from ..errors import ClosedError, ConnectionClosedError
 from . import lifetime, wire
 from .handshake import Accepted, Address, NoGreeting, connect
@@ -63,8 +64,10 @@ class LinkOptions(NamedTuple):
             raise ValueError(f"ack {self.ack!r}: one of {', '.join(wire.ACK_LEVELS)}")
         if self.on_full not in ("block", "raise"):
             raise ValueError(f'on_full {self.on_full!r}: "block" or "raise"')
-        if not self.reconnect_s >= 0:
-            raise ValueError(f"reconnect_s: seconds, at least 0, got {self.reconnect_s}")
+        if self.max_inflight_msgs < 1:
+            raise ValueError(f"max_inflight_msgs: at least 1, got {self.max_inflight_msgs}")
+        seconds("reconnect_s", self.reconnect_s)
+        seconds_or_none("send_timeout_s", self.send_timeout_s)
 
 
 class Session:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..accumulate import Built
+from ..arguments import seconds, seconds_or_none
 from ..batch import Batch
 from ..convert import plain_tree
 from ..errors import (
@@ -67,6 +68,7 @@ class SharedClient:
             raise OSError("SharedClient needs shared memory between processes: Linux only")
         if on_full not in ("block", "raise"):
             raise ValueError(f'on_full {on_full!r}: "block" or "raise"')
+        send_timeout_s = seconds_or_none("send_timeout_s", send_timeout_s)
         self._found = FoundServer(server)
         tables = self._found.tables
         if table not in tables:
@@ -222,6 +224,7 @@ class SharedClient:
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns at once: what was sent is committed. Raises if the server is gone."""
+        seconds_or_none("timeout", timeout)
         if not self._closed:
             self._check_server()
 
@@ -229,7 +232,7 @@ class SharedClient:
 
     def weights(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
         """The newest published weights if they are newer than a version; None if none came."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + seconds("timeout_s", timeout_s)
         if self._gone:
             self._check_server()
         while self._board is None:
@@ -250,6 +253,8 @@ class SharedClient:
                 return None
 
     def close(self, timeout: float | None = None) -> None:
+        """Lets go of the server's memory; there is nothing to wait for."""
+        seconds_or_none("timeout", timeout)
         self._closed = True
         self._let_go()
         self._found.close()

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from ... import _native
-from ...arguments import whole
+from ...arguments import seconds, seconds_or_none, whole
 from ...convert import plain_tree
 from ...errors import LayoutError, StorageFull
 from ...layout import Layout
@@ -115,7 +115,9 @@ class DiskStorage(Storage):
         for name, bound in bounds:
             if bound is not None and bound < 1:
                 raise ValueError(f"{name} must be at least 1, got {bound}")
-        if not max_lag_s > 0:
+        if max_age_s is not None:
+            seconds("max_age_s", max_age_s)
+        if not seconds("max_lag_s", max_lag_s) > 0:
             raise ValueError(f"max_lag_s must be more than 0, got {max_lag_s}")
         self._directory = Directory(path, make=not read_only)
         self.path = self._directory.path
@@ -611,6 +613,7 @@ class DiskStorage(Storage):
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Returns when every append is committed (or durable)."""
+        timeout_s = seconds_or_none("timeout_s", timeout_s)
         self._open()
         if self._committer is not None:
             self._committer.wait(timeout_s=timeout_s)
