@@ -177,8 +177,8 @@ def serve_tape(say: Say, hear: Hear, name: str, fork: bool = False) -> None:
             os._exit(0)
         say(port=server.port, pid=server.pid, name=server.name, child=child)
         if (asked := hear()) and asked.get("end") == "service":
-            assert server._service is not None and server._service._socket is not None
-            server._service._socket.shutdown(socket.SHUT_RDWR)
+            assert server._run.service is not None and server._run.service._socket is not None
+            server._run.service._socket.shutdown(socket.SHUT_RDWR)
             say(ended=True)
             hear()
 
@@ -512,6 +512,19 @@ def exit_unclosed(say: Say, hear: Hear, in_process: bool) -> None:
     threading.Thread(target=sample, daemon=True).start()
     assert waits.wait(20)
     say(pid=server.pid)
+
+
+def drop_server(say: Say, hear: Hear) -> None:
+    """Ends right after a server was dropped that nobody closed."""
+    import warnings
+
+    from contig import Server, TcpTransport
+    from tests.ingest import items
+
+    warnings.simplefilter("always")
+    server = Server(items.example(), 4, TcpTransport()).start()
+    say(pid=server.pid)
+    del server
 
 
 def learner_with_child(say: Say, hear: Hear) -> None:

@@ -23,7 +23,7 @@ def connect(server: Server, kind: str, **options: Any) -> Any:
 
 def sent(server: Server) -> int:
     """How many versions the server has sent over sockets."""
-    return int(server._ingest.stats()["weights_sent"])  # type: ignore[union-attr]
+    return int(server._run.ingest.stats()["weights_sent"])  # type: ignore[union-attr]
 
 
 def tree(version: int, size: int = 3) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def test_only_newer_versions_travel() -> None:
         assert sent(server) == 2
         check(a.weights(newer_than=1), 49)
         assert sent(server) == 3
-        stats = server._ingest.stats()  # type: ignore[union-attr]
+        stats = server._run.ingest.stats()  # type: ignore[union-attr]
         assert stats["bytes_out"] < 3 * 1000
 
 

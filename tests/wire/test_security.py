@@ -61,7 +61,7 @@ def test_an_empty_token_is_none() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.9"])
 def test_loopback_needs_none(host: str) -> None:
     with Server(ITEM, 2, TcpTransport(host=host, in_process=True)) as server:
-        address = server._listening.getsockname()[0]  # type: ignore[union-attr]
+        address = server._run.listening.getsockname()[0]  # type: ignore[union-attr]
         assert address.startswith("127.")
         with TcpClient(address, server.port, ITEM) as client:
             send_some(client, server)
