@@ -275,6 +275,45 @@ def interrupted(say: Say, hear: Hear, port: int, interrupts: int) -> None:
     say(failed=failed, caught=caught, sent=sent)
 
 
+def interrupted_requests(say: Say, hear: Hear, port: int, interrupts: int) -> None:
+    """Samples and asks for weights, and is interrupted again and again; then says what it keeps."""
+    import random
+    import threading
+
+    from contig import RemoteReplayBuffer
+
+    rng = random.Random(7)
+    armed, done = [False], threading.Event()
+    far = RemoteReplayBuffer("127.0.0.1", port, prefetch=3)
+    session = far._client.asking.session
+
+    def interrupt() -> None:
+        for _ in range(interrupts):
+            time.sleep(rng.random() * 0.002)
+            os.kill(os.getpid(), signal.SIGINT)
+        done.set()
+
+    def handle(number: int, frame: Any) -> None:
+        if armed[0]:
+            armed[0] = False  # until the first one is dealt with
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, handle)
+    threading.Thread(target=interrupt).start()
+    caught = turns = 0
+    while not done.is_set():
+        turns += 1
+        try:
+            armed[0] = True
+            far.sample() if turns % 3 else far.weights(timeout_s=0.01)
+        except KeyboardInterrupt:
+            caught += 1
+    armed[0] = False
+    steps = sorted(far.sample()["step"].tolist())
+    say(caught=caught, kept=session.requests.held, lost=session.resends, steps=steps)
+    far.close()
+
+
 def fork_with_client(say: Say, hear: Hear, port: int, count: int) -> None:
     """Forks again and again while another thread sends; children try every call of the client."""
     import threading

@@ -218,9 +218,8 @@ class TcpClient:
             left = max(deadline - time.monotonic(), 0.0)
             with self._reading:
                 wait = struct.pack("<d", min(left, _SLICE_S))
-                number = self.asking.ask(Type.GET, wait, newer_than)
-                answer: Any = self.asking.collect(number, _ANSWER_S)
-            _, number, payload = answer
+                asked = self.asking.ask(Type.GET, wait, newer_than)
+                _, number, payload = self.asking.collect(asked, _ANSWER_S)
             version = number - 2**64 if number >= 2**63 else number
             if payload and version > newer_than:  # not what an interrupted call had asked for
                 break

@@ -26,6 +26,7 @@ from ..replay.buffer import BufferStats
 from ..replay.output import to_output
 from .board import Weights
 from .client import TcpClient
+from .requests import Request
 from .wire import Type, parse_described
 
 __all__ = ["RemoteReplayBuffer"]
@@ -67,7 +68,7 @@ class RemoteReplayBuffer:
         self._client = TcpClient(host, port, data_sample, table=table, **client)
         self.batch_size = batch_size
         self._prefetch = prefetch
-        self._ahead: deque[int] = deque()
+        self._ahead: deque[Request] = deque()
         self._turn = threading.Lock()
 
     # -- writing ------------------------------------------------------------------------------
@@ -103,13 +104,13 @@ class RemoteReplayBuffer:
                 ahead = bool(self._ahead)
                 while len(self._ahead) <= self._prefetch:
                     self._ahead.append(self._ask(self.batch_size))
-                number = self._ahead.popleft()
-            kind, payload = link.collect(number, self.sample_timeout_s)
+                asked = self._ahead.popleft()
+            kind, _, payload = link.collect(asked, self.sample_timeout_s)
             if kind != Type.BATCH and ahead:
                 # What was wrong when it was asked for may be right by now.
-                kind, payload = link.collect(self._ask(self.batch_size), self.sample_timeout_s)
+                kind, _, payload = link.collect(self._ask(self.batch_size), self.sample_timeout_s)
         else:
-            kind, payload = link.collect(self._ask(batch_size), self.sample_timeout_s)
+            kind, _, payload = link.collect(self._ask(batch_size), self.sample_timeout_s)
         batch = self._batch(kind, payload)
         out = self._output(batch)
         if not return_info:
@@ -119,8 +120,10 @@ class RemoteReplayBuffer:
             info["priority_weight"] = batch["priority_weight"]
         return out, info
 
-    def _ask(self, size: int | None) -> int:
-        asked = struct.pack("<Q", 0 if size is None else whole("batch_size", size, 1, "rows"))
+    def _ask(self, size: int | None) -> Request:
+        if size is not None and size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {size}")
+        asked = struct.pack("<Q", size or 0)
         return self._client.asking.ask(Type.SAMPLE, asked, timeout=self.sample_timeout_s)
 
     def _batch(self, kind: int, payload: bytes) -> Batch:

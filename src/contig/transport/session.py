@@ -28,7 +28,7 @@ from ..errors import ClosedError, ConnectionClosedError
 from . import lifetime, wire
 from .handshake import Accepted, Address, NoGreeting, connect
 from .pump import Pump
-from .wire import Type
+from .requests import Requests
 
 __all__ = ["LinkOptions", "Session"]
 
@@ -95,7 +95,7 @@ class Session:
         self.lock = threading.Lock()
         self.ready = False  # connected, and nothing went wrong
         self.flight: Any = None
-        self.requests: dict[int, Any] = {}  # number -> its frame, or the answer
+        self.requests = Requests()
         self.resends = 0
         self.failure: Exception | None = None
         self.lost_at: float | None = None
@@ -342,11 +342,10 @@ class Session:
 
     def _resume(self, connection: Accepted) -> None:
         """The server is back: drops what it has, sends the rest again. With the lock."""
-        requests = [f for f in self.requests.values() if isinstance(f, bytes)]
         self._sock = connection.sock
         self.flight.limit(connection.max_inflight, connection.near)
         self.flight.heartbeat(connection.heartbeat_s)
-        self.resends += self.flight.resume(connection.seen, requests)
+        self.resends += self.flight.resume(connection.seen, self.requests.again())
         self.lost_at, self._up_at = None, time.monotonic()
         self.ready = not self.closing
         self.flight.notify()
@@ -354,7 +353,5 @@ class Session:
     def answered(self, kind: int, number: int, payload: bytes) -> None:
         with self.lock:
             self._proven = True
-            key = 0 if kind == Type.WEIGHTS else number
-            if key in self.requests:
-                self.requests[key] = (kind, payload) if key else (kind, number, payload)
+            self.requests.answered(kind, number, payload)
         self.flight.notify()
