@@ -401,6 +401,34 @@ def fork_with_server(say: Say, hear: Hear, in_process: bool, end: str) -> None:
     hear()
 
 
+def fork_and_ask(say: Say, hear: Hear, in_process: bool) -> None:
+    """A forked child makes calls of its parent's server that go to the ingest side."""
+    from contig import Server, TcpTransport
+    from tests.ingest import items
+
+    with Server(items.example(), 4, TcpTransport(in_process=in_process)) as server:
+        server.publish(1, {"w": 0.0})
+        child = os.fork()
+        if child == 0:
+            raised = {}
+            calls: dict[str, Callable[[], object]] = {
+                "stats": server.stats,
+                "publish": lambda: server.publish(2, {"w": 1.0}),
+                "start": server.start,
+            }
+            for name, call in calls.items():
+                try:
+                    call()
+                    raised[name] = "nothing"
+                except Exception as error:
+                    raised[name] = f"{type(error).__name__}: {error}"
+            say(raised=raised, pid=os.getpid())
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        stats = server.stats()
+        say(version=server.weights_version, connections=stats.connections_total)
+
+
 def exit_unsent(say: Say, hear: Hear, port: int, how: str, count: int, code: int) -> None:
     """Ends with items on their way, and without `close`."""
     import multiprocessing

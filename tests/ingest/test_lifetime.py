@@ -105,6 +105,17 @@ def test_a_forked_child_keeps_neither_port_nor_connections(in_process: bool) -> 
         os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_forked_child_does_not_ask_for_its_parents_server(in_process: bool) -> None:
+    with Actor("fork_and_ask", in_process=in_process) as actor:
+        told = actor.hear()
+        for name, raised in told["raised"].items():
+            assert raised.startswith("ClosedError"), (name, raised)
+            assert str(actor.pid) in raised and str(told["pid"]) in raised, raised
+        assert actor.hear() == {"version": 1, "connections": 0}
+        assert actor.wait() == 0, actor.errors()
+
+
 # -- ends ------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from ..errors import ClosedError
 from ..tape import BatchQueue
 from ..tape.segment import Segment
 from . import lifetime
@@ -60,6 +61,14 @@ class Running:
         """From now on it is ended with its process, or when nobody holds its server any more."""
         _running.add(self)
         weakref.finalize(server, self.drop).atexit = False
+
+    def check_process(self) -> None:
+        """Raises ClosedError in a forked child, which has no part in it."""
+        if self.pid != os.getpid():
+            raise ClosedError(
+                f"this server belongs to process {self.pid}, and this is its forked child "
+                f"{os.getpid()}: ask there, or give the child a client"
+            )
 
     def check(self) -> None:
         """Raises ServerError if the ingest process died."""

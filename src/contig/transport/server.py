@@ -187,6 +187,7 @@ class Server:
     def start(self) -> Server:
         """Opens the port and starts the ingest process. Without a transport, does nothing."""
         run, t = self._run, self.transport
+        run.check_process()
         if run.closed:
             raise ClosedError("this server is closed")
         if t is None or run.ingest is not None:
@@ -336,6 +337,7 @@ class Server:
             LayoutError: a tree of another layout than the ones before.
         """
         check_version(version)  # before it decides what weights look like
+        self._run.check_process()
         with self._publishing:
             if self._run.closed:
                 raise ClosedError("this server is closed")
@@ -355,7 +357,14 @@ class Server:
         return None if self._run.board is None else self._run.board.newest
 
     def stats(self) -> ServerStats:
-        """Everything that is counted."""
+        """Everything that is counted; of an ingest process that does not answer (it is stopped),
+        what it said last.
+
+        Raises:
+            ServerError: it died, and is not started again.
+            ClosedError: in a forked child.
+        """
+        self._run.check_process()
         ingest: dict[str, Any] = {} if self._run.ingest is None else self._run.ingest.stats()
         if self._run.ingest is not None:
             self.check()
