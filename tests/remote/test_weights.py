@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -300,7 +301,12 @@ def test_a_closed_client_stays_closed() -> None:
         far.close()
         buffer = RemoteReplayBuffer(HOST, server.port)
         buffer.close()
-        for call in (far.weights, buffer.stats):
+        near = SharedClient(server.name)
+        writer = near.writer()
+        assert near.weights() is not None
+        near.close()
+        append = partial(writer.append, ROW)
+        for call in (far.weights, buffer.stats, near.weights, append):
             with pytest.raises(ClosedError):
                 call()
         eventually(lambda: server.stats().connections == 0)

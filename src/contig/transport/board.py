@@ -33,11 +33,11 @@ class Weights(NamedTuple):
     tree: Any
 
 
-def check_version(version: Any, least: int = 0) -> None:
+def check_version(version: Any, least: int = 0, name: str = "version") -> None:
     """Raises ValueError unless weights can have this version: -1 is how none are told."""
     whole = isinstance(version, (int, np.integer)) and not isinstance(version, bool)
     if not whole or not least <= version < 2**63:
-        raise ValueError(f"version {version!r}: a whole number of at least {least}, below 2^63")
+        raise ValueError(f"{name} {version!r}: a whole number of at least {least}, below 2^63")
 
 
 class WeightsBoard:
@@ -104,6 +104,7 @@ class WeightsBoard:
 
     def read(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
         """The newest version if it is newer than one; None if there was none in time."""
+        check_version(newer_than, -(2**63), "newer_than")
         deadline = time.monotonic() + seconds("timeout_s", timeout_s)
         while True:
             seen = self._native.word

@@ -23,15 +23,16 @@ from typing import Any
 import numpy as np
 
 from ..accumulate import Built
-from ..arguments import seconds, seconds_or_none
+from ..arguments import check_kind, seconds, seconds_or_none, whole
 from ..batch import Batch
 from ..convert import plain_tree
 from ..layout import Layout, as_bytes
-from .board import Weights, unpack_weights
+from .board import Weights, check_version, unpack_weights
 from .handshake import Address
 from .link import Link, LinkOptions
 from .remote_tape import RemoteTape
 from .stream import StreamWriter
+from .tcp import port_number
 from .tls import client_context
 from .wire import Type, parse_described
 
@@ -77,6 +78,11 @@ class TcpClient:
         on_full: str = "block",
         send_timeout_s: float | None = None,
     ) -> None:
+        port = port_number("port", port, 1)
+        for name, text in (("host", host), ("table", table), ("token", token)):
+            if name != "token" or token is not None:
+                check_kind(name, text, str, "give text")
+        max_inflight_msgs = whole("max_inflight_msgs", max_inflight_msgs, 1, "frames")
         layout = _layout_of(data_sample)
         max_inflight_msgs = whole("max_inflight_msgs", max_inflight_msgs, 1, "frames")
         options = LinkOptions(ack, max_inflight_msgs, reconnect_s, on_full, send_timeout_s)
@@ -211,6 +217,7 @@ class TcpClient:
 
     def weights(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
         """The newest published weights if they are newer than a version; None if none came."""
+        check_version(newer_than, -(2**63), "newer_than")
         deadline = time.monotonic() + seconds("timeout_s", timeout_s)
         self._link.check()
         while True:

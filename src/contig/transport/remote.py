@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native, errors
-from ..arguments import seconds, whole_numbers
+from ..arguments import seconds, whole, whole_numbers
 from ..batch import Batch
 from ..convert import as_array
 from ..errors import ConnectionClosedError
@@ -61,8 +61,9 @@ class RemoteReplayBuffer:
         sample_timeout_s: float = 60.0,
         **client: Any,
     ) -> None:
-        if prefetch < 0:
-            raise ValueError(f"prefetch is a number of batches, got {prefetch}")
+        prefetch = whole("prefetch", prefetch, 0, "a number of batches")
+        if batch_size is not None:
+            batch_size = whole("batch_size", batch_size, 1, "rows")
         self.sample_timeout_s = seconds("sample_timeout_s", sample_timeout_s)
         self._output = to_output(output, device)
         self._client = TcpClient(host, port, data_sample, table=table, **client)
@@ -121,9 +122,7 @@ class RemoteReplayBuffer:
         return out, info
 
     def _ask(self, size: int | None) -> Request:
-        if size is not None and size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {size}")
-        asked = struct.pack("<Q", size or 0)
+        asked = struct.pack("<Q", 0 if size is None else whole("batch_size", size, 1, "rows"))
         return self._client.asking.ask(Type.SAMPLE, asked, timeout=self.sample_timeout_s)
 
     def _batch(self, kind: int, payload: bytes) -> Batch:

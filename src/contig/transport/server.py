@@ -9,16 +9,15 @@ Thread-safe.
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..arguments import seconds, seconds_or_none
+from ..arguments import check_kind, seconds_or_none, whole
 from ..convert import plain_tree
 from ..errors import ClosedError, ServerError
 from ..layout import Layout
@@ -36,7 +35,8 @@ from .process import IngestProcess
 from .running import Running
 from .service import SampleService
 from .tables import QueueTable, Table, TapeTable
-from .wire import HANDSHAKE_S, HEARTBEAT_S, LEAST_HEARTBEAT_S, MOST_HEARTBEAT_S
+from .tcp import TcpTransport, is_local
+from .wire import HANDSHAKE_S
 
 __all__ = ["Server", "TcpTransport"]
 
@@ -44,62 +44,13 @@ _SLICE_S = 0.1
 _DEFAULT = "default"
 
 
-class TcpTransport(NamedTuple):
-    """How a server listens.
-
-    Attributes:
-        port: 0 for any free one; `server.port` says which.
-        host: the address to bind; another than this machine's own needs a token.
-        token: what clients must know. It is never sent.
-        tls: paths of a certificate chain and its key, PEM.
-        metrics_port: where ``/metrics`` is served, on the same host; None: nowhere. If other
-            machines can reach it, it needs `tls`, and readers send the token (Bearer).
-        max_frame, max_bytes: bounds of one frame, and of everything received and not yet taken in.
-        max_restarts: how often the ingest process is started again if it dies.
-        heartbeat_s: clients and server take each other for lost when nothing was heard for so long;
-            each says something every third of it.
-        in_process: hold the sockets in a thread of this process, for debugging. Tables on disk are
-            always served like that; `contig serve --disk` does it in a process of its own.
-    """
-
-    port: int = 0
-    host: str = "127.0.0.1"
-    token: str | None = None
-    tls: tuple[str, str] | None = None
-    metrics_port: int | None = None
-    max_frame: int = Limits().max_frame
-    max_bytes: int = Limits().max_bytes
-    max_restarts: int = 0
-    in_process: bool = False
-    heartbeat_s: float = HEARTBEAT_S
-
-    def check(self) -> None:
-        """Raises ValueError for what would be unsafe or cannot work."""
-        for port in (self.port, self.metrics_port):
-            if port is not None and not 0 <= port < 1 << 16:
-                raise ValueError(f"port {port}: a number of 0 to 65535")
-        if self.token is not None and not self.token:
-            raise ValueError("token: an empty one protects nothing; leave it out or give one")
-        if self.token is None and not _is_local(self.host):
-            raise ValueError(
-                f"host {self.host!r} can be reached from other machines: give a token "
-                '(TcpTransport(token=...)), or bind "127.0.0.1"'
-            )
-        if self.metrics_port is not None and self.tls is None and not _is_local(self.host):
-            raise ValueError(
-                f"metrics_port: on host {self.host!r} readers of /metrics would send the token for "
-                'all to see: give tls, or bind "127.0.0.1"'
-            )
-        if not LEAST_HEARTBEAT_S <= seconds("heartbeat_s", self.heartbeat_s) <= MOST_HEARTBEAT_S:
-            raise ValueError(
-                f"heartbeat_s: seconds, {LEAST_HEARTBEAT_S} to {MOST_HEARTBEAT_S}, got "
-                f"{self.heartbeat_s}"
-            )
-        if not 1024 <= self.max_frame <= self.max_bytes // 2:
-            raise ValueError(
-                f"max_frame {self.max_frame}: at least 1024 and at most half of max_bytes "
-                f"({self.max_bytes})"
-            )
+def _checked_tables(tables: Any) -> dict[str, ReplayBuffer]:
+    check_kind("tables", tables, dict, 'give {"name": ReplayBuffer(...)}')
+    for name, buffer in tables.items():
+        check_kind(f"tables: the name {name!r}", name, str)
+        where = "buffer" if name == _DEFAULT and len(tables) == 1 else f"tables[{name!r}]"
+        check_kind(where, buffer, ReplayBuffer, "give a ReplayBuffer(...)")
+    return dict(tables)
 
 
 def _tape_table(buffer: ReplayBuffer) -> Table:
@@ -114,15 +65,6 @@ def _check_fits(layout: Layout, max_frame: int) -> None:
             f"an item has {layout.record_size} bytes, more than a frame may have: raise "
             f"TcpTransport(max_frame={max_frame})"
         )
-
-
-def _is_local(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Server:
@@ -153,10 +95,11 @@ class Server:
         if sum(given) != 1:
             raise ValueError("give either example and batch_size, or buffer, or tables")
         if transport is not None:
-            transport.check()
+            check_kind("transport", transport, TcpTransport, "write TcpTransport(port)")
+            transport = transport.checked()
         self.name = uuid.uuid4().hex[:16] if name is None else name
         self.transport = transport
-        self._buffers = {_DEFAULT: buffer} if buffer is not None else dict(tables or {})
+        self._buffers = _checked_tables({_DEFAULT: buffer} if buffer is not None else tables or {})
         for name, table in self._buffers.items():
             if isinstance(table.storage, DiskStorage) and table.storage.read_only:
                 raise ValueError(
@@ -172,6 +115,8 @@ class Server:
         if given[0]:
             if example is None or batch_size is None:
                 raise ValueError("a queue needs both example and batch_size")
+            batch_size = whole("batch_size", batch_size, 1, "items")
+            num_buffers = whole("num_buffers", num_buffers, 2, "batches that the queue holds")
             layout = Layout(plain_tree(example)[0])
             if transport is not None:
                 _check_fits(layout, transport.max_frame)
@@ -424,7 +369,7 @@ class Server:
             "handshake_s": HANDSHAKE_S,
             "heartbeat_s": t.heartbeat_s,
             "metrics": None if t.metrics_port is None else [t.host, t.metrics_port],
-            "metrics_guarded": not _is_local(t.host),
+            "metrics_guarded": not is_local(t.host),
             "board": None if self._run.board is None else f"{self.name}.weights",
         }
 

@@ -64,8 +64,6 @@ class LinkOptions(NamedTuple):
             raise ValueError(f"ack {self.ack!r}: one of {', '.join(wire.ACK_LEVELS)}")
         if self.on_full not in ("block", "raise"):
             raise ValueError(f'on_full {self.on_full!r}: "block" or "raise"')
-        if self.max_inflight_msgs < 1:
-            raise ValueError(f"max_inflight_msgs: at least 1, got {self.max_inflight_msgs}")
         seconds("reconnect_s", self.reconnect_s)
         seconds_or_none("send_timeout_s", self.send_timeout_s)
 
