@@ -29,6 +29,7 @@ def hub_stats(hub: Hub) -> dict[str, Any]:
         "uptime_s": time.time() - hub.started,
         "connections": len(hub.connections),
         "bytes_held": hub.bytes_held,
+        "open_bytes": sum(t.open_bytes for t in hub.tables.values()),
         "tables": {name: table_stats(t) for name, t in hub.tables.items()},
         "clients": [
             {
@@ -206,7 +207,8 @@ class MetricsPage:
             ("blocked_s", "counter", "seconds connections waited for room"),
             ("requests_answered", "counter", "samples, priorities and statistics answered"),
             ("weights_sent", "counter", "versions of weights sent"),
-            ("bytes_held", "gauge", "bytes of all receive buffers"),
+            ("bytes_held", "gauge", "bytes of all receive buffers, and of TLS"),
+            ("open_bytes", "gauge", "bytes of what is known of clients' open trajectories"),
             ("uptime_s", "gauge", "seconds since the start"),
         )
         for name, kind, text in plain:
