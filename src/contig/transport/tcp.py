@@ -24,7 +24,9 @@ class TcpTransport(NamedTuple):
         tls: paths of a certificate chain and its key, PEM.
         metrics_port: where ``/metrics`` is served, on the same host; None: nowhere. If other
             machines can reach it, it needs `tls`, and readers send the token (Bearer).
-        max_frame, max_bytes: bounds of one frame, and of everything received and not yet taken in.
+        max_frame, max_bytes: bounds of one frame, and of everything received and not yet taken in,
+            of which a connection with TLS counts 300 kB. A quarter of it is, beside that, for what
+            is remembered of trajectories that clients have begun.
         max_restarts: how often the ingest process is started again if it dies.
         heartbeat_s: clients and server take each other for lost when nothing was heard for so long;
             each says something every third of it.
