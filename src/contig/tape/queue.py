@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native
-from ..arguments import seconds_or_none
+from ..arguments import seconds_or_none, whole
 from ..batch import Batch
 from ..convert import plain_tree
 from ..errors import ClosedError

@@ -84,7 +84,6 @@ class TcpClient:
                 check_kind(name, text, str, "give text")
         max_inflight_msgs = whole("max_inflight_msgs", max_inflight_msgs, 1, "frames")
         layout = _layout_of(data_sample)
-        max_inflight_msgs = whole("max_inflight_msgs", max_inflight_msgs, 1, "frames")
         options = LinkOptions(ack, max_inflight_msgs, reconnect_s, on_full, send_timeout_s)
         self.producer = secrets.randbelow(2**63 - 1) + 1
         opening = {

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from ..arguments import check_kind, seconds_or_none, whole
+from ..arguments import check_kind, seconds_or_none
 from ..convert import plain_tree
 from ..errors import ClosedError, ServerError
 from ..layout import Layout
@@ -115,8 +115,6 @@ class Server:
         if given[0]:
             if example is None or batch_size is None:
                 raise ValueError("a queue needs both example and batch_size")
-            batch_size = whole("batch_size", batch_size, 1, "items")
-            num_buffers = whole("num_buffers", num_buffers, 2, "batches that the queue holds")
             layout = Layout(plain_tree(example)[0])
             if transport is not None:
                 _check_fits(layout, transport.max_frame)
