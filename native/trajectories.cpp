@@ -188,6 +188,13 @@ void Trajectories::split_lane(const Marks& marks, std::deque<Slot>& slots, uint6
   }
 }
 
+size_t Trajectories::bytes() const {
+  // A node of the map has its hash and the next one's address beside it.
+  constexpr size_t node = sizeof(std::pair<const Key, Slot>) + 2 * sizeof(void*);
+  return lanes_.size() * sizeof(Slot) + by_id_.size() * node +
+         by_id_.bucket_count() * sizeof(void*);
+}
+
 void Trajectories::prune(uint64_t index_tail) {
   // Ids that ended, and, if there are very many that never did, those of which no row is left. An
   // open one is kept as long as possible: forgotten, it would seem to begin when it goes on.

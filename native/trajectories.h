@@ -54,6 +54,8 @@ class Trajectories {
     bool orphan = false;  // another thread or process had it open: what comes is no beginning
   };
 
+  // Of what it remembers of trajectories; as large as whoever appends makes it.
+  size_t bytes() const;
   // Forgets what was prepared. `index_tail`: the oldest entry of the index that is still there.
   void prepare(uint64_t index_tail);
   // Rows [from, from + n) as lanes, one after another; boundaries by their marks.

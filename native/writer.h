@@ -28,7 +28,7 @@ class Writer : Trajectories {
   // An append is prepared from stretches of its rows: `start`, then one or more of the others, in
   // the rows' order, then `commit`.
   void start(const Rows& rows);
-  using Trajectories::add_lanes, Trajectories::add_rows;
+  using Trajectories::add_lanes, Trajectories::add_rows, Trajectories::bytes;
   // Rows of a trajectory that no other rows of this writer belong to.
   void add_whole(uint64_t from, uint64_t n, const Marks& marks, const Told& told);
   // Rows of the trajectory of this id, which goes on unless it begins. One that this writer does

@@ -147,6 +147,7 @@ class WriterHandle {
   nb::object staged();
   int64_t commit_staged();
   nb::list open_trajectories() const;  // (lane, id, by_id) of each
+  size_t open_bytes() const { return writer_.bytes(); }
   void orphan(nb::list open);
 
  private:

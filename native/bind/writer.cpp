@@ -383,6 +383,7 @@ void bind_writer(nb::module_& m) {
       .def_prop_ro("last_rows", &WriterHandle::last_rows)
       .def_prop_rw("envs", &WriterHandle::envs, &WriterHandle::set_envs)
       .def("open_trajectories", &WriterHandle::open_trajectories)
+      .def_prop_ro("open_bytes", &WriterHandle::open_bytes)
       .def("orphan", &WriterHandle::orphan)
       .def("add", &WriterHandle::add, nb::arg("plan"), nb::arg("tree").none())
       .def("extend", &WriterHandle::extend, nb::arg("plan"), nb::arg("tree").none(),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["check_kind", "number", "whole", "whole_numbers"]
+__all__ = ["check_kind", "number", "seconds", "seconds_or_none", "whole", "whole_numbers"]
 
 
 def whole(name: str, value: Any, least: int, what: str = "a whole number") -> int:
@@ -37,6 +37,32 @@ def number(name: str, value: Any, least: float, most: float = math.inf) -> float
         return given
     bound = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
     raise ValueError(f"{name}: expected a number {bound}, got {value!r}")
+
+
+def seconds(name: str, value: Any) -> float:
+    """A number of seconds, which may be 0 or infinite, and is neither negative nor NaN: no clock
+    ever gets past a deadline that is.
+
+    Raises:
+        ValueError: it is none.
+    """
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
+    if not is_number or not value >= 0:
+        raise ValueError(f"{name}: expected seconds, got {value!r}: give a number of at least 0")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def seconds_or_none(name: str, value: Any) -> float | None:
+    """The same, where None means for ever."""
+    if value is None:
+        return None
+    try:
+        return seconds(name, value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or None to wait for ever") from None
 
 
 def whole_numbers(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

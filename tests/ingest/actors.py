@@ -12,6 +12,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -175,7 +176,11 @@ def serve_tape(say: Say, hear: Hear, name: str, fork: bool = False) -> None:
             time.sleep(60)
             os._exit(0)
         say(port=server.port, pid=server.pid, name=server.name, child=child)
-        hear()
+        if (asked := hear()) and asked.get("end") == "service":
+            assert server._run.service is not None and server._run.service._socket is not None
+            server._run.service._socket.shutdown(socket.SHUT_RDWR)
+            say(ended=True)
+            hear()
 
 
 def blocked_sample(say: Say, hear: Hear) -> None:
@@ -270,6 +275,45 @@ def interrupted(say: Say, hear: Hear, port: int, interrupts: int) -> None:
     say(failed=failed, caught=caught, sent=sent)
 
 
+def interrupted_requests(say: Say, hear: Hear, port: int, interrupts: int) -> None:
+    """Samples and asks for weights, and is interrupted again and again; then says what it keeps."""
+    import random
+    import threading
+
+    from contig import RemoteReplayBuffer
+
+    rng = random.Random(7)
+    armed, done = [False], threading.Event()
+    far = RemoteReplayBuffer("127.0.0.1", port, prefetch=3)
+    session = far._client.asking.session
+
+    def interrupt() -> None:
+        for _ in range(interrupts):
+            time.sleep(rng.random() * 0.002)
+            os.kill(os.getpid(), signal.SIGINT)
+        done.set()
+
+    def handle(number: int, frame: Any) -> None:
+        if armed[0]:
+            armed[0] = False  # until the first one is dealt with
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, handle)
+    threading.Thread(target=interrupt).start()
+    caught = turns = 0
+    while not done.is_set():
+        turns += 1
+        try:
+            armed[0] = True
+            far.sample() if turns % 3 else far.weights(timeout_s=0.01)
+        except KeyboardInterrupt:
+            caught += 1
+    armed[0] = False
+    steps = sorted(far.sample()["step"].tolist())
+    say(caught=caught, kept=session.requests.held, lost=session.resends, steps=steps)
+    far.close()
+
+
 def fork_with_client(say: Say, hear: Hear, port: int, count: int) -> None:
     """Forks again and again while another thread sends; children try every call of the client."""
     import threading
@@ -293,8 +337,10 @@ def fork_with_client(say: Say, hear: Hear, port: int, count: int) -> None:
     thread = threading.Thread(target=send)
     thread.start()
     client = far._client
+    writer = client.writer()
     calls = {
         "add": lambda: far.add(items.row(9, 9, 9)),
+        "append": lambda: writer.append(items.row(9, 9, 9)),  # the first one of its writer
         "flush": far.flush,
         "sample": far.sample,
         "stats": far.stats,
@@ -353,6 +399,34 @@ def fork_with_server(say: Say, hear: Hear, in_process: bool, end: str) -> None:
         os._exit(0)
     say(closed=True)
     hear()
+
+
+def fork_and_ask(say: Say, hear: Hear, in_process: bool) -> None:
+    """A forked child makes calls of its parent's server that go to the ingest side."""
+    from contig import Server, TcpTransport
+    from tests.ingest import items
+
+    with Server(items.example(), 4, TcpTransport(in_process=in_process)) as server:
+        server.publish(1, {"w": 0.0})
+        child = os.fork()
+        if child == 0:
+            raised = {}
+            calls: dict[str, Callable[[], object]] = {
+                "stats": server.stats,
+                "publish": lambda: server.publish(2, {"w": 1.0}),
+                "start": server.start,
+            }
+            for name, call in calls.items():
+                try:
+                    call()
+                    raised[name] = "nothing"
+                except Exception as error:
+                    raised[name] = f"{type(error).__name__}: {error}"
+            say(raised=raised, pid=os.getpid())
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        stats = server.stats()
+        say(version=server.weights_version, connections=stats.connections_total)
 
 
 def exit_unsent(say: Say, hear: Hear, port: int, how: str, count: int, code: int) -> None:
@@ -505,6 +579,19 @@ def exit_unclosed(say: Say, hear: Hear, in_process: bool) -> None:
     threading.Thread(target=sample, daemon=True).start()
     assert waits.wait(20)
     say(pid=server.pid)
+
+
+def drop_server(say: Say, hear: Hear) -> None:
+    """Ends right after a server was dropped that nobody closed."""
+    import warnings
+
+    from contig import Server, TcpTransport
+    from tests.ingest import items
+
+    warnings.simplefilter("always")
+    server = Server(items.example(), 4, TcpTransport()).start()
+    say(pid=server.pid)
+    del server
 
 
 def learner_with_child(say: Say, hear: Hear) -> None:

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import contig
-from contig import Server, TcpClient, TcpTransport
+from contig import ConnectionClosedError, Server, TcpClient, TcpTransport
+from tests.ingest.actors import rss
 from tests.ingest.waiting import until
 from tests.remote.serving import free_port
 from tests.remote.test_outgoing import peak
@@ -63,6 +64,24 @@ def test_peers_that_stop_behind_their_tls_handshake(certificates: Certificates) 
             stack.enter_context(context.wrap_socket(raw, server_hostname="127.0.0.1"))
         until(lambda: server.stats().rejected.get("busy", 0) >= 300 - 256, "those too many")
         until(lambda: server.stats().connections <= 256, "their end")
+
+
+def test_tls_counts_as_memory(certificates: Certificates) -> None:
+    """What the library and the event loop have for a connection is more than we have."""
+    most, frame = 8 << 20, 1 << 20
+    transport = TcpTransport(tls=certificates.own, max_bytes=most, max_frame=frame)
+    options: dict[str, Any] = {"tls": certificates.authority, "reconnect_s": 0}
+    with Server(EXAMPLE, 1, transport) as server, ExitStack() as stack:
+        before = rss(server.pid)
+        with pytest.raises(ConnectionClosedError, match=rf"busy.*max_bytes={most}"):
+            for _ in range(200):
+                client = TcpClient("127.0.0.1", server.port, EXAMPLE, **options)
+                stack.callback(client.close)
+        told = server.stats()
+        assert 10 < told.connections < 40
+        assert told.connections * (256 << 10) < told.bytes_held <= most
+        assert rss(server.pid) - before < 2 * most
+        assert told.rejected == {"busy": 1}
 
 
 def test_metrics_readers_that_say_nothing() -> None:
@@ -184,7 +203,7 @@ def test_nothing_of_the_working_directory_is_executed(tmp_path: Path, path: str 
     program = """
 import os
 import numpy as np
-from contig import Server, TcpClient, TcpTransport
+from contig import ConnectionClosedError, Server, TcpClient, TcpTransport
 os.chdir("work")  # what is relative in PYTHONPATH points there now
 with Server({"x": np.float32(0)}, 1, TcpTransport()) as server:
     with TcpClient("127.0.0.1", server.port, {"x": np.float32(0)}) as client:

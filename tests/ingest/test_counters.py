@@ -11,6 +11,7 @@ import pytest
 
 from contig import LayoutError, Server, TcpClient, TcpTransport
 from contig.transport.handshake import Address, connect
+from contig.transport.process import IngestProcess
 from tests.ingest import items
 from tests.ingest.test_many import Raw
 from tests.ingest.waiting import until
@@ -39,6 +40,29 @@ def test_counters_go_on_when_the_ingest_process_is_restarted() -> None:
         assert now.items_in == 8 and now.connections_total == told.connections_total + 1
         assert now.bytes_in > told.bytes_in
         assert (now.duplicates_dropped, now.rejected) == (2, {"magic": 1})
+
+
+@pytest.mark.parametrize("end", ["asked", "closed"])
+def test_counters_of_an_ingest_process_that_is_stopped(end: str) -> None:
+    """It cannot answer, and nobody asked it before: it says by itself what it counts."""
+    with Server(items.example(), 4, TcpTransport()) as server:
+        with closing(Raw(server, 1)) as raw:
+            raw.sock.sendall(raw.frame(0, 0, 4))
+            raw.await_ack(4)
+            raw.sock.sendall(raw.frame(0, 2, 2))
+            ingest, pid = server._run.ingest, server.pid
+            assert isinstance(ingest, IngestProcess) and pid is not None
+            until(lambda: (ingest._counters or {}).get("duplicates") == 2, "what it counts")
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                if end == "closed":
+                    server.close()  # it has to be killed
+                told = server.stats()
+            finally:
+                os.kill(pid, signal.SIGCONT) if end == "asked" else None
+            assert (told.items_in, told.duplicates_dropped) == (4, 2)
+            assert told.tables["default"]["rows_in"] == 4
+            assert ingest._answers == {}
 
 
 def test_a_client_cannot_claim_any_number_of_lost_items() -> None:

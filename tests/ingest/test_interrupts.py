@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contig import Server, TcpTransport
+from contig import LazyTensorStorage, ReplayBuffer, Server, TcpTransport
 from tests.ingest import items
 from tests.ingest.actors import Actor
 from tests.ingest.waiting import Threads
@@ -27,3 +27,17 @@ def test_interrupts_leave_a_client_whole() -> None:
         assert [n for w, n in got if w == who] == list(range(told["sent"][who]))
     mine = [n for w, n in got if w == 0]
     assert mine == sorted(set(mine)) and set(mine) <= set(range(told["sent"][0]))
+
+
+def test_answers_to_interrupted_requests_are_not_kept() -> None:
+    storage = LazyTensorStorage(100, example=items.row_example())
+    buffer = ReplayBuffer(storage, batch_size=2)
+    buffer.extend_trajectory(items.rows(0, 0, 2), truncated=True)
+    with Server(buffer=buffer, transport=TcpTransport()) as server:
+        with Actor("interrupted_requests", port=server.port, interrupts=1500) as actor:
+            told = actor.hear(100)
+            assert actor.wait(30) == 0, actor.errors()
+        assert told["caught"] > 20 and set(told["steps"]) <= {0, 1}, told
+        assert told["kept"] <= 3 + 1, told  # what is asked for ahead
+        # Nor was the server asked for more than it allows: it refused nothing.
+        assert server.stats().rejected == {}

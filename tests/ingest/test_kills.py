@@ -439,6 +439,7 @@ def test_the_learner_is_killed(kind: str, name: str) -> None:
         actor.signal(signal.SIGKILL)
         actor.wait()
         until(lambda: not alive(told["pid"]), "the end of the ingest process")
+        assert actor.errors() == ""  # nor did that one say anything: whose terminal is it?
         with pytest.raises(ConnectionClosedError):
             for _ in range(1000):
                 client.send(items.item(0, 0)) if kind == "queue" else client.send(
@@ -449,6 +450,22 @@ def test_the_learner_is_killed(kind: str, name: str) -> None:
     with Actor("next_process") as following:
         assert following.wait() == 0
     assert _segments(name) == [] and _segments(told["name"]) == []
+
+
+def test_the_learner_is_killed_and_one_of_its_lines_ends_first(name: str) -> None:
+    """In which order a dead process's sockets are closed, nobody says; nothing is said of it."""
+    with Actor("serve_tape", name=name) as actor:
+        told = actor.hear()
+        actor.say(end="service")
+        assert actor.hear()["ended"]
+        with TcpClient("127.0.0.1", told["port"], items.row_example()) as client:
+            client.send_trajectory(items.rows(0, 0, 3), truncated=True)  # that one goes on
+        actor.signal(signal.SIGSTOP)
+        time.sleep(1.0)  # counters come in on the other line, and are unread when it dies
+        actor.signal(signal.SIGKILL)
+        actor.wait()
+        until(lambda: not alive(told["pid"]), "the end of the ingest process", 8)
+        assert actor.errors() == ""
 
 
 def test_the_learner_is_killed_and_has_children() -> None:

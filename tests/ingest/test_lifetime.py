@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,6 +103,17 @@ def test_a_forked_child_keeps_neither_port_nor_connections(in_process: bool) -> 
                     client.send(items.item(0, n))
             assert drain(again, 4) == [(0, n) for n in range(4)]
         os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_forked_child_does_not_ask_for_its_parents_server(in_process: bool) -> None:
+    with Actor("fork_and_ask", in_process=in_process) as actor:
+        told = actor.hear()
+        for name, raised in told["raised"].items():
+            assert raised.startswith("ClosedError"), (name, raised)
+            assert str(actor.pid) in raised and str(told["pid"]) in raised, raised
+        assert actor.hear() == {"version": 1, "connections": 0}
+        assert actor.wait() == 0, actor.errors()
 
 
 # -- ends ------------------------------------------------------------------------------------------
@@ -228,3 +240,60 @@ def test_dropped_shared_clients_leave_nothing_behind() -> None:
         gc.collect()
         until(lambda: descriptors() <= fds, "their descriptors closed")
         assert drain(server, 4) == [(0, n) for n in range(4)]
+
+
+# -- servers that are dropped ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+@pytest.mark.parametrize("kind", ["queue", "tape"])
+def test_a_dropped_server_leaves_nothing_behind(kind: str, in_process: bool) -> None:
+    gc.collect()
+    threads, fds = threading.active_count(), descriptors()
+    transport = TcpTransport(in_process=in_process)
+    storage = LazyTensorStorage(100, example=items.row_example())
+    buffer = ReplayBuffer(storage, batch_size=1)
+    if kind == "queue":
+        server = Server(items.example(), 4, transport).start()
+    else:
+        server = Server(buffer=buffer, transport=transport).start()
+    port, pid, name, seen = server.port, server.pid, server.name, weakref.ref(server)
+    with TcpClient("127.0.0.1", port) as client:
+        if kind == "tape":
+            client.send_trajectory(items.rows(0, 0, 1), truncated=True)
+        else:
+            client.send(items.item(0, 0))
+    with pytest.warns(ResourceWarning, match=f"{name}.*port {port} was dropped without close"):
+        del server
+    assert seen() is None  # at once: its threads, and a buffer that lives on, do not hold it
+    if pid is not None:
+        until(lambda: not alive(pid), "the end of its process")
+    until(lambda: threading.active_count() <= threads, "the end of its threads")
+    with socket.create_server(("127.0.0.1", port)):
+        pass  # the port is free
+    assert list(Path("/dev/shm").glob(f"contig-{name}*")) == []
+    if kind == "tape":
+        assert buffer.sample()["step"].tolist() == [0]  # nor does it wait for a feeder any more
+    storage.close()
+    del storage, buffer
+    gc.collect()
+    until(lambda: descriptors() <= fds, "its descriptors closed")
+
+
+def test_a_server_in_a_cycle_that_is_dropped() -> None:
+    held: dict[str, Any] = {"server": tape_server().start()}
+    held["self"] = held
+    pid, seen = held["server"].pid, weakref.ref(held["server"])
+    del held
+    with pytest.warns(ResourceWarning, match="dropped without close"):
+        gc.collect()
+    assert seen() is None
+    until(lambda: not alive(pid), "the end of its process")
+
+
+def test_a_process_ends_with_a_server_that_it_dropped() -> None:
+    with Actor("drop_server") as actor:
+        told = actor.hear()
+        assert actor.wait() == 0
+        assert not alive(told["pid"]), "it was waited for"
+        assert "ResourceWarning" in actor.errors()

@@ -378,17 +378,17 @@ def test_a_client_outlives_its_server() -> None:
 
 def _vanish(server: Server) -> None:
     """What a crash looks like from outside: connections end without a goodbye."""
-    hub = server._ingest._ingest.hub  # type: ignore[union-attr]
-    assert server._listening is not None
+    hub = server._run.ingest._ingest.hub  # type: ignore[union-attr]
+    assert server._run.listening is not None
 
     def end() -> None:
-        for listener in server._ingest._ingest._listeners:  # type: ignore[union-attr]
+        for listener in server._run.ingest._ingest._listeners:  # type: ignore[union-attr]
             listener.close()
         for connection in list(hub.connections.values()):
             connection.transport.abort()
 
     hub.loop.call_soon_threadsafe(end)
-    server._listening.close()
+    server._run.listening.close()
 
 
 def test_a_refused_item_changes_nothing() -> None:

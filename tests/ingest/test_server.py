@@ -336,6 +336,51 @@ def test_bad_arguments() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             Server(example, 2, transport)
+    for wrong, text in (
+        ({"example": example, "batch_size": 1.5}, "batch_size: .*1.5"),
+        ({"example": example, "batch_size": "3"}, "batch_size: .*'3'"),
+        ({"example": example, "batch_size": 2, "num_buffers": 2.5}, "num_buffers: .*2.5"),
+        ({"example": example, "batch_size": 2, "transport": 80}, "transport: .*TcpTransport"),
+        ({"tables": {"a": 3}}, r"tables\['a'\]: expected a ReplayBuffer, got 3"),
+        ({"tables": {3: buffer}}, "tables: the name 3"),
+        ({"tables": [buffer]}, "tables: .*dict"),
+        ({"buffer": LazyTensorStorage(3)}, "buffer: expected a ReplayBuffer"),
+        *(
+            ({"buffer": buffer, "transport": TcpTransport(**given)}, f"^{name}[: ]")
+            for name, given in (
+                ("port", {"port": "80"}),
+                ("port", {"port": 1.5}),
+                ("metrics_port", {"metrics_port": "80"}),
+                ("host", {"host": 3}),
+                ("token", {"token": b"x"}),
+                ("max_frame", {"max_frame": "1"}),
+                ("max_bytes", {"max_bytes": None}),
+                ("max_restarts", {"max_restarts": -1}),
+                ("heartbeat_s", {"heartbeat_s": None}),
+            )
+        ),
+    ):
+        with pytest.raises((ValueError, TypeError), match=text):
+            Server(**wrong)
+    for wrong, text in (
+        ({"port": "80"}, "^port: .*'80'"),
+        ({"port": 0}, "^port: "),
+        ({"host": None}, "^host: "),
+        ({"reconnect_s": None}, "^reconnect_s: .*None"),
+        ({"max_inflight_msgs": 1.5}, "^max_inflight_msgs: "),
+        ({"table": 3}, "^table: "),
+        ({"token": b"x"}, "^token: "),
+    ):
+        with pytest.raises((ValueError, TypeError), match=text):
+            TcpClient(**{"host": "127.0.0.1", "port": 1, "data_sample": example, **wrong})
+    with Server(example, 2, TcpTransport(in_process=True)) as server:
+        clients = (TcpClient("127.0.0.1", server.port), SharedClient(server.name))
+        for client in clients:
+            for newer_than in (1.5, "1", None, 2**63):
+                with pytest.raises(ValueError, match=r"^newer_than "):
+                    client.weights(newer_than=newer_than)
+            assert client.weights(newer_than=-2) is None
+            client.close()
     with Server(buffer=buffer) as server:
         with pytest.raises(TypeError, match="sample from"):
             server.sample()

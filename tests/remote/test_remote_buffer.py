@@ -279,7 +279,7 @@ def test_an_error_that_was_drawn_ahead_does_not_outlive_its_cause() -> None:
     with serving(far) as server, remote(server, prefetch=3) as buffer:
         with pytest.raises(EmptyBufferError):
             buffer.sample()
-        eventually(lambda: server._ingest.stats()["requests_answered"] == 4)
+        eventually(lambda: server._run.ingest.stats()["requests_answered"] == 4)
         buffer.extend(steps.episode(0, 5))
         buffer.flush(20)
         for _ in range(6):

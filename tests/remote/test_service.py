@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 import numpy as np
@@ -45,6 +47,42 @@ def test_large_requests_of_several_threads_take_turns() -> None:
         huge = np.resize(index, 2 * wire.MAX_REQUEST_BYTES // 16)  # alone, it may be larger
         far.update_priority(huge, np.ones(len(huge)))
         assert server.stats().rejected == {}
+
+
+def test_what_nobody_collects_is_not_kept() -> None:
+    """Whoever asked was interrupted before it could: the answers are dropped as they come."""
+    buffer = shared(batch_size=2)
+    buffer.extend_trajectory(steps.episode(0, 20))
+    turns = 3 * wire.MAX_REQUESTS
+    with serving(buffer) as server:
+        with RemoteReplayBuffer(HOST, server.port, prefetch=0) as far:
+            for _ in range(turns):
+                far._ask(2)
+            eventually(lambda: asking(far) == 0, "all answers")
+            session = far._client.asking.session
+            assert session.requests.held == 0
+            assert far.stats().batches_sampled == turns
+            kept = far._ask(2)
+            eventually(lambda: kept.answer is not None, "one that is wanted")
+            assert session.requests.held == 1
+        assert server.stats().rejected == {}
+
+
+def test_a_lost_connection_asks_again_only_for_what_is_wanted() -> None:
+    buffer = shared(batch_size=2)  # empty: samples wait for the first rows
+    with serving(buffer, process=True, max_restarts=1) as server:
+        with RemoteReplayBuffer(HOST, server.port, prefetch=0) as far:
+            kept = [far._ask(2) for _ in range(2)]
+            for _ in range(5):
+                far._ask(2)
+            eventually(lambda: asking(far) == 7, "all of them")
+            pid = server.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            eventually(lambda: asking(far) == 2, "those that are asked again")
+            buffer.extend_trajectory(steps.episode(0, 20))
+            eventually(lambda: all(k.answer for k in kept), "their answers")
+            assert asking(far) == 0
 
 
 def test_who_may_not_ask_waits_no_longer_than_told() -> None:

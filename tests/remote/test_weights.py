@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ def connect(server: Server, kind: str, **options: Any) -> Any:
 
 def sent(server: Server) -> int:
     """How many versions the server has sent over sockets."""
-    return int(server._ingest.stats()["weights_sent"])  # type: ignore[union-attr]
+    return int(server._run.ingest.stats()["weights_sent"])  # type: ignore[union-attr]
 
 
 def tree(version: int, size: int = 3) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def test_only_newer_versions_travel() -> None:
         assert sent(server) == 2
         check(a.weights(newer_than=1), 49)
         assert sent(server) == 3
-        stats = server._ingest.stats()  # type: ignore[union-attr]
+        stats = server._run.ingest.stats()  # type: ignore[union-attr]
         assert stats["bytes_out"] < 3 * 1000
 
 
@@ -307,7 +308,12 @@ def test_a_closed_client_stays_closed() -> None:
         far.close()
         buffer = RemoteReplayBuffer(HOST, server.port)
         buffer.close()
-        for call in (far.weights, buffer.stats):
+        near = SharedClient(server.name)
+        writer = near.writer()
+        assert near.weights() is not None
+        near.close()
+        append = partial(writer.append, ROW)
+        for call in (far.weights, buffer.stats, near.weights, append):
             with pytest.raises(ClosedError):
                 call()
         eventually(lambda: server.stats().connections == 0)

@@ -61,7 +61,7 @@ def test_an_empty_token_is_none() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.9"])
 def test_loopback_needs_none(host: str) -> None:
     with Server(ITEM, 2, TcpTransport(host=host, in_process=True)) as server:
-        address = server._listening.getsockname()[0]  # type: ignore[union-attr]
+        address = server._run.listening.getsockname()[0]  # type: ignore[union-attr]
         assert address.startswith("127.")
         with TcpClient(address, server.port, ITEM) as client:
             send_some(client, server)
@@ -469,11 +469,38 @@ def test_tls_server_survives_garbage(secret: Server, certificates: Certificates)
     assert secret.pid == pid
 
 
-def test_wrong_certificate_files() -> None:
-    server = Server(ITEM, 2, TcpTransport(tls=("/no/such.pem", "/no/key.pem")))
-    with pytest.raises((OSError, ValueError, RuntimeError), match="no/such|No such file"):
-        server.start()
-    server.close()
+def test_wrong_certificate_files(certificates: Certificates) -> None:
+    """They are said when a server or client is made, by argument and path."""
+    certificate, key = certificates.own
+    for tls, kind, text in (
+        (("/no/such.pem", key), FileNotFoundError, "^tls: there is no certificate at /no/such.pem"),
+        ((certificate, "/no/key.pem"), FileNotFoundError, "^tls: there is no key at /no/key.pem"),
+        ((key, certificate), ValueError, "^tls: .*belong together"),
+        ((certificate, certificate), ValueError, "^tls: .*belong together"),
+        (certificate, ValueError, "^tls: expected the paths"),
+        ((certificate, 3), ValueError, "^tls: expected the paths"),
+    ):
+        with pytest.raises(kind, match=text):
+            Server(ITEM, 2, TcpTransport(tls=tls))
+    for authority, kind, text in (
+        ("/no/such.pem", FileNotFoundError, "^tls: there is no authority at /no/such.pem"),
+        (key, ValueError, "^tls: .*give a PEM file"),
+        (3, ValueError, "^tls: expected True"),
+    ):
+        with pytest.raises(kind, match=text):
+            TcpClient("127.0.0.1", 1, ITEM, tls=authority)
+
+
+def test_certificate_files_may_be_relative_and_any_path(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    certificate, key = (Path(x) for x in certificates.own)
+    monkeypatch.chdir(certificate.parent)
+    relative = TcpTransport(tls=(Path(certificate.name), key))
+    server = Server(ITEM, 2, relative)
+    monkeypatch.chdir(tmp_path)
+    with server, TcpClient("localhost", server.port, ITEM, tls=Path(certificates.authority)):
+        pass
 
 
 # -- who reads the metrics ------------------------------------------------------------------------

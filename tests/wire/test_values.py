@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contig import DiskStorage, LazyTensorStorage, ReplayBuffer, Server, TcpTransport, _native
+from contig import (
+    DiskStorage,
+    LazyTensorStorage,
+    ReplayBuffer,
+    Server,
+    TcpClient,
+    TcpTransport,
+    _native,
+)
 from contig.layout import Layout
 from contig.transport.wire import Type
 from tests.remote.test_outgoing import next_frame, opened
@@ -95,3 +103,44 @@ def test_bytes_of_bools(data: st.DataObject) -> None:
     fits = all(records[i] <= 1 for i in covered)
     assert receiver.check_items(size, False) == fits
     assert receiver.refusal == ("none" if fits else "value")
+
+
+@pytest.mark.parametrize("kind", ["queue", "tape", "disk"])
+def test_a_client_sends_bools_as_0_or_1(kind: str, tmp_path: Path) -> None:
+    """Numpy takes any byte but 0 for True, so arrays may have others, and they are not refused."""
+    odd = np.array([2, 0, 255], "u1").view(bool)
+    with server_of(kind, ROW, tmp_path / "disk") as server:
+        with TcpClient("127.0.0.1", server.port, ROW) as client:
+            rows = [{"mask": odd, "n": n, "next": {"done": odd[0]}} for n in range(4)]
+            columns = {
+                "mask": np.stack([odd] * 4),
+                "n": np.arange(4, 8),
+                "next": {"done": np.array([2, 0, 3, 1], "u1").view(bool)},
+            }
+            if kind == "queue":
+                for row in rows:
+                    client.send(row)
+                client.send_many(columns)
+            else:
+                for row in rows[:2]:
+                    client.send(row)
+                writer = client.writer()
+                for row in rows[2:]:
+                    writer.append(row)
+                    writer.end_episode()
+                client.extend(columns)
+                client.send_trajectory({**columns, "n": np.arange(8, 12)})
+                client.add_step({**columns, "n": np.arange(12, 16)})
+            client.wait(20)
+        assert server.stats().rejected == {}
+        if kind == "queue":
+            batches = [s.batch for s in (server.sample(20), server.sample(20)) if s is not None]
+        else:
+            storage = server.buffers["default"].storage
+            batches = [storage.gather(np.arange(16, dtype=np.int64))[0]]
+        for batch in batches:
+            masks = np.asarray(batch["mask"]).view("u1")
+            np.testing.assert_array_equal(masks, np.tile([1, 0, 1], (len(masks), 1)))
+            assert set(np.asarray(batch["next", "done"]).view("u1").ravel().tolist()) <= {0, 1}
+        numbers = [n for b in batches for n in np.asarray(b["n"]).tolist()]
+        assert numbers == list(range(len(numbers)))

@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from ..arguments import seconds
 from ..errors import ClosedError, WorkerError
 from .sink import RemoteSink, StorageSink, buffers_of, sink_of
 
@@ -211,6 +212,7 @@ class BaseCollector(ABC):
         Raises:
             WorkerError: the collection had failed, and nobody had been told.
         """
+        wait_s = _STOP_S if timeout is None else seconds("timeout", timeout)
         with self._lock:
             if self._closed:
                 return
@@ -221,7 +223,7 @@ class BaseCollector(ABC):
             self._turn.notify_all()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(_STOP_S if timeout is None else timeout)
+            thread.join(min(wait_s, threading.TIMEOUT_MAX))
         self._end_feed()
         self._close()
         if self._failure is not None and not self._told:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import seconds
 from ..batch import Batch, stack_batches
 from ..errors import ClosedError, WorkerError
 from ..layout import Layout
@@ -110,7 +111,10 @@ class MultiCollector(BaseCollector):
         self._trajs, self._split = trajs_per_batch, split_trajs
         self._postproc, self._hook = postproc, post_collect_hook
         self._max_restarts = max_restarts
-        self._limits_s = (step_timeout_s, start_timeout_s)
+        self._limits_s = (
+            seconds("step_timeout_s", step_timeout_s),
+            seconds("start_timeout_s", start_timeout_s),
+        )
         self.restarts = 0
         self.dropped_trajectories = self.dropped_frames = 0
         self._handles: list[Handle] = []

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import seconds
 from ..batch import Batch
 from ..errors import LayoutError, WorkerError
 from ..layout import Layout, ShapeDtype
@@ -75,7 +76,10 @@ class ParallelEnv(BatchedEnv):
         start_timeout_s: float = 120.0,
     ) -> None:
         super().__init__(num_envs, make_env, policy=policy)
-        self._limits_s = (step_timeout_s, start_timeout_s)
+        self._limits_s = (
+            seconds("step_timeout_s", step_timeout_s),
+            seconds("start_timeout_s", start_timeout_s),
+        )
 
     def _made(self) -> _Children:
         if self._lanes is None:

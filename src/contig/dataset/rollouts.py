@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..arguments import seconds
 from ..errors import LayoutError, NothingEligibleError
 from .base import RolloutFileBase
 from .deck import Deck
@@ -89,7 +90,7 @@ class RolloutDataset(RolloutFileBase):
         self.random_shuffle_traj_order = random_shuffle_traj_order
         self.keep_latest_n_trajs = keep_latest_n_trajs
         self.starting_frame_range = (int(low), int(high))
-        self.wait_s, self.follow_s = wait_s, follow_s
+        self.wait_s, self.follow_s = seconds("wait_s", wait_s), seconds("follow_s", follow_s)
         self.first_frame_done = first_frame_done
         self.check_finite = check_finite
         self.seed = seed

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arguments import check_kind, whole, whole_numbers
+from ..arguments import check_kind, seconds, whole, whole_numbers
 from ..batch import Batch
 from ..convert import as_array
 from ..errors import (
@@ -96,7 +96,7 @@ class ReplayBuffer:
             check_kind("limiter", limiter, RateLimiter, "give RateLimiter(samples_per_insert)")
         self.limiter = limiter
         prefetch = whole("prefetch", prefetch, 0, "a number of batches")
-        self.sample_timeout_s = sample_timeout_s
+        self.sample_timeout_s = seconds("sample_timeout_s", sample_timeout_s)
         self.output = output
         self._output = to_output(output, device)
         self._on_write, self._on_sample = _hooks(transform)

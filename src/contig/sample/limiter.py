@@ -7,7 +7,7 @@ import numbers
 import time
 from collections.abc import Callable
 
-from ..arguments import whole
+from ..arguments import seconds, whole
 from ..errors import RateLimitError
 from ..tape import Storage
 
@@ -48,8 +48,6 @@ class RateLimiter:
             raise ValueError(
                 f"samples_per_insert must be a positive number, got {samples_per_insert!r}"
             )
-        if not timeout_s >= 0:
-            raise ValueError(f"timeout_s must be a number of seconds, got {timeout_s}")
         min_size = whole("min_size", min_size, 1, "a number of rows")
         least = max(1.0, samples_per_insert)
         self.error_buffer = least if error_buffer is None else float(error_buffer)
@@ -61,7 +59,7 @@ class RateLimiter:
         self.samples_per_insert = float(samples_per_insert)
         self.min_size = min_size
         self.block = block
-        self.timeout_s = timeout_s
+        self.timeout_s = seconds("timeout_s", timeout_s)
         self._middle = min_size * self.samples_per_insert
 
     def drift(self, storage: Storage) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native
-from ..arguments import whole
+from ..arguments import seconds_or_none, whole
 from ..batch import Batch
 from ..convert import plain_tree
 from ..errors import ClosedError
@@ -79,6 +79,7 @@ class BatchQueue:
             LayoutError: the tree does not fit the layout; nothing is appended.
             TimeoutError: there was no room in time.
         """
+        timeout = seconds_or_none("timeout", timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         tree = plain_tree(tree)[0]
         record = None

@@ -14,9 +14,10 @@ _WHERE = {
     "client": ("TcpClient",),
     "info": ("HistSnapshot", "Sample", "SampleInfo", "ServerStats"),
     "remote": ("RemoteReplayBuffer",),
-    "server": ("Server", "TcpTransport"),
+    "server": ("Server",),
     "shared": ("SharedClient",),
     "stream": ("StreamWriter",),
+    "tcp": ("TcpTransport",),
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _WHERE)
 
@@ -30,6 +31,6 @@ if TYPE_CHECKING:
     from .info import ServerStats as ServerStats
     from .remote import RemoteReplayBuffer as RemoteReplayBuffer
     from .server import Server as Server
-    from .server import TcpTransport as TcpTransport
     from .shared import SharedClient as SharedClient
     from .stream import StreamWriter as StreamWriter
+    from .tcp import TcpTransport as TcpTransport

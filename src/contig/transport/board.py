@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _native
+from ..arguments import seconds
 from ..convert import plain_tree
 from ..errors import LayoutError
 from ..layout import Layout
@@ -32,11 +33,11 @@ class Weights(NamedTuple):
     tree: Any
 
 
-def check_version(version: Any, least: int = 0) -> None:
+def check_version(version: Any, least: int = 0, name: str = "version") -> None:
     """Raises ValueError unless weights can have this version: -1 is how none are told."""
     whole = isinstance(version, (int, np.integer)) and not isinstance(version, bool)
     if not whole or not least <= version < 2**63:
-        raise ValueError(f"version {version!r}: a whole number of at least {least}, below 2^63")
+        raise ValueError(f"{name} {version!r}: a whole number of at least {least}, below 2^63")
 
 
 class WeightsBoard:
@@ -103,7 +104,8 @@ class WeightsBoard:
 
     def read(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
         """The newest version if it is newer than one; None if there was none in time."""
-        deadline = time.monotonic() + timeout_s
+        check_version(newer_than, -(2**63), "newer_than")
+        deadline = time.monotonic() + seconds("timeout_s", timeout_s)
         while True:
             seen = self._native.word
             newest = self.newest

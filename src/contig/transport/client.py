@@ -23,15 +23,16 @@ from typing import Any
 import numpy as np
 
 from ..accumulate import Built
-from ..arguments import whole
+from ..arguments import check_kind, seconds, seconds_or_none, whole
 from ..batch import Batch
 from ..convert import plain_tree
 from ..layout import Layout, as_bytes
-from .board import Weights, unpack_weights
+from .board import Weights, check_version, unpack_weights
 from .handshake import Address
 from .link import Link, LinkOptions
 from .remote_tape import RemoteTape
 from .stream import StreamWriter
+from .tcp import port_number
 from .tls import client_context
 from .wire import Type, parse_described
 
@@ -77,8 +78,12 @@ class TcpClient:
         on_full: str = "block",
         send_timeout_s: float | None = None,
     ) -> None:
-        layout = _layout_of(data_sample)
+        port = port_number("port", port, 1)
+        for name, text in (("host", host), ("table", table), ("token", token)):
+            if name != "token" or token is not None:
+                check_kind(name, text, str, "give text")
         max_inflight_msgs = whole("max_inflight_msgs", max_inflight_msgs, 1, "frames")
+        layout = _layout_of(data_sample)
         options = LinkOptions(ack, max_inflight_msgs, reconnect_s, on_full, send_timeout_s)
         self.producer = secrets.randbelow(2**63 - 1) + 1
         opening = {
@@ -190,7 +195,7 @@ class TcpClient:
             TimeoutError: it took longer.
             ConnectionClosedError: the server is gone.
         """
-        self._link.wait(timeout)
+        self._link.wait(seconds_or_none("timeout", timeout))
 
     @property
     def pending(self) -> int:
@@ -211,16 +216,16 @@ class TcpClient:
 
     def weights(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
         """The newest published weights if they are newer than a version; None if none came."""
-        deadline = time.monotonic() + timeout_s
+        check_version(newer_than, -(2**63), "newer_than")
+        deadline = time.monotonic() + seconds("timeout_s", timeout_s)
         self._link.check()
         while True:
             # In slices: several threads may wait, and one of them asks at a time.
             left = max(deadline - time.monotonic(), 0.0)
             with self._reading:
                 wait = struct.pack("<d", min(left, _SLICE_S))
-                number = self.asking.ask(Type.GET, wait, newer_than)
-                answer: Any = self.asking.collect(number, _ANSWER_S)
-            _, number, payload = answer
+                asked = self.asking.ask(Type.GET, wait, newer_than)
+                _, number, payload = self.asking.collect(asked, _ANSWER_S)
             version = number - 2**64 if number >= 2**63 else number
             if payload and version > newer_than:  # not what an interrupted call had asked for
                 break
@@ -253,6 +258,7 @@ class TcpClient:
         Raises:
             TimeoutError, ConnectionClosedError: some items were not acked.
         """
+        timeout = seconds_or_none("timeout", timeout)
         if self._session.forked:
             return  # the connection is the parent's
         try:

@@ -36,7 +36,9 @@ _IDLE_BUFFER = 4096  # what a connection begins with: kept when memory is short
 _ROOM = 128 << 10  # for frames received together
 # Anybody can connect: buffers of all who have not shown yet that they may.
 _UNPROVEN_BYTES = 16 << 20
-_UNPROVEN_TLS = 256  # connections, each with some 300 kB that are not ours to count
+_UNPROVEN_TLS = 256  # connections
+_TLS_BYTES = 300 << 10  # of one connection: buffers of asyncio's, and what the TLS library has
+_OPEN_SHARE = 4  # a part of max_bytes, beside the rest: for the trajectories that clients have open
 
 
 class Limits(NamedTuple):
@@ -124,6 +126,7 @@ class Hub:
         self._queues = [t.queue for t in tables.values() if isinstance(t, QueueTable)]
         self.unsettled: dict[int, Connection] = {}  # with items whose commit is under way
         for table in tables.values():
+            table.max_open_bytes = limits.max_bytes // _OPEN_SHARE // len(tables)
             _vacate(table)
             table.on_settled(self._settled)
 
@@ -136,7 +139,7 @@ class Hub:
     def joined(self, connection: Connection) -> None:
         self.stats.connections += 1
         self.connections[connection.number] = connection
-        self._bytes += connection.receiver.size
+        self._bytes += connection.receiver.size + _TLS_BYTES * connection.encrypted
         self._unproven[connection.number] = connection
         self._unproven_bytes += connection.receiver.size
         self._unproven_tls += connection.encrypted
@@ -149,7 +152,13 @@ class Hub:
         if not room:
             self._memory_is_short()
         if self._closing or crowded or not room:
-            connection.refuse(Refused("busy", "the server has no room for another connection"))
+            connection.refuse(
+                Refused(
+                    "busy",
+                    f"the server has no room for another connection: it has {here}, which hold "
+                    f"{self._bytes} bytes with max_bytes={self.limits.max_bytes}",
+                )
+            )
         self._bound_unproven()
 
     def _bound_unproven(self) -> None:
@@ -218,7 +227,7 @@ class Hub:
         connection.forgotten = True
         if connection.table is not None:
             self._leave(connection)
-        self._bytes -= connection.receiver.size
+        self._bytes -= connection.receiver.size + _TLS_BYTES * connection.encrypted
         self._feed_hungry()
 
     def _leave(self, connection: Connection) -> None:

@@ -71,7 +71,8 @@ class ServerStats(NamedTuple):
             there was room for them.
         blocked, blocked_s: how often and how long connections waited for room.
         rejected: refused frames and handshakes, by reason.
-        bytes_held: memory of all receive buffers.
+        bytes_held: memory of all receive buffers, and of TLS.
+        open_bytes: memory of what is known of the trajectories that clients have begun.
         tables: of each table, rows in and out, depth, episodes, age of what was sampled.
         clients: of each connected client, its peer, table, rows, bytes and seconds.
     """
@@ -90,6 +91,7 @@ class ServerStats(NamedTuple):
     blocked_s: float = 0.0
     rejected: dict[str, int] = {}  # noqa: RUF012
     bytes_held: int = 0
+    open_bytes: int = 0
     tables: dict[str, Any] = {}  # noqa: RUF012
     clients: list[Any] = []  # noqa: RUF012
 

@@ -74,7 +74,7 @@ class Ingest:
 
     async def listen(self, listening: socket.socket) -> None:
         tls = self.config["tls"]
-        context = None if tls is None else server_context(*tls)
+        context = None if tls is None else server_context(tls)
         self._accept(listening, lambda: Connection(self.hub), context)
         if self.config["metrics"] is not None:
             guarded = self.config["metrics_guarded"]

@@ -17,6 +17,7 @@ from ..errors import ConnectionClosedError, OverloadError
 from . import wire
 from .handshake import Address
 from .lifetime import EXIT_S
+from .requests import Request
 from .session import LinkOptions, Session
 from .wire import Type
 
@@ -50,7 +51,6 @@ class Link:
         self.address, self.options = address, options
         self.lock = self.session.lock
         self.blocked = 0
-        self._numbers = 0
         first = self.session.first
         self.kind, self.schema, self.max_frame = first.kind, first.schema, first.max_frame
         self.ndim = first.ndim
@@ -193,44 +193,32 @@ class Link:
 
     def request(self, kind: int, payload: bytes, timeout: float | None) -> tuple[int, bytes]:
         """Asks, and waits for the answer: its type and payload."""
-        return self.collect(self.ask(kind, payload, timeout=timeout), timeout)
+        kind, _, answer = self.collect(self.ask(kind, payload, timeout=timeout), timeout)
+        return kind, answer
 
     def ask(
         self, kind: int, payload: bytes, number: int | None = None, timeout: float | None = None
-    ) -> int:
-        """Sends a request and returns its number; waits while the server would refuse it."""
-        mine = 0
+    ) -> Request:
+        """Sends a request, for as long as it is held; waits while the server would refuse it."""
+        requests, asked = self.session.requests, None
 
         def attempt() -> bool:
-            nonlocal mine
-            if not self._may_ask(len(payload)):
+            nonlocal asked
+            if not requests.may_ask(kind, len(payload)):
                 return False
-            self._numbers += 1
-            mine = self._numbers if kind != Type.GET else 0
-            frame = wire.frame(kind, self._numbers if number is None else number, payload)
-            self.session.requests[mine] = frame
-            self.flight.ask(frame)
+            asked = requests.ask(self.flight, kind, payload, number)
             self.session.kick()
             return True
 
         self._wait_for(attempt, timeout, "answers")
-        return mine
+        assert asked is not None
+        return asked
 
-    def _may_ask(self, nbytes: int) -> bool:
-        """Whether the server takes another request of this size. With the lock."""
-        awaited = [len(f) for f in self.session.requests.values() if isinstance(f, bytes)]
-        fits = sum(awaited) + nbytes <= wire.MAX_REQUEST_BYTES
-        return not awaited or (fits and len(awaited) < wire.MAX_REQUESTS)
-
-    def collect(self, number: int, timeout: float | None) -> tuple[int, bytes]:
-        """Waits for a request's answer."""
-        requests = self.session.requests
-        try:
-            self._wait_for(lambda: isinstance(requests[number], tuple), timeout, "answer")
-            return requests[number]  # type: ignore[no-any-return]
-        finally:
-            with self.lock:
-                requests.pop(number, None)
+    def collect(self, asked: Request, timeout: float | None) -> tuple[int, int, bytes]:
+        """Waits for a request's answer: its type, number and payload."""
+        self._wait_for(lambda: asked.answer is not None, timeout, "answer")
+        assert asked.answer is not None
+        return asked.answer
 
     # -- the end ------------------------------------------------------------------------------
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from .tables import QueueTable, TapeTable
 
 if TYPE_CHECKING:
-    from .hub import Hub
+    from .hub import Hub, HubStats
 
-__all__ = ["MetricsPage", "hub_stats"]
+__all__ = ["MetricsPage", "counted", "hub_stats"]
 
 _HISTORY_S = 600.0
 _READERS = 16  # at a time
@@ -23,26 +23,13 @@ _LONGEST_HEAD = 16 << 10
 
 def hub_stats(hub: Hub) -> dict[str, Any]:
     """All counters of a hub, as JSON."""
-    s = hub.stats
     now = time.monotonic()
     return {
+        **counted(hub.stats),
         "uptime_s": time.time() - hub.started,
         "connections": len(hub.connections),
-        "connections_total": s.connections,
-        "frames_in": s.frames_in,
-        "bytes_in": s.bytes_in,
-        "bytes_out": s.bytes_out,
-        "items_in": s.items_in,
-        "rows_in": s.rows_in,
-        "duplicates_dropped": s.duplicates,
-        "resent_frames": s.resent_frames,
-        "lost_items": s.lost_items,
-        "blocked": s.blocked,
-        "blocked_s": s.blocked_s,
-        "requests_answered": s.batches_out,
-        "weights_sent": s.weights_out,
         "bytes_held": hub.bytes_held,
-        "rejected": dict(s.rejected),
+        "open_bytes": sum(t.open_bytes for t in hub.tables.values()),
         "tables": {name: table_stats(t) for name, t in hub.tables.items()},
         "clients": [
             {
@@ -58,6 +45,26 @@ def hub_stats(hub: Hub) -> dict[str, Any]:
             for c in hub.connections.values()
             if c.table is not None
         ],
+    }
+
+
+def counted(s: HubStats) -> dict[str, Any]:
+    """What only grows, as statistics name it."""
+    return {
+        "connections_total": s.connections,
+        "frames_in": s.frames_in,
+        "bytes_in": s.bytes_in,
+        "bytes_out": s.bytes_out,
+        "items_in": s.items_in,
+        "rows_in": s.rows_in,
+        "duplicates_dropped": s.duplicates,
+        "resent_frames": s.resent_frames,
+        "lost_items": s.lost_items,
+        "blocked": s.blocked,
+        "blocked_s": s.blocked_s,
+        "requests_answered": s.batches_out,
+        "weights_sent": s.weights_out,
+        "rejected": dict(s.rejected),
     }
 
 
@@ -200,7 +207,8 @@ class MetricsPage:
             ("blocked_s", "counter", "seconds connections waited for room"),
             ("requests_answered", "counter", "samples, priorities and statistics answered"),
             ("weights_sent", "counter", "versions of weights sent"),
-            ("bytes_held", "gauge", "bytes of all receive buffers"),
+            ("bytes_held", "gauge", "bytes of all receive buffers, and of TLS"),
+            ("open_bytes", "gauge", "bytes of what is known of clients' open trajectories"),
             ("uptime_s", "gauge", "seconds since the start"),
         )
         for name, kind, text in plain:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ServerError
+from .hub import HubStats
+from .metrics import counted
 from .service import SampleService
 
 __all__ = ["IngestProcess"]
@@ -65,7 +67,7 @@ class IngestProcess:
         self._stopping = False
         self._failure: str | None = None
         self._told: str | None = None  # the traceback it sent before it died
-        self._answers: dict[int, Any] = {}
+        self._answers: dict[int, Any] = {}  # to questions that somebody waits for
         self._asked = 0
         self._arrived = threading.Condition()
         self._last_stats: dict[str, Any] | None = None
@@ -140,7 +142,8 @@ class IngestProcess:
                 else:
                     with self._arrived:
                         self._last_stats = said["stats"]
-                        self._answers[said.get("id", 0)] = said["stats"]
+                        if said.get("id") in self._answers:
+                            self._answers[said["id"]] = said["stats"]
                         self._arrived.notify_all()
 
     def _watch(self) -> None:
@@ -182,15 +185,26 @@ class IngestProcess:
         with self._arrived:
             self._asked += 1
             asked = self._asked
+            self._answers[asked] = None
         self._send({"op": "stats", "id": asked})
         deadline = time.monotonic() + timeout_s
-        with self._arrived:
-            while asked not in self._answers:
-                left = deadline - time.monotonic()
-                if left <= 0 or self._failure is not None or self._stopping:
-                    return self._last_stats or {}
-                self._arrived.wait(min(left, 0.1))
-            return dict(self._answers.pop(asked))
+        try:
+            with self._arrived:
+                while self._answers[asked] is None:
+                    left = deadline - time.monotonic()
+                    if left <= 0 or self._failure is not None or self._stopping:
+                        return self._last_said()
+                    self._arrived.wait(min(left, 0.1))
+                return dict(self._answers[asked])
+        finally:
+            self._answers.pop(asked, None)
+
+    def _last_said(self) -> dict[str, Any]:
+        """When it was last asked; and what it has counted since, which it says by itself."""
+        known = {} if self._counters is None else counted(HubStats.going_on(self._counters))
+        last = self._last_stats or {}
+        stopped = self._stopping and "uptime_s" in last  # its last word
+        return {**known, **last} if stopped else {**last, **known}
 
     def stop(self, final: bool) -> None:
         """Ends it; clients are told only if it is `final`."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native, errors
-from ..arguments import whole, whole_numbers
+from ..arguments import seconds, whole, whole_numbers
 from ..batch import Batch
 from ..convert import as_array
 from ..errors import ConnectionClosedError
@@ -26,6 +26,7 @@ from ..replay.buffer import BufferStats
 from ..replay.output import to_output
 from .board import Weights
 from .client import TcpClient
+from .requests import Request
 from .wire import Type, parse_described
 
 __all__ = ["RemoteReplayBuffer"]
@@ -63,12 +64,12 @@ class RemoteReplayBuffer:
         prefetch = whole("prefetch", prefetch, 0, "a number of batches")
         if batch_size is not None:
             batch_size = whole("batch_size", batch_size, 1, "rows")
+        self.sample_timeout_s = seconds("sample_timeout_s", sample_timeout_s)
         self._output = to_output(output, device)
         self._client = TcpClient(host, port, data_sample, table=table, **client)
         self.batch_size = batch_size
-        self.sample_timeout_s = sample_timeout_s
         self._prefetch = prefetch
-        self._ahead: deque[int] = deque()
+        self._ahead: deque[Request] = deque()
         self._turn = threading.Lock()
 
     # -- writing ------------------------------------------------------------------------------
@@ -104,13 +105,13 @@ class RemoteReplayBuffer:
                 ahead = bool(self._ahead)
                 while len(self._ahead) <= self._prefetch:
                     self._ahead.append(self._ask(self.batch_size))
-                number = self._ahead.popleft()
-            kind, payload = link.collect(number, self.sample_timeout_s)
+                asked = self._ahead.popleft()
+            kind, _, payload = link.collect(asked, self.sample_timeout_s)
             if kind != Type.BATCH and ahead:
                 # What was wrong when it was asked for may be right by now.
-                kind, payload = link.collect(self._ask(self.batch_size), self.sample_timeout_s)
+                kind, _, payload = link.collect(self._ask(self.batch_size), self.sample_timeout_s)
         else:
-            kind, payload = link.collect(self._ask(batch_size), self.sample_timeout_s)
+            kind, _, payload = link.collect(self._ask(batch_size), self.sample_timeout_s)
         batch = self._batch(kind, payload)
         out = self._output(batch)
         if not return_info:
@@ -120,7 +121,7 @@ class RemoteReplayBuffer:
             info["priority_weight"] = batch["priority_weight"]
         return out, info
 
-    def _ask(self, size: int | None) -> int:
+    def _ask(self, size: int | None) -> Request:
         asked = struct.pack("<Q", 0 if size is None else whole("batch_size", size, 1, "rows"))
         return self._client.asking.ask(Type.SAMPLE, asked, timeout=self.sample_timeout_s)
 

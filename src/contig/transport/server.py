@@ -9,27 +9,22 @@ Thread-safe.
 
 from __future__ import annotations
 
-import atexit
-import ipaddress
-import os
 import socket
 import sys
 import threading
 import time
 import uuid
-import weakref
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
+from ..arguments import check_kind, seconds_or_none
 from ..convert import plain_tree
 from ..errors import ClosedError, ServerError
 from ..layout import Layout
 from ..replay import ReplayBuffer
 from ..tape import BatchQueue, SharedStorage
 from ..tape.disk import DiskStorage
-from ..tape.segment import Segment
-from . import lifetime
-from .announce import announce, say_closed
+from .announce import announce
 from .board import WeightsBoard, check_version
 from .disk_table import DiskTable
 from .hub import Limits
@@ -37,9 +32,11 @@ from .in_process import InProcess
 from .info import HistSnapshot, Sample, SampleInfo, ServerStats
 from .metrics import table_stats
 from .process import IngestProcess
+from .running import Running
 from .service import SampleService
 from .tables import QueueTable, Table, TapeTable
-from .wire import HANDSHAKE_S, HEARTBEAT_S, LEAST_HEARTBEAT_S, MOST_HEARTBEAT_S
+from .tcp import TcpTransport, is_local
+from .wire import HANDSHAKE_S
 
 __all__ = ["Server", "TcpTransport"]
 
@@ -47,62 +44,13 @@ _SLICE_S = 0.1
 _DEFAULT = "default"
 
 
-class TcpTransport(NamedTuple):
-    """How a server listens.
-
-    Attributes:
-        port: 0 for any free one; `server.port` says which.
-        host: the address to bind; another than this machine's own needs a token.
-        token: what clients must know. It is never sent.
-        tls: paths of a certificate chain and its key, PEM.
-        metrics_port: where ``/metrics`` is served, on the same host; None: nowhere. If other
-            machines can reach it, it needs `tls`, and readers send the token (Bearer).
-        max_frame, max_bytes: bounds of one frame, and of everything received and not yet taken in.
-        max_restarts: how often the ingest process is started again if it dies.
-        heartbeat_s: clients and server take each other for lost when nothing was heard for so long;
-            each says something every third of it.
-        in_process: hold the sockets in a thread of this process, for debugging. Tables on disk are
-            always served like that; `contig serve --disk` does it in a process of its own.
-    """
-
-    port: int = 0
-    host: str = "127.0.0.1"
-    token: str | None = None
-    tls: tuple[str, str] | None = None
-    metrics_port: int | None = None
-    max_frame: int = Limits().max_frame
-    max_bytes: int = Limits().max_bytes
-    max_restarts: int = 0
-    in_process: bool = False
-    heartbeat_s: float = HEARTBEAT_S
-
-    def check(self) -> None:
-        """Raises ValueError for what would be unsafe or cannot work."""
-        for port in (self.port, self.metrics_port):
-            if port is not None and not 0 <= port < 1 << 16:
-                raise ValueError(f"port {port}: a number of 0 to 65535")
-        if self.token is not None and not self.token:
-            raise ValueError("token: an empty one protects nothing; leave it out or give one")
-        if self.token is None and not _is_local(self.host):
-            raise ValueError(
-                f"host {self.host!r} can be reached from other machines: give a token "
-                '(TcpTransport(token=...)), or bind "127.0.0.1"'
-            )
-        if self.metrics_port is not None and self.tls is None and not _is_local(self.host):
-            raise ValueError(
-                f"metrics_port: on host {self.host!r} readers of /metrics would send the token for "
-                'all to see: give tls, or bind "127.0.0.1"'
-            )
-        if not LEAST_HEARTBEAT_S <= self.heartbeat_s <= MOST_HEARTBEAT_S:
-            raise ValueError(
-                f"heartbeat_s: seconds, {LEAST_HEARTBEAT_S} to {MOST_HEARTBEAT_S}, got "
-                f"{self.heartbeat_s}"
-            )
-        if not 1024 <= self.max_frame <= self.max_bytes // 2:
-            raise ValueError(
-                f"max_frame {self.max_frame}: at least 1024 and at most half of max_bytes "
-                f"({self.max_bytes})"
-            )
+def _checked_tables(tables: Any) -> dict[str, ReplayBuffer]:
+    check_kind("tables", tables, dict, 'give {"name": ReplayBuffer(...)}')
+    for name, buffer in tables.items():
+        check_kind(f"tables: the name {name!r}", name, str)
+        where = "buffer" if name == _DEFAULT and len(tables) == 1 else f"tables[{name!r}]"
+        check_kind(where, buffer, ReplayBuffer, "give a ReplayBuffer(...)")
+    return dict(tables)
 
 
 def _tape_table(buffer: ReplayBuffer) -> Table:
@@ -117,15 +65,6 @@ def _check_fits(layout: Layout, max_frame: int) -> None:
             f"an item has {layout.record_size} bytes, more than a frame may have: raise "
             f"TcpTransport(max_frame={max_frame})"
         )
-
-
-def _is_local(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Server:
@@ -156,10 +95,11 @@ class Server:
         if sum(given) != 1:
             raise ValueError("give either example and batch_size, or buffer, or tables")
         if transport is not None:
-            transport.check()
+            check_kind("transport", transport, TcpTransport, "write TcpTransport(port)")
+            transport = transport.checked()
         self.name = uuid.uuid4().hex[:16] if name is None else name
         self.transport = transport
-        self._buffers = {_DEFAULT: buffer} if buffer is not None else dict(tables or {})
+        self._buffers = _checked_tables({_DEFAULT: buffer} if buffer is not None else tables or {})
         for name, table in self._buffers.items():
             if isinstance(table.storage, DiskStorage) and table.storage.read_only:
                 raise ValueError(
@@ -171,57 +111,51 @@ class Server:
                     "straight to its storage: transform them in the clients before they are sent, "
                     "or when they are sampled (an object with on_sample)"
                 )
-        self._queue: BatchQueue | None = None
+        run = self._run = Running(self.name)
         if given[0]:
             if example is None or batch_size is None:
                 raise ValueError("a queue needs both example and batch_size")
             layout = Layout(plain_tree(example)[0])
             if transport is not None:
                 _check_fits(layout, transport.max_frame)
-            self._queue = BatchQueue.create(layout, batch_size, num_buffers, f"{self.name}.queue")
-        self._board: WeightsBoard | None = None
-        self._ingest: IngestProcess | InProcess | None = None
-        self._service: SampleService | None = None
-        self._listening: socket.socket | None = None
-        self._port: int | None = None
-        self._pid = os.getpid()
-        self._info: Segment | None = None
-        self._unfeed: list[Any] = []
-        self._closed = self._ending = self._flush = self._shown = False
+            run.queue = BatchQueue.create(layout, batch_size, num_buffers, f"{self.name}.queue")
+        self._flush = self._shown = False
         self._publishing = threading.Lock()
         if sys.platform == "linux":
-            self._info = announce(self.name, self._describe())
-        _servers.add(self)
+            run.info = announce(self.name, self._describe())
+        run.watch(self)
 
     # -- life ---------------------------------------------------------------------------------
 
     def start(self) -> Server:
         """Opens the port and starts the ingest process. Without a transport, does nothing."""
-        if self._closed:
+        run, t = self._run, self.transport
+        run.check_process()
+        if run.closed:
             raise ClosedError("this server is closed")
-        if self.transport is None or self._ingest is not None:
+        if t is None or run.ingest is not None:
             return self
-        t = self.transport
         family = socket.AF_INET6 if ":" in t.host else socket.AF_INET
-        self._listening = socket.create_server((t.host, t.port), family=family, backlog=1024)
-        self._service = SampleService(self._buffers, t.max_frame)
+        run.listening = socket.create_server((t.host, t.port), family=family, backlog=1024)
+        run.service = SampleService(self._buffers, t.max_frame)
         try:
             if t.in_process or self._on_disk():
-                self._ingest = InProcess(
-                    self._config(), self._tables(), self._board, self._listening, self._service
+                run.ingest = InProcess(
+                    self._config(), self._tables(), run.board, run.listening, run.service
                 )
             else:
                 fds = [int(c["fd"]) for c in self._config()["tables"].values() if "fd" in c]
-                self._ingest = IngestProcess(
-                    self._config(), self._listening, fds, self._service, t.max_restarts
+                run.ingest = IngestProcess(
+                    self._config(), run.listening, fds, run.service, t.max_restarts
                 )
         except BaseException:
-            self._listening.close()
-            self._service.close()
+            run.listening.close()
+            run.service.close()
             raise
-        self._port = int(self._listening.getsockname()[1])
-        self._shown = self._board is not None
-        self._unfeed = [b.feed(self.check) for b in self._buffers.values()]
+        run.port = int(run.listening.getsockname()[1])
+        self._shown = run.board is not None
+        # Not this server's: a buffer would keep it for as long as it lives itself.
+        run.unfeed = [b.feed(run.check) for b in self._buffers.values()]
         return self
 
     @property
@@ -232,9 +166,9 @@ class Server:
     @property
     def port(self) -> int:
         """Where it listens, or did before it was closed."""
-        if self._port is None:
+        if self._run.port is None:
             raise ServerError("the server is not started: it has no port yet")
-        return self._port
+        return self._run.port
 
     def close(self, flush: bool = False, *, final: bool = True) -> None:
         """Says goodbye to clients and stops taking items in.
@@ -244,37 +178,11 @@ class Server:
         try to come back for their `reconnect_s`, which is right before a restart. Leaving ``with
         Server(...)`` by an exception, and the end of the process, are not final either.
 
-        In a forked child it does nothing: the server is its parent's.
+        A server that is dropped without it is ended too, in the background and not for good, with
+        a ResourceWarning. In a forked child it does nothing: the server is its parent's.
         """
-        if self._ending or self._pid != os.getpid():
-            return
-        self._ending, self._flush = True, flush
-        if self._ingest is not None:
-            self._ingest.stop(final)
-        self._closed = True  # only now: until here items may come in
-        for end in self._unfeed:
-            end()  # so that remote samples that wait for rows give up
-        if self._service is not None:
-            self._service.close()
-        if self._listening is not None:
-            self._listening.close()
-        if self._queue is not None:
-            self._queue.native.close()
-            self._queue.close()
-        if self._board is not None:
-            self._board.close()
-        if self._info is not None:
-            say_closed(self._info)
-            self._info.close()
-
-    def _fork(self) -> None:
-        """In a forked child: the port and the sign of life are the parent's."""
-        if self._listening is not None:
-            self._listening.close()
-        if self._info is not None:
-            self._info.close()
-        if isinstance(self._ingest, InProcess):
-            self._ingest.fork()
+        self._flush = self._flush or (flush and not self._run.ending)
+        self._run.close(final)
 
     def __enter__(self) -> Server:
         return self.start()
@@ -284,19 +192,19 @@ class Server:
 
     def check(self) -> None:
         """Raises ServerError if the ingest process died."""
-        if self._ingest is not None:
-            self._ingest.check()
+        self._run.check()
 
     @property
     def pid(self) -> int | None:
         """Of the ingest process."""
-        return self._ingest.pid if isinstance(self._ingest, IngestProcess) else None
+        ingest = self._run.ingest
+        return ingest.pid if isinstance(ingest, IngestProcess) else None
 
     # -- the queue ----------------------------------------------------------------------------
 
     def submit(self, tree: Any, timeout: float | None = None) -> None:
         """Puts one item into the queue from this process; waits for room."""
-        if self._closed:
+        if self._run.closed:
             raise ClosedError("this server is closed")
         self._need_queue().submit(tree, timeout)
 
@@ -313,13 +221,14 @@ class Server:
             ServerError: the ingest process died.
         """
         queue = self._need_queue()
+        timeout = seconds_or_none("timeout", timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             seen = queue.native.data_word
-            batch = queue.take(copy, partial=self._closed and self._flush)
+            batch = queue.take(copy, partial=self._run.closed and self._flush)
             if batch is not None:
                 return Sample(batch, self.info())
-            if self._closed:
+            if self._run.closed:
                 return None
             self.check()
             left = _SLICE_S if deadline is None else deadline - time.monotonic()
@@ -357,9 +266,9 @@ class Server:
         self._need_queue().native.reset_histograms()
 
     def _need_queue(self) -> BatchQueue:
-        if self._queue is None:
+        if self._run.queue is None:
             raise TypeError("this server feeds buffers: sample from them")
-        return self._queue
+        return self._run.queue
 
     # -- weights and statistics ---------------------------------------------------------------
 
@@ -371,28 +280,36 @@ class Server:
             LayoutError: a tree of another layout than the ones before.
         """
         check_version(version)  # before it decides what weights look like
+        self._run.check_process()
         with self._publishing:
-            if self._closed:
+            if self._run.closed:
                 raise ClosedError("this server is closed")
-            if self._board is None:
-                self._board = WeightsBoard.create(tree, f"{self.name}.weights")
-            self._board.publish(version, tree)
-            if self._ingest is not None:
+            if self._run.board is None:
+                self._run.board = WeightsBoard.create(tree, f"{self.name}.weights")
+            self._run.board.publish(version, tree)
+            if self._run.ingest is not None:
                 if not self._shown:
-                    self._ingest.show(self._board, f"{self.name}.weights")
+                    self._run.ingest.show(self._run.board, f"{self.name}.weights")
                     self._shown = True
                 else:
-                    self._ingest.tell(op="published")
+                    self._run.ingest.tell(op="published")
 
     @property
     def weights_version(self) -> int | None:
         """The newest published version, or None."""
-        return None if self._board is None else self._board.newest
+        return None if self._run.board is None else self._run.board.newest
 
     def stats(self) -> ServerStats:
-        """Everything that is counted."""
-        ingest: dict[str, Any] = {} if self._ingest is None else self._ingest.stats()
-        if self._ingest is not None:
+        """Everything that is counted; of an ingest process that does not answer (it is stopped),
+        what it said last.
+
+        Raises:
+            ServerError: it died, and is not started again.
+            ClosedError: in a forked child.
+        """
+        self._run.check_process()
+        ingest: dict[str, Any] = {} if self._run.ingest is None else self._run.ingest.stats()
+        if self._run.ingest is not None:
             self.check()
         tables = {name: table_stats(t) for name, t in self._tables().items()}
         return ServerStats.of(ingest, tables)
@@ -400,8 +317,8 @@ class Server:
     # -- how ----------------------------------------------------------------------------------
 
     def _tables(self) -> dict[str, Table]:
-        if self._queue is not None:
-            return {_DEFAULT: QueueTable(self._queue)}
+        if self._run.queue is not None:
+            return {_DEFAULT: QueueTable(self._run.queue)}
         return {n: _tape_table(b) for n, b in self._buffers.items()}
 
     def _on_disk(self) -> bool:
@@ -410,7 +327,7 @@ class Server:
 
     def _describe(self) -> dict[str, Any]:
         """The tables, as another process of this host may attach to them."""
-        if self._queue is not None:
+        if self._run.queue is not None:
             return {_DEFAULT: {"kind": "queue", "name": f"{self.name}.queue"}}
         out = {}
         for name, buffer in self._buffers.items():
@@ -450,30 +367,9 @@ class Server:
             "handshake_s": HANDSHAKE_S,
             "heartbeat_s": t.heartbeat_s,
             "metrics": None if t.metrics_port is None else [t.host, t.metrics_port],
-            "metrics_guarded": not _is_local(t.host),
-            "board": None if self._board is None else f"{self.name}.weights",
+            "metrics_guarded": not is_local(t.host),
+            "board": None if self._run.board is None else f"{self.name}.weights",
         }
-
-
-_servers: weakref.WeakSet[Server] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """Ends the threads of servers that nobody closed, while there still is an interpreter."""
-    lifetime.flush_all()  # clients of the same process come first
-    for server in list(_servers):
-        server.close(final=False)
-
-
-def _forked() -> None:
-    for server in list(_servers):
-        server._fork()
-    _servers.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
 
 
 def _json_key(key: Any) -> Any:

@@ -23,11 +23,12 @@ import time
 from typing import Any, NamedTuple
 
 from .. import _native
+from ..arguments import seconds, seconds_or_none
 from ..errors import ClosedError, ConnectionClosedError
 from . import lifetime, wire
 from .handshake import Accepted, Address, NoGreeting, connect
 from .pump import Pump
-from .wire import Type
+from .requests import Requests
 
 __all__ = ["LinkOptions", "Session"]
 
@@ -63,8 +64,8 @@ class LinkOptions(NamedTuple):
             raise ValueError(f"ack {self.ack!r}: one of {', '.join(wire.ACK_LEVELS)}")
         if self.on_full not in ("block", "raise"):
             raise ValueError(f'on_full {self.on_full!r}: "block" or "raise"')
-        if not self.reconnect_s >= 0:
-            raise ValueError(f"reconnect_s: seconds, at least 0, got {self.reconnect_s}")
+        seconds("reconnect_s", self.reconnect_s)
+        seconds_or_none("send_timeout_s", self.send_timeout_s)
 
 
 class Session:
@@ -92,7 +93,7 @@ class Session:
         self.lock = threading.Lock()
         self.ready = False  # connected, and nothing went wrong
         self.flight: Any = None
-        self.requests: dict[int, Any] = {}  # number -> its frame, or the answer
+        self.requests = Requests()
         self.resends = 0
         self.failure: Exception | None = None
         self.lost_at: float | None = None
@@ -339,11 +340,10 @@ class Session:
 
     def _resume(self, connection: Accepted) -> None:
         """The server is back: drops what it has, sends the rest again. With the lock."""
-        requests = [f for f in self.requests.values() if isinstance(f, bytes)]
         self._sock = connection.sock
         self.flight.limit(connection.max_inflight, connection.near)
         self.flight.heartbeat(connection.heartbeat_s)
-        self.resends += self.flight.resume(connection.seen, requests)
+        self.resends += self.flight.resume(connection.seen, self.requests.again())
         self.lost_at, self._up_at = None, time.monotonic()
         self.ready = not self.closing
         self.flight.notify()
@@ -351,7 +351,5 @@ class Session:
     def answered(self, kind: int, number: int, payload: bytes) -> None:
         with self.lock:
             self._proven = True
-            key = 0 if kind == Type.WEIGHTS else number
-            if key in self.requests:
-                self.requests[key] = (kind, payload) if key else (kind, number, payload)
+            self.requests.answered(kind, number, payload)
         self.flight.notify()

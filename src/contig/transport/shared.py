@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..accumulate import Built
+from ..arguments import check_kind, seconds, seconds_or_none
 from ..batch import Batch
 from ..convert import plain_tree
 from ..errors import (
@@ -31,7 +32,7 @@ from ..sample import RateLimiter
 from ..tape import BatchQueue, SharedStorage, Writer
 from ..tape.env_step import EnvStep
 from .announce import FoundServer
-from .board import Weights, WeightsBoard
+from .board import Weights, WeightsBoard, check_version
 from .stream import StreamWriter
 
 __all__ = ["SharedClient"]
@@ -67,6 +68,8 @@ class SharedClient:
             raise OSError("SharedClient needs shared memory between processes: Linux only")
         if on_full not in ("block", "raise"):
             raise ValueError(f'on_full {on_full!r}: "block" or "raise"')
+        check_kind("server", server, str, "give its name, as server.name has it")
+        send_timeout_s = seconds_or_none("send_timeout_s", send_timeout_s)
         self._found = FoundServer(server)
         tables = self._found.tables
         if table not in tables:
@@ -222,6 +225,7 @@ class SharedClient:
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns at once: what was sent is committed. Raises if the server is gone."""
+        seconds_or_none("timeout", timeout)
         if not self._closed:
             self._check_server()
 
@@ -229,7 +233,10 @@ class SharedClient:
 
     def weights(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
         """The newest published weights if they are newer than a version; None if none came."""
-        deadline = time.monotonic() + timeout_s
+        check_version(newer_than, -(2**63), "newer_than")
+        deadline = time.monotonic() + seconds("timeout_s", timeout_s)
+        if self._closed:
+            raise ClosedError("this client is closed")
         if self._gone:
             self._check_server()
         while self._board is None:
@@ -250,6 +257,8 @@ class SharedClient:
                 return None
 
     def close(self, timeout: float | None = None) -> None:
+        """Lets go of the server's memory; there is nothing to wait for."""
+        seconds_or_none("timeout", timeout)
         self._closed = True
         self._let_go()
         self._found.close()
@@ -279,6 +288,7 @@ class _SharedTape:
         self._ids = secrets.randbelow(2**63 - 1)
 
     def next_id(self) -> int:
+        self._client._insert(0)  # raises if nothing can be appended any more
         self._ids = (self._ids + 1) & (2**63 - 1)
         return self._ids
 

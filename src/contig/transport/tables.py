@@ -75,6 +75,8 @@ class Table(ABC):
     ndim = 1  # batch dims of plain trees that clients give to `extend`
     ack_levels: tuple[str, ...] = ("received", "committed")
     busy_until = 0.0  # its lock was not to be had: nobody asks again before
+    open_bytes = 0  # of what it remembers of its producers' trajectories
+    max_open_bytes = 1 << 62
 
     @property
     @abstractmethod
@@ -229,6 +231,7 @@ class TapeTable(Table):
         self.limiter = limiter
         self._writers: OrderedDict[int, Any] = OrderedDict()
         self._here: set[int] = set()  # connected, of those with a writer
+        self._open: dict[int, int] = {}  # bytes of each writer
 
     @property
     def schema(self) -> dict[str, Any] | None:
@@ -255,6 +258,7 @@ class TapeTable(Table):
     def leave(self, producer: int) -> None:
         self.storage.tape.leave(producer)
         self._here.discard(producer)
+        self._bound_open()
 
     def leave_all(self) -> None:
         self.storage.tape.leave_all()
@@ -265,7 +269,10 @@ class TapeTable(Table):
             most = self.limiter.room(self.storage)
             if most < 1:
                 return Outcome(sender.next, 0, 0, True)
-        seen, items, rows, gap = self._append(self._writer(sender.producer), receiver, sender, most)
+        writer = self._writer(sender.producer)
+        self._check_open(sender.producer)
+        seen, items, rows, gap = self._append(writer, receiver, sender, most)
+        self._count_open(sender.producer, int(writer.open_bytes))
         if gap:
             _refuse_gap(receiver.number, seen)
         return Outcome(seen, items, rows, seen < receiver.number + receiver.runs)
@@ -281,10 +288,40 @@ class TapeTable(Table):
             writer = self._writers[producer] = self.storage.native_writer(schema)
             if len(self._writers) > _native.PRODUCERS:
                 # As the tape does: whoever is connected goes on with its trajectories.
-                del self._writers[next(p for p in self._writers if p not in self._here)]
+                self._forget(next(p for p in self._writers if p not in self._here))
         self._here.add(producer)
         self._writers.move_to_end(producer)
         return writer
+
+    def _forget(self, producer: int) -> None:
+        del self._writers[producer]
+        self.open_bytes -= self._open.pop(producer, 0)
+
+    def _count_open(self, producer: int, nbytes: int) -> None:
+        self.open_bytes += nbytes - self._open.get(producer, 0)
+        self._open[producer] = nbytes
+        self._bound_open()
+
+    def _bound_open(self) -> None:
+        """Whoever left, the longest ago first, is forgotten if there is too much to remember."""
+        if self.open_bytes <= self.max_open_bytes:
+            return
+        for producer in [p for p in self._writers if p not in self._here]:
+            if self.open_bytes <= self.max_open_bytes:
+                return
+            self._forget(producer)
+
+    def _check_open(self, producer: int) -> None:
+        """Refuses who has more trajectories open than its share, if there is too much of them."""
+        own = self._open.get(producer, 0)
+        if self.open_bytes <= self.max_open_bytes or own * len(self._here) < self.open_bytes:
+            return
+        raise Refused(
+            "open",
+            f"its open trajectories take {own} bytes, and all together {self.open_bytes} of at "
+            f"most {self.max_open_bytes}: end them (done, truncated, end_episode), or raise "
+            "TcpTransport(max_bytes=)",
+        )
 
     def word(self) -> int:
         return int(self.storage.tape.wake_word)

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from ...arguments import whole
+from ...arguments import seconds, whole
 from ..schema import Schema
 from .directory import Directory, open_index, write_description
 from .extents import extent_rows, row_stride
@@ -38,7 +38,7 @@ def check_bounds(
     for name, bound in bounds:
         if bound is not None and bound < 1:
             raise ValueError(f"{name} must be at least 1, got {bound}")
-    if not max_lag_s > 0:
+    if not seconds("max_lag_s", max_lag_s) > 0:
         raise ValueError(f"max_lag_s must be more than 0, got {max_lag_s}")
     return capacity
 

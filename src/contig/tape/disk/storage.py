@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ... import _native
+from ...arguments import seconds, seconds_or_none
 from ...convert import plain_tree
 from ...errors import LayoutError
 from ...layout import Layout
@@ -92,6 +93,8 @@ class DiskStorage(Storage):
     ) -> None:
         lag = Lag(max_lag_rows, max_lag_s)
         capacity = check_bounds(durability, capacity, max_bytes, max_episodes, *lag)
+        if max_age_s is not None:
+            seconds("max_age_s", max_age_s)
         self._directory = Directory(path, make=not read_only)
         self._held = Held(self._directory, read_only)
         self.path = self._directory.path
@@ -285,6 +288,7 @@ class DiskStorage(Storage):
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Returns when every append is committed (or durable)."""
+        timeout_s = seconds_or_none("timeout_s", timeout_s)
         self._open()
         if self._appender is not None:
             self._appender.committer.wait(timeout_s=timeout_s)

@@ -43,6 +43,10 @@ class StagedWriter:
     def open_trajectories(self) -> list[Any]:
         return self.native.open_trajectories()
 
+    @property
+    def open_bytes(self) -> int:
+        return self.native.open_bytes
+
     def add(self, *args: Any) -> int:
         return self._append(self.native.add, args)
 
