@@ -1,5 +1,5 @@
 // Gathering rows of a tape into the columns of a batch, as Python sees it.
-#include "../gather.h"
+#include "native/tape/gather.h"
 
 #include <nanobind/stl/string.h>
 
@@ -8,8 +8,8 @@
 #include <chrono>
 #include <cstring>
 
-#include "../nstep.h"
 #include "handles.h"
+#include "native/tape/nstep.h"
 
 namespace contig {
 

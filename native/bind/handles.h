@@ -9,12 +9,12 @@
 #include <optional>
 #include <vector>
 
-#include "../block.h"
-#include "../frame.h"
-#include "../sumtree.h"
-#include "../tape.h"
-#include "../view.h"
-#include "../writer.h"
+#include "native/kernels/sumtree.h"
+#include "native/sys/block.h"
+#include "native/tape/tape.h"
+#include "native/tape/view.h"
+#include "native/tape/writer.h"
+#include "native/wire/frame.h"
 #include "no_gil.h"
 #include "plan.h"
 

@@ -5,14 +5,14 @@
 #include <algorithm>
 #include <cstring>
 
-#include "../block.h"
-#include "../exchange.h"
-#include "../gather.h"
-#include "../marks.h"
-#include "../permute.h"
-#include "../rng.h"
-#include "../stored_zip.h"
 #include "handles.h"
+#include "native/kernels/marks.h"
+#include "native/kernels/permute.h"
+#include "native/kernels/rng.h"
+#include "native/kernels/stored_zip.h"
+#include "native/sys/block.h"
+#include "native/sys/exchange.h"
+#include "native/tape/gather.h"
 
 namespace contig {
 

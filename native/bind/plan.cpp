@@ -3,8 +3,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "../crc32c.h"
-#include "../frame.h"
+#include "native/kernels/crc32c.h"
+#include "native/wire/frame.h"
 
 namespace contig {
 

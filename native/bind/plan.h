@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "../outbox.h"
-#include "../tape.h"
 #include "leaf_array.h"
+#include "native/tape/tape.h"
+#include "native/wire/frame_builder.h"
 
 namespace contig {
 

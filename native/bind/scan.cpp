@@ -1,14 +1,14 @@
 // Reverse scans over time, on arrays [outer, time, inner] of float32 or float64; and the advantages
 // of rollouts [time, lanes].
-#include "../scan.h"
+#include "native/kernels/scan.h"
 
 #include <nanobind/stl/optional.h>
 
 #include <optional>
 
-#include "../rollout_gae.h"
-#include "../standardize.h"
 #include "handles.h"
+#include "native/kernels/rollout_gae.h"
+#include "native/kernels/standardize.h"
 
 namespace contig {
 

@@ -1,8 +1,8 @@
 // The tape, as Python sees it, and gathering from it.
-#include "../gather.h"
-#include "../region.h"
-#include "../wait.h"
 #include "handles.h"
+#include "native/sys/region.h"
+#include "native/sys/wait.h"
+#include "native/tape/gather.h"
 
 namespace contig {
 

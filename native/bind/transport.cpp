@@ -4,14 +4,14 @@
 
 #include <cstring>
 
-#include "../board.h"
-#include "../crc32c.h"
-#include "../intake.h"
-#include "../process.h"
-#include "../queue.h"
-#include "../receiver.h"
-#include "../wait.h"
 #include "handles.h"
+#include "native/kernels/crc32c.h"
+#include "native/queue/queue.h"
+#include "native/queue/weights.h"
+#include "native/sys/process.h"
+#include "native/sys/wait.h"
+#include "native/wire/receive_loop.h"
+#include "native/wire/receiver.h"
 
 namespace contig {
 
@@ -170,7 +170,7 @@ nb::tuple accept_frame(QueueHandle& q, Receiver& r, uint64_t producer, uint64_t 
 nb::tuple take_frames(QueueHandle& q, Receiver& r, int socket, uint64_t producer, uint64_t next,
                       double patience_s) {
   check_producer(producer, false);
-  Intake in;
+  ReceiveLoop in;
   {
     NoGil no_gil;
     in = take_in(q.queue, r, socket, producer, next, patience_s);

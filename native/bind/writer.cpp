@@ -5,8 +5,8 @@
 #include <cstring>
 #include <random>
 
-#include "../gather.h"
 #include "handles.h"
+#include "native/tape/gather.h"
 
 #if defined(__linux__) || defined(__APPLE__)
 #include <pthread.h>

@@ -13,10 +13,10 @@
 #include <memory>
 #include <utility>
 
-#include "gather.h"
-#include "rng.h"
+#include "native/kernels/rng.h"
+#include "native/tape/gather.h"
+#include "native/tape/view.h"
 #include "rows.h"
-#include "view.h"
 
 namespace killpoints {
 

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "queue.h"
+#include "native/queue/queue.h"
 #include "rows.h"
 
 namespace items {

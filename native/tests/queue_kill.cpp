@@ -9,10 +9,10 @@
 #include <deque>
 #include <map>
 
-#include "board.h"
-#include "crc32c.h"
 #include "killpoints.h"
-#include "process.h"
+#include "native/kernels/crc32c.h"
+#include "native/queue/weights.h"
+#include "native/sys/process.h"
 #include "queue_items.h"
 
 namespace {

@@ -10,10 +10,10 @@
 #include <memory>
 #include <thread>
 
-#include "board.h"
-#include "process.h"
+#include "native/queue/weights.h"
+#include "native/sys/process.h"
+#include "native/sys/wait.h"
 #include "queue_items.h"
-#include "wait.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "../row_sums.h"
+#include "native/tape/row_sums.h"
 
 int main() {
   constexpr size_t kSize = 24, kRows = 64;

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "writer.h"
+#include "native/tape/writer.h"
 
 namespace rows {
 

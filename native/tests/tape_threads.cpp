@@ -8,11 +8,11 @@
 #include <set>
 #include <thread>
 
-#include "gather.h"
-#include "nstep.h"
-#include "rng.h"
+#include "native/kernels/rng.h"
+#include "native/tape/gather.h"
+#include "native/tape/nstep.h"
+#include "native/tape/view.h"
 #include "rows.h"
-#include "view.h"
 
 namespace {
 

@@ -92,16 +92,9 @@ _WHERE = {
         "StateReplayBuffer",
         "Transition",
     ),
-    "contig.transport": (
-        "RemoteReplayBuffer",
-        "Sample",
-        "SampleInfo",
-        "Server",
-        "SharedClient",
-        "TcpClient",
-        "TcpTransport",
-        "Weights",
-    ),
+    "contig.weights": ("Weights",),
+    "contig.client": ("RemoteReplayBuffer", "SharedClient", "TcpClient"),
+    "contig.server": ("Sample", "SampleInfo", "Server", "TcpTransport"),
     "contig.collect": (
         "BaseCollector",
         "Collector",
@@ -125,6 +118,9 @@ __all__ = list(_MODULE_OF)
 if TYPE_CHECKING:
     from .accumulate import TrajectoryAccumulator as TrajectoryAccumulator
     from .batch import Batch as Batch
+    from .client import RemoteReplayBuffer as RemoteReplayBuffer
+    from .client import SharedClient as SharedClient
+    from .client import TcpClient as TcpClient
     from .collect import BaseCollector as BaseCollector
     from .collect import Collector as Collector
     from .collect import EnvBase as EnvBase
@@ -192,6 +188,10 @@ if TYPE_CHECKING:
     from .sample import SliceSampler as SliceSampler
     from .sample import SliceSamplerWithoutReplacement as SliceSamplerWithoutReplacement
     from .sample import WindowSampler as WindowSampler
+    from .server import Sample as Sample
+    from .server import SampleInfo as SampleInfo
+    from .server import Server as Server
+    from .server import TcpTransport as TcpTransport
     from .tape import LazyTensorStorage as LazyTensorStorage
     from .tape import SharedStorage as SharedStorage
     from .tape import Storage as Storage
@@ -201,14 +201,7 @@ if TYPE_CHECKING:
     from .trajectory import Trajectory as Trajectory
     from .trajectory import TrajectoryCache as TrajectoryCache
     from .trajectory import TrajectoryReplayBuffer as TrajectoryReplayBuffer
-    from .transport import RemoteReplayBuffer as RemoteReplayBuffer
-    from .transport import Sample as Sample
-    from .transport import SampleInfo as SampleInfo
-    from .transport import Server as Server
-    from .transport import SharedClient as SharedClient
-    from .transport import TcpClient as TcpClient
-    from .transport import TcpTransport as TcpTransport
-    from .transport import Weights as Weights
+    from .weights import Weights as Weights
 
 
 def __getattr__(name: str) -> Any:

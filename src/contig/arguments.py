@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["check_kind", "number", "seconds", "seconds_or_none", "whole", "whole_numbers"]
+__all__ = [
+    "check_kind",
+    "number",
+    "port_number",
+    "seconds",
+    "seconds_or_none",
+    "whole",
+    "whole_numbers",
+]
 
 
 def whole(name: str, value: Any, least: int, what: str = "a whole number") -> int:
@@ -37,6 +45,14 @@ def number(name: str, value: Any, least: float, most: float = math.inf) -> float
         return given
     bound = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
     raise ValueError(f"{name}: expected a number {bound}, got {value!r}")
+
+
+def port_number(name: str, value: Any, least: int) -> int:
+    """A TCP port, or a ValueError."""
+    port = whole(name, value, least, "a port")
+    if port >= 1 << 16:
+        raise ValueError(f"{name} {port}: a number of {least} to 65535")
+    return port
 
 
 def seconds(name: str, value: Any) -> float:

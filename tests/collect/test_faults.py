@@ -26,7 +26,7 @@ from contig import (
     WorkerError,
     Writer,
 )
-from contig.collect import handle
+from contig.collect import worker_handle
 from tests.collect.envs import Faulty, check_storage, make_steps, steps_of
 from tests.collect.policies import Sleepy, Weighted
 from tests.collect.waiting import WAIT_S, alive, wait_for
@@ -110,7 +110,7 @@ def is_stopped(pid: int) -> bool:
 
 @pytest.mark.parametrize("call", ["iterate", "sample", "shutdown", "resume", "replaced"])
 def test_a_stopped_worker_that_was_idle_is_told_by_any_call(call: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(handle, "_SILENT_S", 2.0)
+    monkeypatch.setattr(worker_handle, "_SILENT_S", 2.0)
     buffer = ReplayBuffer(LazyTensorStorage(10_000), batch_size=8)
     collector = MultiCollector(
         [make_steps] * 2,

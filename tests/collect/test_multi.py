@@ -20,7 +20,7 @@ from contig import (
     ReplayBufferEnsemble,
     SerialEnv,
 )
-from contig.collect.rows import join_batches
+from contig.collect.column_blocks import join_batches
 from tests.collect.envs import Steps, check_storage, make_steps, steps_of
 from tests.collect.policies import Counts, Weighted, lean, make_cartpole
 from tests.collect.waiting import wait_for

@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contig import LayoutError, _native
-from contig.transport.board import WeightsBoard
-from tests.queue.workers import weights, weights_example, weights_wrong
-from tests.queue.zygote import Zygote
+from contig.weights.board import WeightsBoard
+from tests.tape.queue.workers import weights, weights_example, weights_wrong
+from tests.tape.queue.zygote import Zygote
 
 BLOCKED_S = 60
 EXAMPLE = weights_example(700)
@@ -234,7 +234,7 @@ def test_killed_publishers(zygote: Zygote, name: str, tmp_path: Path) -> None:
     board.close()
 
 
-# Where the words of a board are: native/board.h.
+# Where the words of a board are: native/queue/weights.h.
 PUBLISHED, SEQUENCES = 64, (128, 192, 256)
 
 

@@ -165,7 +165,7 @@ def bad_frame() -> bytes:
 
 
 def outbox(record_size: int = 8, frame_bytes: int = 1 << 10) -> Any:
-    return _native.Outbox(record_size, False, 0, frame_bytes)
+    return _native.FrameBuilder(record_size, False, 0, frame_bytes)
 
 
 def mixed_outbox() -> None:
@@ -302,7 +302,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "pop of no frame": lambda: receiver().pop(),
     "pop of half a frame": lambda: receiver(frame(bytes(80), 10)[:-1]).pop(),
     "header of parts that have no bytes": lambda: _native.make_header(ITEMS, 0, [1, 2]),
-    # Outbox
+    # FrameBuilder
     "outbox of no record": lambda: outbox(0).add_records(b(8)),
     "outbox of frames too large": lambda: outbox(8, HUGE).add_records(b(8)),
     "outbox: half a record": lambda: outbox().add_records(b(12)),

@@ -1,8 +1,9 @@
 """A model of the table of producers: who sent how much, and who may be forgotten.
 
 Memory is sequentially consistent; every store of shared memory is one step (a `yield`), at which
-the ingest process may be killed. It does what native/producers.h and `Queue::accept` do; hub and
-connections are its own memory and go with it. Clients keep what is not acked and send it again.
+the ingest process may be killed. It does what native/tape/producers.h and `Queue::accept` do;
+core and connections are its own memory and go with it. Clients keep what is not acked and send it
+again.
 
 The table has room for twice as many as may be connected. What is promised: each item once and in
 order, if a client that lost its connection comes back before the table is full of others that have

@@ -2,7 +2,7 @@
 
 Memory is sequentially consistent; every load and store of shared memory is one step (a `yield`), at
 which any other process may go on and at which a writer may be killed. Appenders do what
-native/tape.cpp does, readers what native/view.cpp, native/gather.cpp and `Tape::read_entry_words`
+native/tape/tape.cpp does, readers what view.cpp, gather.cpp and `Tape::read_entry_words` there
 do. What was really committed is kept on the side, and everything a reader accepts is compared with
 it.
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from contig import LazyTensorStorage, ReplayBuffer, SharedStorage, SliceSampler, _native
-from contig.tape.contents import Contents, PackedRows
 from contig.tape.episodes import DEPTH, JUMP, NUMBER, ORDINAL, PREV, TIME, TRAJ_ID, VERSION, WRITER
+from contig.tape.snapshot import PackedRows, Snapshot
 
 NONE = -1
 RANKED = 1 << 62
@@ -26,14 +26,14 @@ def words_of(storage: Any) -> np.ndarray[Any, Any]:
     return storage.tape.read_index()[0].reshape(-1, 16)
 
 
-def contents_of(storage: Any) -> Contents:
+def contents_of(storage: Any) -> Snapshot:
     words = words_of(storage)
     head, tail, _, _ = storage.tape.snapshot()
     size = storage.layout.record_size
     records = np.empty((head - tail) * size, np.uint8)
     storage.tape.gather_records(np.arange(tail, head), records)
     rows = PackedRows(records, tail, size)
-    return Contents(rows, tail, head, words, storage.tape.trajectories)
+    return Snapshot(rows, tail, head, words, storage.tape.trajectories)
 
 
 def allocated(storage: Any) -> int:
@@ -146,7 +146,7 @@ def test_the_ends_of_every_range() -> None:
         w[7] = np.float64(-1.5).view(np.int64)
         w[DEPTH], w[NUMBER] = i, base + i
     rows = PackedRows(np.arange(6).view(np.uint8), seq, 8)
-    storage.restore(Contents(rows, seq, seq + 6, entries, 2**57 - 1), (0, 0))
+    storage.restore(Snapshot(rows, seq, seq + 6, entries, 2**57 - 1), (0, 0))
     got = words_of(storage)
     entries[2, [PREV, JUMP]] = NONE
     entries[:, DEPTH] = [RANKED, RANKED | 1, RANKED]

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import contig
 from contig import LayoutError, LazyTensorStorage, ReplayBuffer, SharedStorage
 from contig.tape.disk import DiskStorage
-from tests.remote.serving import serving
+from tests.client.serving import serving
 
 ENVS = 6
 

@@ -13,7 +13,7 @@ import pytest
 
 from contig import TrajectoryReplayBuffer
 from contig.tape.disk import files
-from tests.disk.victim import CHANGING, Events
+from tests.tape.disk.victim import CHANGING, Events
 from tests.trajectory.made import check, filled, made
 
 THINNED = (pytest.param(9, id="thinned"), pytest.param(1, marks=pytest.mark.soak, id="complete"))

@@ -26,7 +26,7 @@ from contig import (
 from contig.batch import Batch
 from contig.convert import cast
 from contig.rollout import RolloutStorage
-from tests.remote.serving import client, serving, shared
+from tests.client.serving import client, serving, shared
 
 BYTES = np.array([2, 0, 255, 1, 128, 0, 64], np.uint8)
 TRUTH = (BYTES != 0).view(np.uint8)

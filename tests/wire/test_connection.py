@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from contig import LazyTensorStorage
+from contig import LazyTensorStorage, wire
+from contig.server import core as core_module
+from contig.server.connection import Connection
+from contig.server.core import Limits, ServerCore
+from contig.server.tables import QueueTable, TapeTable
 from contig.tape import BatchQueue
-from contig.transport import hub as hub_module
-from contig.transport import wire
-from contig.transport.connection import Connection
-from contig.transport.hub import Hub, Limits
-from contig.transport.tables import QueueTable, TapeTable
 from tests.wire.naive import Fields, frame, seal
 from tests.wire.test_fuzz import ITEM, Loop, Transport
 
@@ -28,8 +27,8 @@ SIZE = ITEM.record_size
 class Peer:
     """One end of a connection, with the server's side in the same thread."""
 
-    def __init__(self, hub: Hub, producer: int = 1, ack: str = "committed") -> None:
-        self.connection, self.transport = Connection(hub), Transport()
+    def __init__(self, core: ServerCore, producer: int = 1, ack: str = "committed") -> None:
+        self.connection, self.transport = Connection(core), Transport()
         self.connection.connection_made(self.transport)
         opening = {"table": "default", "producer": producer, "proof": "", "next": 0}
         opening |= {"layout": ITEM.to_json(), "ack": ack}
@@ -66,14 +65,14 @@ class Setting:
         self.queue = BatchQueue.create(ITEM, 4, 2)
         self.loop = Loop()
         tables: Any = {"default": QueueTable(self.queue)}
-        self.hub = Hub(self.loop, tables, None, limits)  # type: ignore[arg-type]
+        self.core = ServerCore(self.loop, tables, None, limits)  # type: ignore[arg-type]
 
     def drain(self) -> int:
-        """The learner takes what is there, and the hub notices; how many items that were."""
+        """The learner takes what is there, and the core notices; how many items that were."""
         found = 0
         while (batch := self.queue.take(copy=True)) is not None:
             found += len(batch)
-        self.hub._retry(threading.Event())
+        self.core._retry(threading.Event())
         self.run()
         return found
 
@@ -92,7 +91,7 @@ def setting() -> Iterator[Setting]:
 
 def test_what_was_received_goes_in_though_nobody_read_the_answers(setting: Setting) -> None:
     """Full, not reading, and then gone: what was acked as received is taken in when it fits."""
-    peer = Peer(setting.hub, ack="received")
+    peer = Peer(setting.core, ack="received")
     peer.items(0, 8)
     peer.items(8, 4)  # no room for these
     assert peer.connection.waiting
@@ -100,23 +99,23 @@ def test_what_was_received_goes_in_though_nobody_read_the_answers(setting: Setti
     peer.lose()
     assert setting.drain() == 8
     assert setting.drain() == 4
-    assert setting.hub.bytes_held == 0
+    assert setting.core.bytes_held == 0
     # And who comes back does not wait for it for ever.
-    again = Peer(setting.hub, ack="received")
+    again = Peer(setting.core, ack="received")
     again.items(12, 4)
     assert setting.drain() == 4
 
 
 def test_what_was_not_acked_is_forgotten_with_its_connection(setting: Setting) -> None:
     """Acked when they are in the table: what waits for room comes again from the client."""
-    peer = Peer(setting.hub)
+    peer = Peer(setting.core)
     peer.items(0, 8)
     peer.items(8, 4)  # no room for these
     peer.lose()
-    assert setting.hub.bytes_held == 0
+    assert setting.core.bytes_held == 0
     assert setting.drain() == 8
     assert setting.drain() == 0
-    again = Peer(setting.hub)
+    again = Peer(setting.core)
     again.items(8, 4)
     assert setting.drain() == 4
     again.lose()
@@ -124,7 +123,7 @@ def test_what_was_not_acked_is_forgotten_with_its_connection(setting: Setting) -
 
 def test_blocked_and_choked_in_any_order(setting: Setting) -> None:
     """Only when the last reason to wait has gone is the socket read again."""
-    peer = Peer(setting.hub)
+    peer = Peer(setting.core)
     peer.items(0, 8)
     peer.items(8, 4)
     assert peer.transport.paused
@@ -139,12 +138,12 @@ def test_blocked_and_choked_in_any_order(setting: Setting) -> None:
     assert not peer.transport.paused
     assert peer.items(12, 4) == b""
     peer.lose()
-    assert setting.hub.bytes_held == 0
+    assert setting.core.bytes_held == 0
 
 
 def test_who_waits_for_memory_is_not_read_from() -> None:
     setting = Setting(Limits(max_frame=8192, max_bytes=20_000))
-    big, peer = Peer(setting.hub, 1), Peer(setting.hub, 2)
+    big, peer = Peer(setting.core, 1), Peer(setting.core, 2)
     assert big.give(seal(Fields(4, rows=300, length=7200), b"")) == b""  # holds the memory
     rest = peer.items(0, 300)
     assert peer.transport.paused and rest
@@ -166,12 +165,12 @@ def test_who_waits_for_memory_is_not_read_from() -> None:
         taken += setting.drain()
     assert taken == 300
     peer.lose()
-    assert setting.hub.bytes_held == 0
+    assert setting.core.bytes_held == 0
     setting.queue.close()
 
 
 def test_nothing_is_done_for_a_peer_that_does_not_read(setting: Setting) -> None:
-    peer = Peer(setting.hub)
+    peer = Peer(setting.core)
     peer.connection.pause_writing()
     before = len(peer.transport.written)
     peer.transport.paused = False  # what was on its way already
@@ -190,8 +189,8 @@ def test_closing_takes_in_what_fits_and_counts_the_rest(
     setting: Setting, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also of connections that are gone. What was not acked is its client's to send again."""
-    gone, first, second = (Peer(setting.hub, n, "received") for n in (1, 2, 3))
-    safe = Peer(setting.hub, 4)
+    gone, first, second = (Peer(setting.core, n, "received") for n in (1, 2, 3))
+    safe = Peer(setting.core, 4)
     gone.items(0, 8)
     gone.items(8, 4)  # no room for these, and the following
     gone.lose()
@@ -202,10 +201,10 @@ def test_closing_takes_in_what_fits_and_counts_the_rest(
     assert taken is not None and len(taken) == 4
     ticks = itertools.count()
     setting.loop.time = lambda: float(next(ticks))  # type: ignore[method-assign]
-    asyncio.run(setting.hub.close())
+    asyncio.run(setting.core.close())
     assert setting.queue.native.counters()["head"] == 12
-    assert setting.hub.stats.items_in == 12
-    assert setting.hub.stats.lost_items == 5
+    assert setting.core.stats.items_in == 12
+    assert setting.core.stats.lost_items == 5
     assert "5 items" in caplog.text
 
 
@@ -215,38 +214,38 @@ def test_closing_takes_in_what_fits_and_counts_the_rest(
 class Stranger(Peer):
     """It connects, and says so much of its first frame."""
 
-    def __init__(self, hub: Hub) -> None:
-        self.connection, self.transport = Connection(hub), Transport()
+    def __init__(self, core: ServerCore) -> None:
+        self.connection, self.transport = Connection(core), Transport()
         self.connection.connection_made(self.transport)
 
 
 def test_the_oldest_stranger_makes_room(monkeypatch: pytest.MonkeyPatch, setting: Setting) -> None:
-    monkeypatch.setattr(hub_module, "_UNPROVEN_BYTES", 5 * 4096)
-    known = Peer(setting.hub)
-    strangers = [Stranger(setting.hub) for _ in range(5)]
+    monkeypatch.setattr(core_module, "_UNPROVEN_BYTES", 5 * 4096)
+    known = Peer(setting.core)
+    strangers = [Stranger(setting.core) for _ in range(5)]
     assert not any(s.transport.closing for s in strangers)
-    strangers.append(Stranger(setting.hub))
+    strangers.append(Stranger(setting.core))
     assert [s.refusal for s in strangers] == ["busy", *[None] * 5]
     strangers[3].give(HELLO + seal(Fields(1, length=8000), b""))  # a large one counts as such
     assert [s.refusal for s in strangers] == ["busy", "busy", None, None, None, None]
     assert strangers[3].connection.receiver.size == 8040
     # Neither who was let in counts, nor who left.
     assert not known.transport.closing
-    assert Peer(setting.hub, 2).refusal is None
+    assert Peer(setting.core, 2).refusal is None
     for stranger in strangers:
         stranger.lose()
-    assert setting.hub._unproven_bytes == 0
-    many = [Stranger(setting.hub) for _ in range(5)]
+    assert setting.core._unproven_bytes == 0
+    many = [Stranger(setting.core) for _ in range(5)]
     assert not any(s.transport.closing for s in many)
 
 
 def test_an_opening_has_a_largest_size(setting: Setting) -> None:
-    stranger = Stranger(setting.hub)
+    stranger = Stranger(setting.core)
     length = wire.HANDSHAKE_BYTES - wire.HEADER_BYTES
     stranger.give(HELLO + seal(Fields(1, length=length), b""))
     assert stranger.refusal is None
     assert stranger.connection.receiver.size == wire.HANDSHAKE_BYTES
-    other = Stranger(setting.hub)
+    other = Stranger(setting.core)
     other.give(HELLO + seal(Fields(1, length=length + 1), b""))
     assert other.refusal == "size"
     assert other.connection.receiver.size == 4096
@@ -261,12 +260,12 @@ def test_requests_are_bounded_in_bytes() -> None:
     storage.publish(ITEM)
     asked: list[Any] = []
     tables: Any = {"default": TapeTable(storage)}
-    hub = Hub(Loop(), tables, None, Limits(), lambda *a: asked.append(a))  # type: ignore[arg-type]
-    peer, half = Peer(hub), bytes(wire.MAX_REQUEST_BYTES // 2)
+    core = ServerCore(Loop(), tables, None, Limits(), lambda *a: asked.append(a))  # type: ignore[arg-type]
+    peer, half = Peer(core), bytes(wire.MAX_REQUEST_BYTES // 2)
 
     def answer() -> None:
         token, _, _, request, _ = asked.pop(0)
-        hub.answer(token, frame(13, request, b"{}"))
+        core.answer(token, frame(13, request, b"{}"))
 
     peer.give(frame(11, 1, 4 * half))
     assert len(asked) == 1 and peer.refusal is None
@@ -282,5 +281,5 @@ def test_requests_are_bounded_in_bytes() -> None:
     assert len(asked) == 2 and peer.refusal == "busy"
     answer()  # for somebody who is not there any more
     peer.lose()
-    assert hub.bytes_held == 0
+    assert core.bytes_held == 0
     storage.close()

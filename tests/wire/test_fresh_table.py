@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from contig import LazyTensorStorage
-from contig.transport.connection import Connection
-from contig.transport.hub import Hub
-from contig.transport.tables import TapeTable
+from contig.server.connection import Connection
+from contig.server.core import ServerCore
+from contig.server.tables import TapeTable
 from tests.wire import mutate
 from tests.wire.naive import frame
 from tests.wire.test_fuzz import LIMITS, STEP, Loop, Transport
@@ -32,10 +32,10 @@ def open_fresh(rng: random.Random, **leaf_or_structure: Any) -> str:
     else:
         payload = mutate.bad_open(rng, good)
     storage = LazyTensorStorage(100_000)
-    hub = Hub(Loop(), {"fresh": TapeTable(storage)}, None, LIMITS)  # type: ignore[arg-type]
+    core = ServerCore(Loop(), {"fresh": TapeTable(storage)}, None, LIMITS)  # type: ignore[arg-type]
 
     def attempt(payload: bytes) -> Transport:
-        connection, transport = Connection(hub), Transport()
+        connection, transport = Connection(core), Transport()
         connection.connection_made(transport)
         data = struct.pack("<8sII32s", b"contig/1", 1, 0, bytes(32)) + frame(1, 0, payload)
         while data and not transport.closing:
@@ -49,7 +49,7 @@ def open_fresh(rng: random.Random, **leaf_or_structure: Any) -> str:
 
     try:
         attempt(payload)
-        refused = "".join(hub.stats.rejected)
+        refused = "".join(core.stats.rejected)
         assert "internal" not in refused, payload[:2000]
         schema = storage.schema
         if refused:

@@ -23,10 +23,10 @@ import numpy as np
 import pytest
 
 from contig import Layout, LazyTensorStorage, _native
+from contig.server.connection import Connection
+from contig.server.core import Limits, ServerCore
+from contig.server.tables import QueueTable, TapeTable
 from contig.tape import BatchQueue
-from contig.transport.connection import Connection
-from contig.transport.hub import Hub, Limits
-from contig.transport.tables import QueueTable, TapeTable
 from tests.wire import mutate
 from tests.wire.naive import BAD, GROW, MORE, READY, NaiveReceiver, frame, items_fit, runs_of
 
@@ -141,7 +141,7 @@ class Loop:
         self.soon.append((call, args))
 
     def call_soon_threadsafe(self, call: Any, *args: Any) -> None:
-        raise RuntimeError("closed: the hub's waker ends, and the test does its work")
+        raise RuntimeError("closed: the core's waker ends, and the test does its work")
 
 
 class Transport:
@@ -267,7 +267,7 @@ class Judge:
 
 
 class Arena:
-    """A hub over a small queue and a tape, and everything that should have happened to it."""
+    """A core over a small queue and a tape, and everything that should have happened to it."""
 
     def __init__(self, rng: random.Random, token: str | None) -> None:
         self.rng, self.token = rng, token
@@ -277,7 +277,7 @@ class Arena:
         self.asked: list[Any] = []
         self.loop = Loop()
         tables = {"queue": QueueTable(self.queue), "tape": TapeTable(self.storage)}
-        self.hub = Hub(self.loop, tables, token, LIMITS, lambda *a: self.asked.append(a))  # type: ignore[arg-type]
+        self.core = ServerCore(self.loop, tables, token, LIMITS, lambda *a: self.asked.append(a))  # type: ignore[arg-type]
         self.seen: dict[tuple[str, int], int] = {}
         self.rejected: Counter[str] = Counter()
         self.expected: list[bytes] = []  # for the queue, in order
@@ -291,7 +291,7 @@ class Arena:
     def session(self) -> None:
         rng = self.rng
         self.units += 1
-        connection, transport = Connection(self.hub), Transport()
+        connection, transport = Connection(self.core), Transport()
         connection.connection_made(transport)
         try:
             self._hello(connection, transport)
@@ -493,13 +493,13 @@ class Arena:
             at += len(piece)
             connection.buffer_updated(len(piece))
             self._run_soon()
-            assert self.hub.bytes_held <= LIMITS.max_bytes
+            assert self.core.bytes_held <= LIMITS.max_bytes
         while transport.paused and not transport.closing:
             self._make_room()
 
     def _make_room(self) -> None:
         self._drain()
-        self.hub._retry(threading.Event())
+        self.core._retry(threading.Event())
         self._run_soon()
 
     def _run_soon(self) -> None:
@@ -531,7 +531,7 @@ class Arena:
     def _refused(self, connection: Connection, transport: Transport, reason: str) -> None:
         assert reason in REASONS
         self.rejected[reason] += 1
-        assert self.hub.stats.rejected == self.rejected, reason
+        assert self.core.stats.rejected == self.rejected, reason
         assert transport.closing
         written = bytes(transport.written)
         start = written.rindex(b"cFrm")
@@ -545,7 +545,7 @@ class Arena:
         room = connection.get_buffer(-1)
         if len(room):
             connection.buffer_updated(min(len(room), 100))
-        assert self.hub.stats.rejected == self.rejected
+        assert self.core.stats.rejected == self.rejected
 
     def _account(self, connection: Connection, judge: Judge, table: str, producer: int) -> None:
         assert connection.table is not None and connection.table.kind == table
@@ -570,18 +570,18 @@ class Arena:
         assert self.delivered == self.expected[:full]
         del self.expected[:full], self.delivered[:]
         assert self.storage.tape.snapshot()[0] == self.rows
-        assert self.hub.stats.rejected == self.rejected
-        assert len(self.hub.connections) == len(self.parked)
+        assert self.core.stats.rejected == self.rejected
+        assert len(self.core.connections) == len(self.parked)
 
     def finish(self) -> None:
         while self.parked:
             self._lose(self.parked.pop())
         self._check()
-        hub = self.hub
-        assert hub.bytes_held == 0
-        for left in (hub.connections, hub._hungry, hub._blocked, hub._orphans, hub._current):
+        core = self.core
+        assert core.bytes_held == 0
+        for left in (core.connections, core._hungry, core._blocked, core._orphans, core._current):
             assert not left
-        assert not hub.weights._wanting
+        assert not core.weights._wanting
         episodes = self.storage.episodes()
         assert episodes["steps"].sum() == min(self.rows, 200)
         self.storage.close()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from contig import LazyTensorStorage, PrioritizedSampler, ReplayBuffer
-from contig.transport import Server, TcpTransport
+from contig.server import Server, TcpTransport
 from tests.wire import independent_client as wire
 from tests.wire.independent_client import Client, pack_record
 

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = {"np": np, "Layout": Layout, "_native": _native, "struct": struct}
 NAMES |= {"Fields": Fields, "frame": frame, "seal": seal, "b": b}
 CASES = {
-    "records of no bytes": "_native.Outbox(0, False, 0, 100).add_records(b(8))",
+    "records of no bytes": "_native.FrameBuilder(0, False, 0, 100).add_records(b(8))",
     "no frame": "receiver.pop()",
     "a frame popped twice": """
         receiver.feed(frame(6, 0, b"") + bytes(100))
@@ -50,15 +50,15 @@ CASES = {
     """,
     "a plan for other records": """
         layout = Layout({"x": np.zeros(2)})
-        _native.Outbox(8, False, 0, 100).pack(layout.plan, {"x": np.zeros(2)})
+        _native.FrameBuilder(8, False, 0, 100).pack(layout.plan, {"x": np.zeros(2)})
     """,
-    "part of a record": "_native.Outbox(8, False, 0, 100).add_records(b(12))",
-    "a run of nothing": "_native.Outbox(8, False, 0, 100).add_run(b(0), 0, 0, 0, 0, False)",
+    "part of a record": "_native.FrameBuilder(8, False, 0, 100).add_records(b(12))",
+    "a run of nothing": "_native.FrameBuilder(8, False, 0, 100).add_run(b(0), 0, 0, 0, 0, False)",
     "more than there is room for": "receiver.feed(bytes((1 << 16) + 1))",
     "more memory than there is": "receiver.resize(1 << 60)",
     # Never done; but it must not look for a run where there is none.
     "records and runs in one": """
-        box = _native.Outbox(8, False, 0, 100)
+        box = _native.FrameBuilder(8, False, 0, 100)
         box.add_records(b(8))
         box.add_run(b(8), 0, -1, -1, 0, True)
         raise ValueError("it did not")

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from contig import Layout, LazyTensorStorage, ReplayBuffer
+from contig.client import RemoteReplayBuffer, TcpClient
 from contig.errors import ConnectionClosedError
-from contig.transport import RemoteReplayBuffer, Server, TcpClient, TcpTransport
+from contig.server import Server, TcpTransport
 from tests.wire import mutate
 from tests.wire.independent_client import (
     ACCEPT,
@@ -171,7 +172,7 @@ class Good:
 
 
 def test_two_thousand_hostile_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("contig.transport.server.HANDSHAKE_S", 2.0)
+    monkeypatch.setattr("contig.server.server.HANDSHAKE_S", 2.0)
     rng = random.Random(0)
     with Server(ITEM, 8, TcpTransport(), num_buffers=8) as server:
         pid = server.pid
@@ -219,7 +220,7 @@ def test_two_thousand_hostile_connections(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_frames_that_never_end_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that stops in the middle of a large frame keeps no room from the others."""
-    monkeypatch.setattr("contig.transport.server.HANDSHAKE_S", 1.0)
+    monkeypatch.setattr("contig.server.server.HANDSHAKE_S", 1.0)
     big = {"x": np.zeros(100_000, np.uint8)}
     layout = Layout(big).to_json()
     transport = TcpTransport(max_frame=1 << 20, max_bytes=4 << 20)

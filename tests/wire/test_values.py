@@ -22,8 +22,8 @@ from contig import (
     _native,
 )
 from contig.layout import Layout
-from contig.transport.wire import Type
-from tests.remote.test_outgoing import next_frame, opened
+from contig.wire import Type
+from tests.client.test_outgoing import next_frame, opened
 
 ROW = {"mask": np.zeros(3, bool), "n": np.int64(0), "next": {"done": np.zeros((), bool)}}
 WIDE = {"flags": np.zeros(100_000, bool), "n": np.int64(0), "x": np.zeros(100_000, np.float32)}

@@ -29,11 +29,11 @@ from ..sample import (
     Sampler,
     SliceSampler,
 )
+from ..server import Server, TcpTransport
+from ..server.acceptor import raise_descriptor_limit
+from ..server.core import Limits
 from ..tape import LazyTensorStorage, Storage
 from ..tape.disk import DiskStorage
-from ..transport import Server, TcpTransport
-from ..transport.admission import raise_descriptor_limit
-from ..transport.hub import Limits
 
 __all__ = ["add_arguments", "run"]
 

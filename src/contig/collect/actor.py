@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..tree import Path
-from .rows import INIT
+from .column_blocks import INIT
 from .specs import Array, at_lane
 
 if TYPE_CHECKING:

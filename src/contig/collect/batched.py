@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import LayoutError
+from .adapters import is_env
 from .env import EnvBase
-from .raw import is_env
 from .specs import Spec, nest
 from .vector import as_env
 

@@ -9,17 +9,17 @@ from typing import Any
 
 from ..arguments import whole
 from ..batch import Batch
+from ..client import RemoteReplayBuffer
 from ..errors import ClosedError, WorkerError
-from ..transport import RemoteReplayBuffer
+from ..weights.policy import copy_weights, set_weights
 from .base import END, BaseCollector
-from .gatherer import Gatherer
-from .pace import Pace
+from .batcher import Batcher
+from .column_blocks import pad_trajectories
+from .frame_budget import FrameBudget
 from .policy import PolicyRunner, register_primers
-from .published import Published
 from .roller import Roller
-from .rows import pad_trajectories
 from .vector import as_env
-from .weights import copy_weights, set_weights
+from .weight_publisher import WeightPublisher
 
 __all__ = ["Collector", "check_arguments", "warn_split"]
 
@@ -91,7 +91,7 @@ class Collector(BaseCollector):
         self.env = as_env(env)
         self.policy = policy
         whole = replay_buffer is None and trajs_per_batch is None
-        self._pace = Pace(frames_per_batch, total_frames, self.env.num_envs, whole=whole)
+        self._pace = FrameBudget(frames_per_batch, total_frames, self.env.num_envs, whole=whole)
         if auto_register_policy_transforms and policy is not None:
             register_primers(self.env, policy)
         runner = PolicyRunner(policy, self.env.action_space, device, seed)
@@ -105,14 +105,14 @@ class Collector(BaseCollector):
             keep_trajectories=trajs_per_batch is not None,
             drop_ahead=reset_at_each_iter,
         )
-        self._gatherer = Gatherer(self._roller, trajs_per_batch, set_truncated, reset_at_each_iter)
+        self._gatherer = Batcher(self._roller, trajs_per_batch, set_truncated, reset_at_each_iter)
         self._trajs = trajs_per_batch
         self._postproc, self._hook, self._split = postproc, post_collect_hook, split_trajs
         self._written = 0
         self.dropped_trajectories = self.dropped_frames = 0
         self._taking = threading.Lock()  # guards the next
         self._pending: tuple[int, Any] | None = None  # weights that the policy has to take yet
-        self._weights = Published(policy, replay_buffer, self._put_weights)
+        self._weights = WeightPublisher(policy, replay_buffer, self._put_weights)
         self._acting_on = self._roller.version = self._weights.version
         if isinstance(replay_buffer, RemoteReplayBuffer):
             self._roller.poll = self._poll

@@ -9,13 +9,13 @@ import sys
 import traceback
 from typing import Any
 
+from ..process.channel import Channel
+from ..process.trace import Trace
 from .batched import make_lane
 from .env import EnvBase
 from .parallel import COMMAND, shared_block
 from .places import quiet
-from .protocol import Channel
 from .specs import as_space, at_lane, nest, spec_of_space
-from .trace import Trace
 
 __all__ = ["main"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from .adapters import is_env, is_vector, raw_env
 from .env import EnvBase, Leaves, Step
-from .raw import is_env, is_vector, raw_env
 from .specs import Array, Spec, as_reward, at_lane, spec_of_space, spec_of_value
 
 __all__ = ["GymEnv"]

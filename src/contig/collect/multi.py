@@ -25,20 +25,20 @@ from ..arguments import seconds
 from ..batch import Batch, stack_batches
 from ..errors import ClosedError, WorkerError
 from ..layout import Layout
-from ..transport.board import WeightsBoard
+from ..process.channel import batch_of
+from ..process.heartbeat import Stage
+from ..weights.board import WeightsBoard
+from ..weights.policy import get_weights, make_board, set_weights
 from .base import END, BaseCollector
 from .collector import check_arguments, warn_split
-from .handle import Event, Handle
-from .job import Job, jobs_for
-from .pace import Pace
+from .column_blocks import join_batches, pad_trajectories
+from .frame_budget import FrameBudget
 from .probe import probe_layout
-from .progress import Stage
-from .protocol import batch_of
-from .published import Published
-from .rows import join_batches, pad_trajectories
 from .sink import has_after, sink_of
 from .vector import as_env
-from .weights import get_weights, make_board, set_weights
+from .weight_publisher import WeightPublisher
+from .worker_handle import Event, WorkerHandle
+from .worker_spec import WorkerSpec, specs_for
 
 __all__ = ["MultiAsyncCollector", "MultiCollector", "MultiSyncCollector"]
 
@@ -117,7 +117,7 @@ class MultiCollector(BaseCollector):
         )
         self.restarts = 0
         self.dropped_trajectories = self.dropped_frames = 0
-        self._handles: list[Handle] = []
+        self._handles: list[WorkerHandle] = []
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._done: deque[int] = deque()  # workers whose stretch is there, and not delivered yet
         self._batches: dict[int, list[Batch]] = {}
@@ -126,11 +126,11 @@ class MultiCollector(BaseCollector):
         self._finishing = False
         self._looked = self._peeked = 0.0
         self._board: WeightsBoard | None = None
-        self._weights = Published(policy, replay_buffer, self._put_weights)
+        self._weights = WeightPublisher(policy, replay_buffer, self._put_weights)
         board_fd = self._make_board()
         first = as_env(envs[0])
         self._lanes = first.num_envs
-        self._pace = Pace(
+        self._pace = FrameBudget(
             frames_per_batch,
             total_frames,
             self._lanes * (self.num_workers if sync else 1),
@@ -146,9 +146,9 @@ class MultiCollector(BaseCollector):
                 wanted=replay_buffer is not None and postproc is None,
             )
         )
-        self._jobs = jobs_for(
+        self._jobs = specs_for(
             envs,
-            Job(
+            WorkerSpec(
                 number=0,
                 env=None,
                 policy=policy,
@@ -174,7 +174,7 @@ class MultiCollector(BaseCollector):
         self._killer = weakref.finalize(self, _kill, self._handles)
         try:
             for job in self._jobs:
-                self._handles.append(Handle(job, self._events))
+                self._handles.append(WorkerHandle(job, self._events))
             while not all(h.ready for h in self._handles):
                 self._take_event()
             self._weights.begin()
@@ -261,7 +261,7 @@ class MultiCollector(BaseCollector):
         """Whether the thread should not wait for workers: they may be waiting for room."""
         return self._paused and self._thread is not None
 
-    def _dispatch(self, handle: Handle) -> None:
+    def _dispatch(self, handle: WorkerHandle) -> None:
         """Gives a worker that has nothing to do its next stretch, if there is one."""
         if handle.asked is not None:
             return
@@ -361,7 +361,7 @@ class MultiCollector(BaseCollector):
 
     # -- events -------------------------------------------------------------------------------
 
-    def _take_event(self) -> Handle | None:
+    def _take_event(self) -> WorkerHandle | None:
         """Waits a moment for something to happen, and looks after workers.
 
         Raises:
@@ -415,7 +415,7 @@ class MultiCollector(BaseCollector):
             if what := what or handle.silent():
                 self._replace(handle, f"{what}:\n{handle.traceback()}")
 
-    def _replace(self, handle: Handle, why: str) -> Handle:
+    def _replace(self, handle: WorkerHandle, why: str) -> WorkerHandle:
         """A worker failed: starts another in its place, or raises."""
         pid, number = handle.pid, handle.number
         handle.end()
@@ -441,7 +441,7 @@ class MultiCollector(BaseCollector):
         if job.seed is not None:
             later = self.restarts * self.num_workers * self._lanes
             job = job._replace(seed=job.seed + later)
-        fresh = Handle(job, self._events)
+        fresh = WorkerHandle(job, self._events)
         self._handles[number] = fresh
         fresh.owed = owed
         if asked is not None and not self._paused:
@@ -453,7 +453,7 @@ class MultiCollector(BaseCollector):
                 self._done.append(number)
         return fresh
 
-    def _given(self, handle: Handle) -> int:
+    def _given(self, handle: WorkerHandle) -> int:
         """Frames of a worker that ended which are where they belong."""
         given = handle.given(relayed=self._relays, whole=self._trajs is not None)
         if not self._relays and self._buffers and handle.page.doubtful:
@@ -517,7 +517,7 @@ class MultiAsyncCollector(MultiCollector):
         super().__init__(envs, policy, **{**options, "sync": False})
 
 
-def _kill(handles: list[Handle]) -> None:
+def _kill(handles: list[WorkerHandle]) -> None:
     for handle in handles:
         if handle.process.poll() is None:
             handle.process.kill()

@@ -23,12 +23,12 @@ from ..arguments import seconds
 from ..batch import Batch
 from ..errors import LayoutError, WorkerError
 from ..layout import Layout, ShapeDtype
+from ..process.channel import Channel
+from ..process.trace import Trace
 from .batched import BatchedEnv, check_lanes
 from .env import Leaves, Step
 from .places import say_moved
-from .protocol import Channel
 from .specs import Array, Spec, nest, spec_of_space
-from .trace import Trace
 
 __all__ = ["COMMAND", "ParallelEnv", "shared_block"]
 

@@ -16,11 +16,12 @@ import numpy as np
 from ..convert import as_array, plain_tree, to_tensordict, to_torch
 from ..errors import LayoutError
 from ..tree import Path, as_path, show_path
+from ..weights.policy import modules_of
 from .env import EnvBase
 from .random_policy import RandomPolicy
 from .specs import Array, nest
 
-__all__ = ["PolicyRunner", "modules_of", "policy_primers", "register_primers"]
+__all__ = ["PolicyRunner", "policy_primers", "register_primers"]
 
 _INIT: Path = ("is_init",)
 
@@ -124,22 +125,6 @@ def _flat_outputs(given: Mapping[Any, Any], prefix: Path) -> dict[Path, Array]:
         else:
             out[path] = as_array(value)
     return out
-
-
-def modules_of(policy: Any) -> list[Any]:
-    """The nn.Modules that a policy is or holds."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return []
-    found = [policy] if isinstance(policy, torch.nn.Module) else []
-    held = [getattr(policy, "__self__", None), *getattr(policy, "__dict__", {}).values()]
-    closure = getattr(policy, "__closure__", None) or ()
-    for cell in closure:
-        try:
-            held.append(cell.cell_contents)
-        except ValueError:  # not assigned yet
-            continue
-    return found or [x for x in held if isinstance(x, torch.nn.Module)]
 
 
 def _no_grad() -> Any:

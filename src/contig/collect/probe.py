@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..layout import Layout
+from .adapters import is_env
 from .env import EnvBase
 from .policy import PolicyRunner, register_primers
-from .raw import is_env
 from .roller import Roller
 
 __all__ = ["probe_layout"]

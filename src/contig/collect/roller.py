@@ -15,15 +15,9 @@ import numpy as np
 
 from ..batch import Batch, stack_batches
 from ..errors import LayoutError
+from ..process.heartbeat import Stage
 from ..tree import Path, show_path
-from .env import EnvBase, Step
-from .fast import advance_single
-from .ids import TrajectoryIds
-from .places import check_apart
-from .policy import PolicyRunner
-from .progress import Stage
-from .random_policy import RandomPolicy
-from .rows import (
+from .column_blocks import (
     DONE,
     INIT,
     REWARD,
@@ -35,6 +29,12 @@ from .rows import (
     RowPlan,
     check_nan,
 )
+from .env import EnvBase, Step
+from .ids import TrajectoryIds
+from .places import check_apart
+from .policy import PolicyRunner
+from .random_policy import RandomPolicy
+from .single_env_loop import advance_single
 from .specs import Array, Spec, as_space, nest, spec_of_space
 
 __all__ = ["Finished", "Roller"]

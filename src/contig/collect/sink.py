@@ -19,9 +19,9 @@ from ..tape import LazyTensorStorage, SharedStorage, Storage, storage_of_fd
 from ..tape.episodes import FIRST, STEPS_FLAGS, WRITER, read_index
 
 if TYPE_CHECKING:
+    from ..client import RemoteReplayBuffer
     from ..replay import ReplayBuffer
     from ..sample import RateLimiter
-    from ..transport import RemoteReplayBuffer
 
 __all__ = [
     "Address",
@@ -170,8 +170,9 @@ def buffers_of(given: Any) -> list[ReplayBuffer]:
     Raises:
         TypeError: it is nothing that rows can be written to.
     """
+    from ..client import RemoteReplayBuffer
     from ..replay import ReplayBuffer, ReplayBufferEnsemble
-    from ..transport import RemoteReplayBuffer, Server
+    from ..server import Server
 
     if isinstance(given, ReplayBuffer):
         return [given]
@@ -239,7 +240,7 @@ def _remote_address(buffer: RemoteReplayBuffer) -> Address | None:
 def open_sink(address: Address, layout: str | None) -> StorageSink | RemoteSink:
     """The sink at an address, in a worker."""
     if address.server is not None:
-        from ..transport import RemoteReplayBuffer
+        from ..client import RemoteReplayBuffer
 
         host, port, options = address.server
         sample = None if layout is None else Layout.from_json(json.loads(layout))

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import LayoutError
+from .adapters import is_env, is_vector
 from .env import EnvBase, Leaves, Step
 from .gym_env import GymEnv
-from .raw import is_env, is_vector
 from .specs import Array, as_reward, at_lane
 
 __all__ = ["VectorEnv", "as_env"]

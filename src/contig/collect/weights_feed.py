@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ClosedError
 
 if TYPE_CHECKING:
-    from ..transport import RemoteReplayBuffer
+    from ..client import RemoteReplayBuffer
 
 __all__ = ["WeightsFeed"]
 

@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 
 from ..errors import ClosedError
-from .gatherer import Gatherer
-from .job import Job
+from ..process.channel import Channel, Message, batch_parts
+from ..process.heartbeat import Heartbeat, Stage
+from ..process.trace import Trace
+from ..weights.policy import attach_board, set_weights
+from .batcher import Batcher
 from .places import quiet
 from .policy import PolicyRunner, register_primers
-from .progress import Page, Stage
-from .protocol import Channel, Message, batch_parts
 from .roller import Roller
 from .sink import open_sink
-from .trace import Trace
 from .vector import as_env
-from .weights import attach_board, set_weights
+from .worker_spec import WorkerSpec
 
 __all__ = ["Worker", "main"]
 
@@ -43,7 +43,7 @@ _BEAT_S = 0.2
 class Worker:
     """The collecting half of a worker process."""
 
-    def __init__(self, job: Job, channel: Channel, page: Page) -> None:
+    def __init__(self, job: WorkerSpec, channel: Channel, page: Heartbeat) -> None:
         self._job, self._channel, self._page = job, channel, page
         self._commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._stopping = False
@@ -96,7 +96,7 @@ class Worker:
         # Without a buffer, single trajectories go back: the collector counts them out.
         direct = job.address is not None
         count = job.trajs_per_batch if direct or job.trajs_per_batch is None else 1
-        gatherer = Gatherer(roller, count, job.set_truncated, job.reset_at_each_iter)
+        gatherer = Batcher(roller, count, job.set_truncated, job.reset_at_each_iter)
         sink = None if job.address is None else open_sink(job.address, job.layout)
         self._report({"op": "ready"})
         while True:
@@ -128,7 +128,7 @@ class Worker:
                 self._version = weights.version
         return self._version
 
-    def _collect(self, gatherer: Gatherer, sink: Any, frames: int) -> None:
+    def _collect(self, gatherer: Batcher, sink: Any, frames: int) -> None:
         gatherer.advance(frames)
         if self._job.trajs_per_batch is None:
             for block in gatherer.blocks(frames):
@@ -172,7 +172,7 @@ class Worker:
         if self._stopping:
             raise ClosedError("the collector was shut down")
 
-    def _finish(self, gatherer: Gatherer, sink: Any) -> None:
+    def _finish(self, gatherer: Batcher, sink: Any) -> None:
         """All frames are there: writes what is complete, says what is not."""
         if gatherer.roller.blocks is not None and sink is not None:
             last = gatherer.trajectories(fewer=True)
@@ -198,7 +198,7 @@ def main() -> None:
         sys.path[:] = first.content["path"]
         import cloudpickle
 
-        worker = Worker(cloudpickle.loads(first.raw), channel, Page(page))
+        worker = Worker(cloudpickle.loads(first.raw), channel, Heartbeat(page))
         threading.Thread(target=worker.beat, name="contig-heartbeat", daemon=True).start()
         threading.Thread(target=worker.listen, name="contig-commands", daemon=True).start()
         worker.run()

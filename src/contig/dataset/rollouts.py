@@ -16,7 +16,7 @@ import torch
 from ..arguments import seconds
 from ..errors import LayoutError, NothingEligibleError
 from .base import RolloutFileBase
-from .deck import Deck
+from .frame_slots import FrameSlots
 from .frames import Frames, canonical, frame_range, must_be_finite, with_flags
 from .source import DirectorySource, Piece, StorageSource, source_of
 from .steps import Transition, part
@@ -96,7 +96,7 @@ class RolloutDataset(RolloutFileBase):
         self.seed = seed
         self.num_dataset_looped = 0
         self.source = source_of(data_dir)
-        self._deck: Deck | None = None
+        self._deck: FrameSlots | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -236,7 +236,7 @@ class RolloutDataset(RolloutFileBase):
         if self.check_finite:
             must_be_finite(frames, env_idx, piece.start, where)
         if self._deck is None:
-            self._deck = Deck(frames, self.num_envs, self.device)
+            self._deck = FrameSlots(frames, self.num_envs, self.device)
         self._deck.put(env_idx, frames, where)
         self._length[env_idx] = piece.end - piece.start
 

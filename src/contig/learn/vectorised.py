@@ -2,7 +2,7 @@
 
 All are linear recurrences ``x_t = a_t + k_t x_(t+1)``, solved by doubling the distance: log2(T)
 rounds of a few operations on whole tensors. Arguments are ``[outer, time, inner]``, as in
-native/scan.h.
+native/kernels/scan.h.
 """
 
 from __future__ import annotations

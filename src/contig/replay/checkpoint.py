@@ -26,7 +26,7 @@ import numpy as np
 
 from ..errors import EmptyBufferError, LayoutError
 from ..layout import Layout
-from ..tape import Contents, PackedRows, Storage
+from ..tape import PackedRows, Snapshot, Storage
 from ..tape.disk import DiskStorage, files
 from ..tape.disk.linked import LinkedRows
 from ..tape.episodes import FIRST, NUMBER, ORDINAL, STEPS_FLAGS, read_index
@@ -232,7 +232,7 @@ class _Saved(NamedTuple):
 
     layout: Layout
     keys: tuple[Any, Any]
-    contents: Contents
+    contents: Snapshot
     quarantine: dict[int, str]
     counters: tuple[int, int]
     state: dict[str, Any]
@@ -240,7 +240,7 @@ class _Saved(NamedTuple):
 
 def _wanted(
     saved: _Saved, path: Path, storage: Storage, rank: int, world_size: int
-) -> tuple[Contents, bool]:
+) -> tuple[Snapshot, bool]:
     """What of it this buffer takes, and whether rows get other seqs than they had."""
     contents = saved.contents
     ordinals = contents.ordinals()
@@ -280,7 +280,7 @@ def _read(path: Path, buffer: ReplayBuffer) -> _Saved:
     )
 
 
-def _read_contents(path: Path, meta: dict[str, Any], record_size: int) -> Contents:
+def _read_contents(path: Path, meta: dict[str, Any], record_size: int) -> Snapshot:
     first, tail, head = meta["file_first"], meta["tail"], meta["head"]
     if not 0 <= first <= tail <= head < 2**63:
         raise ValueError(f"its bounds {first}, {tail}, {head} make no sense")
@@ -312,7 +312,7 @@ def _read_contents(path: Path, meta: dict[str, Any], record_size: int) -> Conten
         nothing: Any = np.zeros(0, np.uint8)
         mapped = np.memmap(path / "records.bin", mode="c") if head > first else nothing
         rows = PackedRows(np.asarray(mapped), first, record_size)
-    return Contents(rows, tail, head, entries, meta["trajectories"])
+    return Snapshot(rows, tail, head, entries, meta["trajectories"])
 
 
 def _read_meta(path: Path) -> dict[str, Any]:

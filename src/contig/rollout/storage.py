@@ -19,7 +19,7 @@ from .field import Field, View, example_of
 from .hidden import HiddenStates
 from .returns import gae, normalize
 from .stored import RESULTS, Results, Stored
-from .tape import leaves_of, write_trajectories
+from .to_replay import leaves_of, write_trajectories
 from .transition import (
     COLUMNS,
     FLAGS,

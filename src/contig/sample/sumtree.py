@@ -171,7 +171,7 @@ class _Part:
     """The weights of a RowTree that lie on valid starts: a second tree, kept by what changes.
 
     Rows that become valid starts come in with their weight, rows that cease to be lose it: the view
-    says which (native/ledger.h). So it is the same, to the last bit, whenever it was made.
+    says which (native/tape/ledger.h). So it is the same, to the last bit, whenever it was made.
     """
 
     def __init__(self, capacity: int, spec: Any) -> None:

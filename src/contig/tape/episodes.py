@@ -25,7 +25,7 @@ EPISODE = np.dtype(
     ]
 )
 
-# Words of an entry, native/tape_format.h: struct Entry; the last one read_index fills in.
+# Words of an entry, native/tape/tape_format.h: struct Entry; the last one read_index fills in.
 FIRST, STEPS_FLAGS, PREV, JUMP, BEFORE, ORDINAL, VERSION, RETURN = range(8)
 TRAJ_ID, WRITER, TIME, DEPTH, NUMBER = 8, 9, 10, 11, 15
 _BEGINS, _TERMINATED, _TRUNCATED = 1, 2, 4

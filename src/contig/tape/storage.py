@@ -26,11 +26,11 @@ from ..errors import ClosedError, EmptyBufferError, LayoutError
 from ..layout import Layout
 from ..tree import as_path, show_path
 from .boundaries import complete_flags, fill_flags
-from .contents import Contents
 from .episodes import read_index
 from .folding import Steps
 from .schema import ExtraLeaf, Schema
 from .segment import Segment
+from .snapshot import Snapshot
 from .writer import Writer, batch_ndim_of
 
 __all__ = ["Storage", "LazyTensorStorage", "SharedStorage", "storage_of_fd"]
@@ -177,7 +177,7 @@ class Storage:
 
     def restore(
         self,
-        contents: Contents,
+        contents: Snapshot,
         limiter: tuple[int, int],
         layout: Layout | None = None,
         keys: tuple[Any, Any] = (None, None),
@@ -201,7 +201,7 @@ class Storage:
                 self._keys = before
             raise
 
-    def _restore(self, contents: Contents, limiter: tuple[int, int], layout: Layout | None) -> None:
+    def _restore(self, contents: Snapshot, limiter: tuple[int, int], layout: Layout | None) -> None:
         index = contents.numbered()
         # What can fail comes before a layout is fixed.
         records = contents.rows.read(contents.tail, contents.head)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Writer", "batch_ndim_of"]
 
-# native/trajectories.h: enum class Continue
+# native/tape/trajectories.h: enum class Continue
 _NEW, _IF_OPEN, _TOLD = 0, 1, 2
 # native/bind/handles.h: what the lanes of an append are
 _ONE_LANE, _LEADING_DIMS, _EACH_ROW = 0, 1, 2

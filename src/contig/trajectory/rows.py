@@ -14,7 +14,7 @@ import numpy as np
 
 from ..batch import Batch
 from ..layout import Layout
-from ..tape import Contents, LazyTensorStorage, PackedRows, Storage
+from ..tape import LazyTensorStorage, PackedRows, Snapshot, Storage
 from ..tape.disk import DiskStorage, files
 from ..tape.disk.extents import row_stride
 from ..tape.episodes import NUMBER, read_index
@@ -81,7 +81,7 @@ def _append(storage: Storage, tree: Any, entry: Entry) -> Entry:
     return entry._replace(first=int(seqs[0]), number=int(storage.tape.trajectories) - 1)
 
 
-def _contents(storage: Storage) -> Contents:
+def _contents(storage: Storage) -> Snapshot:
     """A copy of everything on a tape that nobody writes to meanwhile."""
     table = read_index(storage.tape)
     words = table.words[np.argsort(table.words[:, NUMBER])]
@@ -89,7 +89,7 @@ def _contents(storage: Storage) -> Contents:
     seqs = np.arange(table.tail, table.head, dtype=np.int64)
     records = np.empty(len(seqs) * size, np.uint8)
     storage.tape.gather_records(seqs, records)
-    return Contents(
+    return Snapshot(
         PackedRows(records, table.tail, size),
         table.tail,
         table.head,
@@ -201,7 +201,7 @@ class DiskRows:
         first = storage.first_extent_behind(int(other.tape.snapshot()[0]))
         nothing = PackedRows(np.zeros(0, np.uint8), first, storage.tape.record_size)
         none = np.zeros((0, 16), np.int64)
-        storage.restore(Contents(nothing, first, first, none, 0), (0, 0))
+        storage.restore(Snapshot(nothing, first, first, none, 0), (0, 0))
 
     def _remove_loading(self) -> None:
         """What a load left that was killed."""

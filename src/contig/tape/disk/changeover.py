@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..contents import Contents
+from ..snapshot import Snapshot
 from .changes import Changes
 from .failures import as_os_error
 from .folders import next_number
@@ -41,7 +41,7 @@ class ChangeOver:
         self,
         parts: Parts,
         load: Load,
-        contents: Contents,
+        contents: Snapshot,
         limiter: tuple[int, int],
         fresh: bool = False,
     ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ... import _native
-from ..contents import Array, Rows
+from ..snapshot import Array, Rows
 from . import files
 from .changes import Salts
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ... import _native
 from ...errors import StorageFull
-from ..contents import Contents
+from ..snapshot import Snapshot
 from . import files
 from .changes import Salts
 from .extents import Extents
@@ -59,7 +59,7 @@ class Load:
         folder: where they are now, or None.
     """
 
-    def __init__(self, contents: Contents, root: Path, shape: Shape, salt: int) -> None:
+    def __init__(self, contents: Snapshot, root: Path, shape: Shape, salt: int) -> None:
         self._contents, self.root, self._shape, self.salt = contents, root, shape, salt
         rows, size = contents.rows, shape.rows_per_extent
         self._linked: LinkedRows | None = None

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..contents import Contents
 from ..schema import Schema
+from ..snapshot import Snapshot
 from .appender import Appender
 from .behind import RowsBehind
 from .changes import Changes, IndexState
@@ -160,14 +160,14 @@ class Parts:
         salts = [list(s) for s in self.rows.salts]
         return {"stride": stride, "rows_per_extent": rows, "salts": salts}
 
-    def linked_contents(self) -> Contents:
+    def linked_contents(self) -> Snapshot:
         """Everything, as another storage can take it in by links. Nobody may write."""
         self.syncing.sync()
         rows = LinkedRows(self.extents.folder, *self.shape, self.rows.salts)
         head, tail, _, _ = self.tape.snapshot()
         words = self.rows.entries()
         words = words[np.argsort(words[:, 15])]
-        return Contents(rows, tail, head, words, int(self.tape.trajectories))
+        return Snapshot(rows, tail, head, words, int(self.tape.trajectories))
 
     def rows_behind(self) -> int:
         """Rows in the files of which the index does not know, and nobody knows why."""

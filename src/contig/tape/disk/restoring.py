@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ...errors import StorageFull
-from ..contents import Contents
 from ..schema import Schema
+from ..snapshot import Snapshot
 from . import first_load
 from .appender import FULL, new_salt
 from .changeover import ChangeOver
@@ -36,7 +36,7 @@ class Restoring:
         self._directory, self._tape, self._adopt = directory, tape, adopt
         self.counts = False
 
-    def replace(self, parts: Parts, contents: Contents, limiter: tuple[int, int]) -> None:
+    def replace(self, parts: Parts, contents: Snapshot, limiter: tuple[int, int]) -> None:
         """In place of what a storage has."""
 
         def change(load: Load) -> None:
@@ -48,7 +48,7 @@ class Restoring:
         self,
         described: dict[str, Any],
         how: How,
-        contents: Contents,
+        contents: Snapshot,
         limiter: tuple[int, int],
     ) -> None:
         """Into a storage that is none yet; see `first_load`.
@@ -78,7 +78,7 @@ class Restoring:
 
         self._bring(contents, shape, change)
 
-    def _bring(self, contents: Contents, shape: Shape, change: Callable[[Load], None]) -> None:
+    def _bring(self, contents: Snapshot, shape: Shape, change: Callable[[Load], None]) -> None:
         load = Load(contents, self._directory.root / "extents", shape, new_salt())
         load.check()
         self._tape.prepare_restore(*contents.numbered())

@@ -26,10 +26,10 @@ from ...convert import plain_tree
 from ...errors import LayoutError
 from ...layout import Layout
 from ..boundaries import complete_flags
-from ..contents import Contents
 from ..folding import Steps
 from ..schema import ExtraLeaf, Schema
 from ..segment import Segment
+from ..snapshot import Snapshot
 from ..storage import Storage
 from . import first_load
 from .appender import Appender
@@ -295,7 +295,7 @@ class DiskStorage(Storage):
 
     # -- checkpoints --------------------------------------------------------------------------
 
-    def _restore(self, contents: Contents, limiter: tuple[int, int], layout: Layout | None) -> None:
+    def _restore(self, contents: Snapshot, limiter: tuple[int, int], layout: Layout | None) -> None:
         with self.appending(), ExitStack() as held:
             restoring = Restoring(self._directory, self.tape, self._adopt)
             if self._schema is None:
@@ -319,7 +319,7 @@ class DiskStorage(Storage):
         rows = self._some_parts().extents.rows
         return -(-seq // rows) * rows
 
-    def linked_contents(self) -> Contents:
+    def linked_contents(self) -> Snapshot:
         """Everything in it, as another storage can take it in by links. Nobody may write."""
         return self._some_parts().linked_contents()
 

@@ -41,7 +41,7 @@ CREATE TABLE quarantine (
 );
 """
 
-# native/tape_format.h, struct Entry: the words that are kept.
+# native/tape/tape_format.h, struct Entry: the words that are kept.
 _WORDS = (
     "first", "steps_flags", "prev", "jump", "before", "ordinal", "version", "ret",
     "traj_id", "writer", "time_ns", "depth",

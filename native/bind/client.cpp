@@ -1,0 +1,280 @@
+// What clients have to send and have on its way, as Python sees it.
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "handles.h"
+#include "native/tape/gather.h"
+#include "native/wire/env_runs.h"
+#include "native/wire/frame_builder.h"
+#include "native/wire/inflight.h"
+
+namespace contig {
+
+namespace {
+
+using Record = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+int out_buffer(PyObject* self, Py_buffer* view, int flags) {
+  const auto* frame = nb::inst_ptr<OutFrame>(self);
+  return PyBuffer_FillInfo(view, self, frame->body, static_cast<Py_ssize_t>(frame->used), 1, flags);
+}
+
+PyType_Slot out_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(out_buffer)}, {0, nullptr}};
+
+WireRun wire_run(uint64_t rows, uint32_t flags, int64_t traj_id, int64_t version, uint32_t lanes) {
+  if (rows == 0 || rows > UINT32_MAX) throw std::invalid_argument("a run has 1 to 2^32 - 1 rows");
+  return WireRun{static_cast<uint32_t>(rows), flags, traj_id, version, lanes, 0};
+}
+
+// Room in an outbox, given back unless what was written to it is committed.
+class Filling {
+ public:
+  Filling(FrameBuilder& outbox, uint64_t rows, uint64_t runs = 1)
+      : outbox_(outbox), rows_(rows), at(outbox.room(rows, runs)) {}
+  ~Filling() {
+    if (!done_) outbox_.cancel();
+  }
+  Filling(const Filling&) = delete;
+  Filling& operator=(const Filling&) = delete;
+  void records() {
+    outbox_.commit_records(rows_);
+    done_ = true;
+  }
+  void record(const LeafSums& sums) {
+    outbox_.commit_record(sums);
+    done_ = true;
+  }
+  void run(const WireRun& run, bool may_grow) {
+    if (!may_grow || !outbox_.grow_run(run)) outbox_.commit_run(run);
+    done_ = true;
+  }
+  void runs(const std::vector<WireRun>& runs) {
+    outbox_.commit_runs(runs);
+    done_ = true;
+  }
+
+ private:
+  FrameBuilder& outbox_;
+  const uint64_t rows_;
+  bool done_ = false;
+
+ public:
+  uint8_t* const at;
+};
+
+bool pack(FrameBuilder& o, const Plan& plan, nb::handle tree) {
+  if (plan.record_size() != o.record_size())
+    throw std::invalid_argument("pack: a plan for other records");
+  Filling filling(o, 1);
+  LeafSums sums;
+  if (!plan.pack(tree.ptr(), filling.at, &sums)) return false;
+  filling.record(sums);
+  return true;
+}
+
+// The envs of a client's steps, with the marks of its records.
+struct EnvRunsHandle {
+  EnvRunsHandle(nb::dict marks, bool id_alone) : marks(marks, id_alone) {}
+  MarkSpecs marks;
+  EnvRuns runs;
+};
+
+void add_env_rows(FrameBuilder& o, EnvRunsHandle& envs, nb::list arrays, Seqs leaves, Seqs whose,
+                  int64_t next_id) {
+  const uint64_t n = whose.shape(0);
+  if (n == 0) throw std::invalid_argument("add_env_rows: no rows");
+  check_envs(whose, n);
+  envs.marks.check(o.record_size());
+  const auto columns = columns_from(arrays, leaves, n, o.record_size());
+  Filling filling(o, n, n);
+  join_columns(rows_of(columns, n), o.record_size(), filling.at);
+  Rows rows;
+  rows.n = n;
+  rows.records = filling.at;
+  const Marks marks = envs.marks.of(rows, o.record_size());
+  const std::vector<WireRun>& told = envs.runs.tell(n, whose.data(), marks, next_id);
+  if (n == 1)
+    filling.run(told[0], true);
+  else
+    filling.runs(told);
+  envs.runs.commit();
+}
+
+void bind_gathering(nb::module_& m) {
+  nb::class_<EnvRunsHandle>(m, "EnvRuns")
+      .def(nb::init<nb::dict, bool>(), nb::arg("marks"), nb::arg("id_alone"));
+  nb::class_<OutFrame>(m, "OutFrame", nb::type_slots(out_slots))
+      .def_ro("first", &OutFrame::first)
+      .def_ro("items", &OutFrame::items)
+      .def_prop_ro("nbytes", &OutFrame::bytes)
+      .def_prop_ro("head", [](const OutFrame& f) {
+        return nb::bytes(reinterpret_cast<const char*>(f.head.data()), f.head.size());
+      });
+  nb::class_<FrameBuilder>(m, "FrameBuilder")
+      .def(nb::init<uint64_t, bool, uint64_t, uint64_t>(), nb::arg("record_size"),
+           nb::arg("padded"), nb::arg("first"), nb::arg("frame_bytes"))
+      .def("pack", &pack, nb::arg("plan"), nb::arg("tree").none())
+      .def(
+          "pack_row",
+          [](FrameBuilder& o, const Plan& plan, nb::handle tree, uint32_t flags, int64_t traj_id,
+             int64_t version, uint32_t lanes) {
+            if (plan.record_size() != o.record_size())
+              throw std::invalid_argument("pack: a plan for other records");
+            Filling filling(o, 1);
+            if (!plan.pack(tree.ptr(), filling.at)) return false;
+            filling.run(wire_run(1, flags, traj_id, version, lanes), true);
+            return true;
+          },
+          nb::arg("plan"), nb::arg("tree").none(), nb::arg("flags"), nb::arg("traj_id"),
+          nb::arg("version"), nb::arg("lanes"))
+      .def(
+          "add_records",
+          [](FrameBuilder& o, Record records) {
+            const uint64_t n = records.shape(0) / o.record_size();
+            if (n == 0 || n * o.record_size() != records.shape(0))
+              throw std::invalid_argument("records: expected a whole number of records");
+            Filling filling(o, n);
+            std::memcpy(filling.at, records.data(), records.shape(0));
+            filling.records();
+          },
+          nb::arg("records").noconvert())
+      .def(
+          "add_run",
+          [](FrameBuilder& o, Record records, uint32_t flags, int64_t traj_id, int64_t version,
+             uint32_t lanes, bool may_grow) {
+            const uint64_t n = records.shape(0) / o.record_size();
+            if (n * o.record_size() != records.shape(0))
+              throw std::invalid_argument("records: expected a whole number of records");
+            const WireRun run = wire_run(n, flags, traj_id, version, lanes);
+            Filling filling(o, n);
+            std::memcpy(filling.at, records.data(), records.shape(0));
+            filling.run(run, may_grow);
+          },
+          nb::arg("records").noconvert(), nb::arg("flags"), nb::arg("traj_id"), nb::arg("version"),
+          nb::arg("lanes"), nb::arg("may_grow"))
+      .def(
+          "add_columns",
+          [](FrameBuilder& o, nb::list arrays, Seqs leaves, uint64_t n, uint32_t flags,
+             int64_t traj_id, int64_t version, uint32_t lanes, bool may_grow) {
+            const WireRun run = wire_run(n, flags, traj_id, version, lanes);
+            const auto columns = columns_from(arrays, leaves, n, o.record_size());
+            Filling filling(o, n);
+            join_columns(rows_of(columns, n), o.record_size(), filling.at);
+            filling.run(run, may_grow);
+          },
+          nb::arg("arrays"), nb::arg("leaves").noconvert(), nb::arg("n"), nb::arg("flags"),
+          nb::arg("traj_id"), nb::arg("version"), nb::arg("lanes"), nb::arg("may_grow"))
+      .def("add_env_rows", &add_env_rows, nb::arg("envs"), nb::arg("arrays"),
+           nb::arg("leaves").noconvert(), nb::arg("whose").noconvert(), nb::arg("next_id"),
+           "Rows of these envs in one frame, a run for each.")
+      .def("take", &FrameBuilder::take, nb::arg("open"))
+      .def_prop_ro("next", &FrameBuilder::next);
+}
+
+// A part of what is to be sent, for who sends it from Python.
+int part_buffer(PyObject* self, Py_buffer* view, int flags) {
+  const auto* part = nb::inst_ptr<Inflight::Part>(self);
+  return PyBuffer_FillInfo(view, self, const_cast<uint8_t*>(part->data),
+                           static_cast<Py_ssize_t>(part->bytes), 1, flags);
+}
+
+PyType_Slot part_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(part_buffer)}, {0, nullptr}};
+
+std::string bytes_of(nb::handle bytes) {
+  const auto whole = nb::cast<nb::bytes>(bytes);
+  return std::string(whole.c_str(), whole.size());
+}
+
+int run(Inflight& flight, int socket, int wake, Receiver& receiver) {
+  int error = 0;
+  Inflight::Event event;
+  {
+    NoGil no_gil;
+    event = flight.run(socket, wake, receiver, &error);
+  }
+  if (event == Inflight::Event::failed) {
+    errno = error;
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
+  return static_cast<int>(event);
+}
+
+void bind_flight(nb::module_& m) {
+  nb::class_<Inflight::Part>(m, "OutPart", nb::type_slots(part_slots));
+  nb::class_<Inflight>(m, "Inflight")
+      .def(nb::init<uint64_t, bool, uint64_t, uint64_t, uint64_t>(), nb::arg("record_size"),
+           nb::arg("padded"), nb::arg("first"), nb::arg("frame_bytes"), nb::arg("max_frames"))
+      .def_prop_ro(
+          "outbox", [](Inflight& f) -> FrameBuilder& { return f.outbox; },
+          nb::rv_policy::reference_internal)
+      .def(
+          "send",
+          [](Inflight& f, const Plan& plan, nb::handle tree) {
+            if (f.room() != Inflight::Room::some) return 1;
+            return pack(f.outbox, plan, tree) ? 0 : 2;
+          },
+          nb::arg("plan"), nb::arg("tree").none(),
+          "0: added, 1: too much is in flight, 2: the plan does not understand the tree.")
+      .def(
+          "room", [](Inflight& f) { return static_cast<int>(f.room()); },
+          "0: another item may be added, 1: too many frames are in flight, 2: too many bytes.")
+      .def("ask", [](Inflight& f, nb::bytes frame) { f.ask(bytes_of(frame)); })
+      .def("rouse", &Inflight::rouse)
+      .def_prop_ro("idle", &Inflight::idle)
+      .def_prop_ro("changes", &Inflight::changes)
+      .def(
+          "wait",
+          [](Inflight& f, uint64_t seen, uint64_t upto, double timeout_s) {
+            NoGil no_gil;
+            f.wait(seen, upto, timeout_s);
+          },
+          nb::arg("seen"), nb::arg("upto"), nb::arg("timeout_s"))
+      .def("notify", &Inflight::notify)
+      .def_prop_ro("frames", &Inflight::frames)
+      .def_prop_ro("bytes", &Inflight::bytes)
+      .def_prop_ro("flying_bytes", &Inflight::flying_bytes)
+      .def_prop_ro("acked", &Inflight::acked)
+      .def_prop_ro("most_bytes", &Inflight::most_bytes)
+      .def("limit", &Inflight::limit, nb::arg("max_bytes"), nb::arg("near"))
+      .def(
+          "resume",
+          [](Inflight& f, uint64_t seen, nb::list requests) {
+            std::vector<std::string> frames;
+            for (nb::handle request : requests) frames.push_back(bytes_of(request));
+            return f.resume(seen, std::move(frames));
+          },
+          nb::arg("seen"), nb::arg("requests"))
+      .def("heartbeat", &Inflight::heartbeat, nb::arg("seconds"))
+      .def("close", &Inflight::close)
+      .def("stop", &Inflight::stop)
+      .def("leave", &Inflight::leave, nb::arg("seconds"))
+      .def_prop_ro("drained", &Inflight::drained)
+      .def(
+          "forked", [](nb::handle self) { self.inc_ref(); },
+          "In a forked child: its threads are gone with what they held, so it is never destroyed.")
+      .def("took", &Inflight::took)
+      .def("next_parts",
+           [](Inflight& f) {
+             nb::list out;
+             for (Inflight::Part& part : f.next_parts()) out.append(nb::cast(std::move(part)));
+             return out;
+           })
+      .def("patience", &Inflight::patience)
+      .def("run", &run, nb::arg("socket"), nb::arg("wake"), nb::arg("receiver"),
+           "0: stopped, 1: a frame that is neither ack nor beat is ready, 2: refused, 3: the peer "
+           "closed, 5: the peer is silent, 6: told to leave, and all is acked.")
+      .def_static("can_run", &Inflight::can_run);
+}
+
+}  // namespace
+
+void bind_outbox(nb::module_& m) {
+  bind_gathering(m);
+  bind_flight(m);
+}
+
+}  // namespace contig

@@ -1,0 +1,68 @@
+#include "native/sys/block.h"
+
+#include <mutex>
+#include <new>
+#include <unordered_map>
+#include <vector>
+
+namespace contig {
+
+namespace {
+constexpr size_t kMaxIdle = 256u << 20;
+
+struct Pool {
+  std::mutex mutex;
+  std::unordered_map<size_t, std::vector<uint8_t*>> idle;  // by rounded size
+  size_t bytes = 0;
+};
+
+Pool& pool() {
+  static auto* p = new Pool;  // never destroyed: arrays may outlive static destructors
+  return *p;
+}
+
+size_t rounded(size_t bytes) {
+  if (bytes > SIZE_MAX / 4) throw std::bad_alloc();
+  size_t size = 1024;
+  while (size < bytes) size += size / 4 & ~size_t{kColumnAlign - 1};
+  return size;
+}
+}  // namespace
+
+uint8_t* block_take(size_t bytes) {
+  const size_t size = rounded(bytes);
+  {
+    Pool& p = pool();
+    const std::lock_guard<std::mutex> guard(p.mutex);
+    auto it = p.idle.find(size);
+    if (it != p.idle.end() && !it->second.empty()) {
+      uint8_t* block = it->second.back();
+      it->second.pop_back();
+      p.bytes -= size;
+      return block;
+    }
+  }
+  return static_cast<uint8_t*>(::operator new(size, std::align_val_t{kColumnAlign}));
+}
+
+void block_give(uint8_t* block, size_t bytes) {
+  const size_t size = rounded(bytes);
+  {
+    Pool& p = pool();
+    const std::lock_guard<std::mutex> guard(p.mutex);
+    if (p.bytes + size <= kMaxIdle) {
+      p.idle[size].push_back(block);
+      p.bytes += size;
+      return;
+    }
+  }
+  ::operator delete(block, std::align_val_t{kColumnAlign});
+}
+
+size_t block_pooled_bytes() {
+  Pool& p = pool();
+  const std::lock_guard<std::mutex> guard(p.mutex);
+  return p.bytes;
+}
+
+}  // namespace contig

@@ -1,0 +1,88 @@
+#include "native/tape/producers.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace contig {
+
+namespace {
+constexpr auto relaxed = std::memory_order_relaxed;
+constexpr auto release = std::memory_order_release;
+}  // namespace
+
+uint64_t Producers::find(uint64_t id) {
+  if (clock_->load(relaxed) != as_of_) {
+    found_.clear();
+    for (uint64_t i = 0; i < kProducers; ++i) {
+      const uint64_t there = table_[i].id.load(relaxed);
+      if (there == 0) break;
+      found_[there] = i;
+    }
+    as_of_ = clock_->load(relaxed);
+  }
+  const auto known = found_.find(id);
+  return known == found_.end() ? kProducers : known->second;
+}
+
+void Producers::tick() {
+  const bool current = clock_->load(relaxed) == as_of_;
+  clock_->store(clock_->load(relaxed) + 1, release);
+  if (current) ++as_of_;  // the change is this one's own
+}
+
+uint64_t Producers::slot_for_new() const {
+  uint64_t oldest = kProducers;
+  for (uint64_t i = 0; i < kProducers; ++i) {
+    const uint64_t there = table_[i].id.load(relaxed);
+    if (there == 0 || there == kNobody) return i;
+    if (table_[i].pinned.load(relaxed) != 0) continue;
+    if (oldest == kProducers || table_[i].used.load(relaxed) < table_[oldest].used.load(relaxed))
+      oldest = i;
+  }
+  if (oldest == kProducers)
+    throw std::runtime_error("all " + std::to_string(kProducers) + " producers are connected");
+  return oldest;
+}
+
+uint64_t Producers::take(uint64_t id, uint64_t seq) {
+  const uint64_t slot = find(id);
+  if (slot != kProducers) {
+    if (table_[slot].pinned.load(relaxed) == 0) table_[slot].pinned.store(1, release);
+    return slot;
+  }
+  const uint64_t mine = slot_for_new();
+  Producer& p = table_[mine];
+  found_.erase(p.id.load(relaxed));
+  use(mine);
+  // Never 0 in between: a free slot ends the search for those behind it. While it changes hands it
+  // belongs to nobody.
+  p.id.store(kNobody, release);
+  p.seq.store(seq, release);
+  p.entry.store(~uint64_t{0}, release);
+  p.pinned.store(1, release);
+  p.id.store(id, release);
+  found_[id] = mine;
+  return mine;
+}
+
+void Producers::use(uint64_t slot) {
+  tick();
+  table_[slot].used.store(clock_->load(relaxed), release);
+}
+
+void Producers::leave(uint64_t id) {
+  const uint64_t slot = find(id);
+  if (slot == kProducers || table_[slot].pinned.load(relaxed) == 0) return;
+  use(slot);
+  table_[slot].pinned.store(0, release);
+}
+
+void Producers::leave_all() {
+  for (uint64_t i = 0; i < kProducers && table_[i].id.load(relaxed) != 0; ++i) {
+    if (table_[i].pinned.load(relaxed) == 0) continue;
+    use(i);
+    table_[i].pinned.store(0, release);
+  }
+}
+
+}  // namespace contig

@@ -1,0 +1,289 @@
+// Appending to a tape, and repairing what a killed append left.
+#include "native/tape/tape.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "native/kernels/copy.h"
+#include "native/sys/wait.h"
+
+namespace contig {
+
+namespace {
+constexpr auto relaxed = std::memory_order_relaxed;
+constexpr auto acquire = std::memory_order_acquire;
+constexpr auto release = std::memory_order_release;
+
+uint64_t bits_of(double x) {
+  uint64_t u;
+  std::memcpy(&u, &x, 8);
+  return u;
+}
+
+uint64_t now_ns() {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                   std::chrono::system_clock::now().time_since_epoch())
+                                   .count());
+}
+}  // namespace
+
+Busy::Busy(uint64_t holder, double timeout_s)
+    : std::runtime_error("the tape's lock was held for more than " + std::to_string(timeout_s) +
+                         " s by process " + std::to_string(holder) +
+                         "; it may be stopped (SIGSTOP, a debugger). Continue or kill it."),
+      pid(holder) {}
+
+void Tape::repair() {
+  if (h_->restores.load(acquire) % 2 != 0) {  // killed while it took a checkpoint in: empty
+    const uint64_t head = std::max(h_->head.load(relaxed), h_->tail.load(relaxed));
+    const uint64_t index_head =
+        std::max(h_->index_head.load(relaxed), h_->index_tail.load(relaxed));
+    h_->undo_head.store(kNone, release);
+    h_->tail.store(head, release);
+    h_->head.store(head, release);
+    h_->index_head.store(index_head, release);
+    h_->index_tail.store(index_head, release);
+    h_->restores.fetch_add(1, std::memory_order_seq_cst);
+  }
+  if (h_->undo_head.load(acquire) != h_->head.load(relaxed)) return;
+  const uint64_t grown = h_->undo_entry.load(relaxed);
+  if (grown != kNone) {
+    Entry& e = entry(grown);
+    e.ret.store(h_->undo_ret.load(relaxed), release);
+    e.steps_flags.store(h_->undo_steps_flags.load(relaxed) | kCut, release);
+  }
+  const uint64_t producer = h_->undo_producer.load(relaxed);
+  if (producer != kNone) {
+    producers_[producer].seq.store(h_->undo_producer_seq.load(relaxed), release);
+    producers_[producer].entry.store(h_->undo_producer_entry.load(relaxed), release);
+  }
+  h_->trajectories.store(h_->undo_trajectories.load(relaxed), release);
+  h_->index_head.store(h_->undo_index_head.load(relaxed), release);
+  h_->undo_head.store(kNone, release);
+}
+
+void Tape::copy_in(const Rows& rows, uint64_t skip, uint64_t seq) {
+  const uint64_t n = rows.n - skip, per_extent = mask_ + 1;
+  uint64_t done = 0;
+  while (done < n) {
+    auto* dst = const_cast<uint8_t*>(row(seq + done));
+    const uint64_t chunk = std::min(n - done, per_extent - ((seq + done) & mask_));
+    const uint64_t from = skip + done;
+    if (rows.records != nullptr && stride_ == record_size_) {
+      store_bytes(dst, rows.records + from * record_size_, chunk * record_size_);
+    } else if (rows.records != nullptr) {
+      for (uint64_t i = 0; i < chunk; ++i, dst += stride_)
+        store_bytes(dst, rows.records + (from + i) * record_size_, record_size_);
+    } else {
+      for (uint64_t i = 0; i < chunk; ++i, dst += stride_)
+        for (size_t c = 0; c < rows.n_columns; ++c) {
+          const Column& col = rows.columns[c];
+          store_bytes(dst + col.offset, col.data + (from + i) * col.stride, col.bytes);
+        }
+    }
+    done += chunk;
+  }
+}
+
+Tape::Seen Tape::seen(uint64_t producer, uint64_t next) {
+  if (producers_.find(producer) == kProducers) return {next, kNone};
+  const Producer& p = producers_[producers_.take(producer, next)];
+  return {p.seq.load(relaxed), p.entry.load(relaxed)};
+}
+
+void Tape::skip(uint64_t producer, uint64_t next) {
+  const uint64_t slot = producers_.find(producer);
+  if (slot == kProducers) return;  // it is not known, and goes on where it says
+  Producer& p = producers_[slot];
+  if (p.seq.load(relaxed) < next) p.seq.store(next, release);
+}
+
+void Tape::recall(uint64_t producer, uint64_t seq) {
+  producers_.take(producer, seq);
+  producers_.leave(producer);
+}
+
+uint64_t Tape::append(const Append& a) {
+  const uint64_t head = h_->head.load(relaxed), old_tail = h_->tail.load(relaxed);
+  const uint64_t index_head = h_->index_head.load(relaxed);
+  uint64_t index_tail = h_->index_tail.load(relaxed);
+  const uint64_t capacity = h_->capacity;
+
+  // Of more rows than fit, the leading ones get no seq.
+  const uint64_t skip = a.rows.n > capacity ? a.rows.n - capacity : 0;
+  const uint64_t n = a.rows.n - skip;
+  size_t first_run = 0;
+  uint64_t skip_in_run = skip;
+  while (first_run < a.n_runs && a.runs[first_run].rows <= skip_in_run)
+    skip_in_run -= a.runs[first_run++].rows;
+
+  const uint64_t new_head = head + n, new_runs = a.n_runs - first_run;
+
+  // What gives way.
+  uint64_t tail = std::max(old_tail, new_head > capacity ? new_head - capacity : 0);
+  while (index_tail < index_head) {
+    const Entry& oldest = entry(index_tail);
+    const uint64_t end =
+        oldest.first.load(relaxed) + (oldest.steps_flags.load(relaxed) >> kFlagBits);
+    if (end > tail && index_head + new_runs - index_tail <= capacity) break;
+    tail = std::max(tail, end);
+    ++index_tail;
+  }
+
+  // Everything that can fail comes before anything changes.
+  if (!a.stored) reserve_data(head, new_head);
+  reserve_chunks(index_tail, index_head + new_runs);
+  const uint64_t first_stamp = next_stamp(index_head);
+  if (first_stamp > 0)  // in a chunk that has its place already
+    reserve_stamps(map_[slot_of_chunk(index_head >> chunk_shift_)].load(relaxed), first_stamp + 1);
+  if (h_->trajectories.load(relaxed) + new_runs > kMostOrdinals)
+    throw std::invalid_argument("append: a tape has no more than 2^57 trajectories");
+  const uint64_t producer = a.producer != 0 ? producers_.take(a.producer, a.producer_before) : 0;
+
+  // Tail, then the index, then a full fence before the first overwriting store.
+  h_->tail.store(tail, release);
+  h_->index_tail.store(index_tail, release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  map_chunks(index_tail, index_head + new_runs);
+
+  if (!a.stored) copy_in(a.rows, skip, head);
+
+  // Does the first run grow the newest entry?
+  const Run& lead = a.runs[first_run];
+  const Track& track = *lead.track;
+  bool grows = false;
+  if (skip == 0 && !lead.starts && track.known && index_head > index_tail &&
+      track.last_entry == index_head - 1) {
+    const Entry& newest = entry(index_head - 1);
+    const uint64_t sf = newest.steps_flags.load(relaxed);
+    grows = newest.first.load(relaxed) + (sf >> kFlagBits) == head && (sf & kCut) == 0 &&
+            static_cast<int64_t>(newest.version.load(relaxed)) == lead.version;
+  }
+
+  h_->undo_index_head.store(index_head, relaxed);
+  h_->undo_trajectories.store(h_->trajectories.load(relaxed), relaxed);
+  h_->undo_entry.store(grows ? index_head - 1 : kNone, relaxed);
+  if (grows) {
+    h_->undo_steps_flags.store(entry(index_head - 1).steps_flags.load(relaxed), relaxed);
+    h_->undo_ret.store(entry(index_head - 1).ret.load(relaxed), relaxed);
+  }
+  h_->undo_producer.store(a.producer != 0 ? producer : kNone, relaxed);
+  if (a.producer != 0) {
+    h_->undo_producer_seq.store(producers_[producer].seq.load(relaxed), relaxed);
+    h_->undo_producer_entry.store(producers_[producer].entry.load(relaxed), relaxed);
+  }
+  h_->undo_head.store(head, release);
+  std::atomic_thread_fence(release);
+
+  const uint64_t now = now_ns();
+  uint64_t number = index_head, seq = head, slot = first_stamp;
+  for (size_t i = 0; i < a.n_runs; ++i) {
+    const Run& run = a.runs[i];
+    if (i < first_run) {  // dropped whole: only the track moves on
+      if (run.starts) *run.track = Track{};
+      run.track->steps += run.rows;
+      run.track->ret += run.reward;
+      run.track->flags = run.flags;
+      run.track->known = true;
+      run.track->last_entry = kNone;
+      continue;
+    }
+    const uint64_t dropped = i == first_run ? skip_in_run : 0;
+    const uint64_t rows = run.rows - dropped;
+    if (i == first_run && grows) {
+      Track& t = *run.track;
+      Entry& e = entry(index_head - 1);
+      const uint64_t sf = e.steps_flags.load(relaxed);
+      t.steps += rows;
+      t.ret += run.reward;
+      t.flags = run.flags;
+      const uint64_t steps = (sf >> kFlagBits) + rows;
+      e.steps_flags.store(steps << kFlagBits | (sf & kBegins) | run.flags, release);
+      e.ret.store(bits_of(t.ret), release);
+    } else {
+      if ((number & chunk_mask_) == 0) slot = 0;
+      if (slot == 0 || number == index_head) {
+        Stamp& s = stamp(number, slot);
+        s.writer.store(a.writer, relaxed);
+        s.time_ns.store(now, relaxed);
+      }
+      write_run(number++, run, seq, rows, dropped, index_tail, slot);
+    }
+    seq += rows;
+  }
+  if (a.producer != 0) {
+    Producer& p = producers_[producer];
+    p.entry.store(number - 1, release);
+    producers_.use(producer);
+    p.seq.store(a.producer_seq, release);
+  }
+  h_->index_head.store(number, release);
+  h_->head.store(new_head, release);
+
+  h_->appends.fetch_add(1, relaxed);
+  wake(h_->wake_word, h_->waiters);
+  return head;
+}
+
+void Tape::write_run(uint64_t number, const Run& run, uint64_t first, uint64_t rows,
+                     uint64_t dropped, uint64_t index_tail, uint64_t stamp) {
+  Track& t = *run.track;
+  if (run.starts) t = Track{};
+  // What is too far for a link is as good as evicted: a trajectory of which nothing is left.
+  const bool near = t.last_entry != kNone && number - t.last_entry <= UINT32_MAX;
+  const bool countable = t.steps + dropped < kMostBefore;
+  const uint64_t before = countable ? t.steps + dropped : 1;
+  const bool linked = near && countable && t.last_entry >= index_tail;
+  uint64_t flags = run.flags;
+  if (before > 0) flags &= ~static_cast<uint64_t>(kBegins);
+  if (!linked) {
+    t.ordinal = h_->trajectories.load(relaxed);
+    h_->trajectories.store(t.ordinal + 1, release);
+  }
+  t.steps = before + rows;
+  t.ret += run.reward;
+  t.flags = run.flags;
+  t.known = true;
+
+  // Skip links as in a skew-binary list: any earlier run is O(log runs) away.
+  uint64_t prev = 0, jump = 0, rank = 0;  // links are distances
+  if (linked) {
+    constexpr uint64_t mask = (uint64_t{1} << kRankBits) - 1;
+    const auto skip_of = [&](uint64_t n) {
+      return n - (entry(n).links.load(relaxed) & UINT32_MAX);
+    };
+    const auto rank_of = [&](uint64_t n) { return entry(n).ordinal_rank.load(relaxed) & mask; };
+    prev = jump = number - t.last_entry;
+    rank = 1;
+    const uint64_t p = t.last_entry, pj = skip_of(p);
+    if (pj != p && pj >= index_tail) {
+      const uint64_t pjj = skip_of(pj), r = rank_of(p);
+      if (pjj != pj && pjj >= index_tail && r != 0 && r == rank_of(pj) &&
+          number - pjj <= UINT32_MAX) {
+        jump = number - pjj;
+        rank = r + 1;
+      }
+    }
+  }
+  Entry& e = entry(number);
+  e.first.store(first, relaxed);
+  e.steps_flags.store(rows << kFlagBits | flags, relaxed);
+  e.ret.store(bits_of(t.ret), relaxed);
+  e.version.store(static_cast<uint64_t>(run.version), relaxed);
+  e.traj_id.store(static_cast<uint64_t>(run.traj_id), relaxed);
+  e.links.store(prev << 32 | jump, relaxed);
+  e.ordinal_rank.store(t.ordinal << kRankBits | rank, relaxed);
+  e.before_stamp.store(before << kStampBits | stamp, relaxed);
+  t.last_entry = number;
+}
+
+Hold::Hold(Tape& tape, double timeout_s) : tape_(tape) {
+  Lock& lock = tape.header().lock;
+  if (!lock_try(lock) && !lock_until(lock, timeout_s)) throw Busy(lock_holder(lock), timeout_s);
+  tape.repair();
+}
+
+Hold::~Hold() { lock_release(tape_.header().lock); }
+
+}  // namespace contig

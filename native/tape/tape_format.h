@@ -1,0 +1,108 @@
+// What a tape's control region looks like in memory. Shared between processes, so every field that
+// a reader may load without the lock is atomic, and nothing here ever moves.
+//
+//   [ Header | chunk map | producer table | index chunks ] [ schema JSON ] [ data extents ... ]
+//   '------------------ control region -----------------'
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "native/sys/lock.h"
+#include "native/tape/producers.h"
+
+namespace contig {
+
+using Word = std::atomic<uint64_t>;
+static_assert(sizeof(Word) == 8 && Word::is_always_lock_free, "tapes need lock-free 64-bit words");
+
+constexpr uint64_t kMagic = 0x31657061746E6F63ull;  // "contape1", little-endian
+constexpr uint64_t kFormat = 2;
+constexpr uint64_t kNone = ~0ull;
+
+// Flags of a run, the low byte of `steps_flags`.
+constexpr uint64_t kBegins = 1, kTerminated = 2, kTruncated = 4, kCut = 8, kFlagMask = 0xFF;
+constexpr int kFlagBits = 8;
+
+// One run: rows of one trajectory that are adjacent on the tape. Immutable once committed, except
+// that the newest entry's `steps_flags` and `ret` change while its own writer grows it. One cache
+// line: steps of many envs are an entry for each row.
+struct alignas(64) Entry {
+  Word first;         // seq of the first row
+  Word steps_flags;   // rows << kFlagBits | flags
+  Word ret;           // return of the trajectory up to this run's end, double
+  Word version;       // policy version, int64
+  Word traj_id;       // id as given by the data, int64, -1 if none
+  Word links;         // how many entries back: the previous run << 32 | the one to skip to; 0: none
+  Word ordinal_rank;  // the trajectory's number, the public `id` << kRankBits | rank of the skip
+  Word before_stamp;  // steps of the trajectory before this run << kStampBits | its stamp
+};
+static_assert(sizeof(Entry) == 64, "an index entry is a cache line");
+
+// A skip link of rank r skips 2^r - 1 runs, as in a skew-binary list.
+constexpr int kRankBits = 6;
+// Stand-ins for entries of a damaged store have negative numbers: the sign is kept.
+constexpr uint64_t kMostOrdinals = uint64_t{1} << (63 - kRankBits);
+inline uint64_t ordinal_of(uint64_t ordinal_rank) {
+  return static_cast<uint64_t>(static_cast<int64_t>(ordinal_rank) >> kRankBits);
+}
+
+// What the entries of one append have in common. An entry's stamp is a place in its own chunk of
+// the index: entries without stamps of their own have the last one's before them.
+struct Stamp {
+  Word writer;   // writer id
+  Word time_ns;  // wall clock of the append that made the run
+};
+constexpr int kStampBits = 13;
+constexpr uint64_t kChunkShift = kStampBits;  // at most so many entries (and stamps) of a chunk
+constexpr uint64_t kMostBefore = uint64_t{1} << (64 - kStampBits);
+
+// An entry as 16 words: what checkpoints, storages on disk and Python have. Links are numbers.
+struct EntryWords {
+  enum { first, steps_flags, prev, jump, before, ordinal, version, ret, traj_id, writer, time_ns };
+  // The rank of `jump`, marked; in stores of contig 0.1 the number of runs before this one.
+  enum { depth = 11, number = 15, count = 16 };
+  static constexpr uint64_t kRanked = uint64_t{1} << 62;
+};
+
+// The index is a ring of entry numbers, in chunks: so many entries, then so many stamps, which get
+// memory as they are needed. Where a chunk lies is in the chunk map (one word per chunk, behind the
+// header), so that the memory of evicted chunks serves new ones: there is memory for live entries
+// only, and none of it is ever taken from under a slow reader. Behind the map there is a word for
+// each place: how many of its stamps have memory.
+struct alignas(64) Header {
+  uint64_t magic, format, capacity, chunk_shift;
+  uint64_t producers_offset, index_offset, control_bytes, map_length;
+
+  // Published once, under the lock: `ready` is stored last.
+  alignas(64) Word ready;
+  uint64_t schema_offset, schema_bytes, data_offset, record_size, extent_shift, n_extents;
+  uint64_t row_stride;  // bytes from one row to the next: record_size, or a little more
+  uint64_t row_crc;     // whether a row's crc32c follows its record, to be checked when it is read
+
+  alignas(64) Lock lock;
+
+  alignas(64) Word head;  // the only commit point
+  alignas(64) Word tail;
+  Word index_head, index_tail;
+  Word trajectories;      // ordinals given so far
+  Word reserved_extents;  // of data, and chunks of the index, that have memory
+  Word reserved_chunks;
+  Word mapped_index;  // entries below it have a chunk
+
+  // What the last append was about to change; valid while undo_head == head.
+  alignas(64) Word undo_head;
+  Word undo_index_head, undo_trajectories, undo_entry, undo_steps_flags, undo_ret;
+  Word undo_producer, undo_producer_seq, undo_producer_entry;
+
+  alignas(64) std::atomic<uint32_t> wake_word;
+  std::atomic<uint32_t> waiters;
+  Word inserted_base, sampled;  // rate limiter: rows in = head + base, rows out
+  Word appends;
+  Word drawn, drawn_age;  // rows that readers gathered, and their ages in rows, summed
+  Word producer_clock;    // of the table of producers: which of them is idle for longest
+  Word restores;          // odd while a checkpoint replaces the contents, then one more
+};
+
+}  // namespace contig

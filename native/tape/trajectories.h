@@ -1,0 +1,84 @@
+// Which trajectory each appended row belongs to, by its lane or id and its boundary marks. The same
+// for who writes to a tape and for who tells another one what to write. For one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <unordered_map>
+#include <vector>
+
+#include "native/tape/tape.h"
+
+namespace contig {
+
+// A per-row scalar of the data, wherever it lies: in records or in a column.
+struct Mark {
+  enum Kind { none, b1, i8, u8, i16, u16, i32, u32, i64, u64, f16, bf16, f32, f64 };
+  Kind kind = none;
+  const uint8_t* data = nullptr;
+  size_t stride = 0;
+  size_t count = 1;  // elements per row (rewards only)
+
+  explicit operator bool() const { return kind != none; }
+  bool truth(uint64_t row) const;
+  int64_t integer(uint64_t row) const;
+  double sum(uint64_t row) const;
+};
+
+struct Marks {
+  Mark id, done, terminated, truncated, init, version, reward;
+  bool id_alone = false;  // an explicit traj_key decides alone
+};
+
+// Does the first row of a lane continue the lane's trajectory when no mark says otherwise?
+// `told`: the caller says so, so if this writer holds no such trajectory, it is no beginning.
+enum class Continue { no, if_open, told };
+
+class Trajectories {
+ protected:
+  struct Key {
+    uint64_t lane;
+    int64_t id;
+    bool operator==(const Key& o) const { return lane == o.lane && id == o.id; }
+  };
+  struct KeyHash {
+    size_t operator()(const Key& k) const {
+      return (k.lane * 0x9E3779B97F4A7C15ull) ^
+             (static_cast<uint64_t>(k.id) * 0xD6E8FEB86659FD93ull);
+    }
+  };
+  struct Slot {
+    Track track;
+    uint64_t stamp = 0;   // the prepare that last touched it
+    bool ended = false;   // by that prepare's rows so far
+    bool orphan = false;  // another thread or process had it open: what comes is no beginning
+  };
+
+  // Of what it remembers of trajectories; as large as whoever appends makes it.
+  size_t bytes() const;
+  // Forgets what was prepared. `index_tail`: the oldest entry of the index that is still there.
+  void prepare(uint64_t index_tail);
+  // Rows [from, from + n) as lanes, one after another; boundaries by their marks.
+  void add_lanes(uint64_t from, uint64_t n, uint64_t lanes, const Marks& marks, Continue rule);
+  // Rows [from, from + n), each the next one of its env: of the one that `envs` says, or row i of
+  // env i. Without ids, envs and lanes have nothing to do with each other.
+  void add_rows(uint64_t from, uint64_t n, const int64_t* envs, const Marks& marks, Continue rule);
+  bool known(const Slot& slot) const { return slot.stamp == stamp_ || slot.track.known; }
+  bool open(const Slot& slot) const { return known(slot) && !ended(slot); }
+  bool ended(const Slot& slot) const;
+
+  std::vector<Run> runs_;   // of the rows that were prepared
+  std::deque<Slot> lanes_;  // runs point to them while more are added
+  std::deque<Slot> envs_;   // the same of steps
+  std::unordered_map<Key, Slot, KeyHash> by_id_;
+  uint64_t stamp_ = 0;
+
+ private:
+  void split_lane(const Marks& marks, std::deque<Slot>& slots, uint64_t lane, uint64_t from,
+                  uint64_t steps, Continue rule);
+  void prune(uint64_t index_tail);
+
+  size_t prune_at_ = 1024;
+};
+
+}  // namespace contig

@@ -1,0 +1,153 @@
+// Drawing rows and slices from a mirror of the index.
+#include <algorithm>
+
+#include "native/tape/view.h"
+
+namespace contig {
+
+namespace {
+// What is drawn is there, unless a writer evicts it at the same time: then another one is drawn, so
+// many times, before the caller takes the lock.
+constexpr int kOvertaken = 64;
+}  // namespace
+
+bool View::draw_rows(Rng rng, const Window& w, int64_t* out, size_t n) {
+  if (w.min_ordinal == 0 && w.any_version()) {
+    const uint64_t low = std::max(at_.tail, w.min_seq);
+    if (low >= at_.head) return false;
+    for (size_t i = 0; i < n; ++i) out[i] = static_cast<int64_t>(low + rng.below(at_.head - low));
+    return true;
+  }
+  const Ledger& rows = ledger(w, SliceSpec{}, true);
+  if (rows.total() == 0) return false;
+  for (size_t i = 0; i < n; ++i) {
+    const Ledger::Pick pick = rows.pick(rng);
+    out[i] = static_cast<int64_t>(rows.first_row(pick.item) + pick.choice);
+  }
+  return true;
+}
+
+bool View::row_in(uint64_t seq, const Window& w) const {
+  EntryView e;
+  uint64_t number;
+  return seq >= std::max(at_.tail, w.min_seq) && seq < at_.head && find_row(seq, &e, &number) &&
+         e.version >= w.min_version && e.ordinal >= w.min_ordinal;
+}
+
+void View::spans_in(const Window& w, std::vector<int64_t>* firsts, std::vector<int64_t>* counts) {
+  const Ledger& rows = ledger(w, SliceSpec{}, true);
+  rows.each([&](uint64_t number) {
+    const auto first = static_cast<int64_t>(rows.first_row(number));
+    const auto count = static_cast<int64_t>(rows.rows(number));
+    ++work_;
+    if (!firsts->empty() && firsts->back() + counts->back() == first) {
+      counts->back() += count;
+      return;
+    }
+    firsts->push_back(first);
+    counts->push_back(count);
+  });
+}
+
+bool View::draw_slices(Rng rng, const Window& w, const SliceSpec& spec, size_t n, Slices* out) {
+  // Where every living trajectory will do, the mirror itself says how many there are.
+  const bool any = spec.any_trajectory() && w.min_seq == 0 && w.any_version();
+  const Ledger* found = any ? nullptr : &ledger(w, spec, false);
+  const uint64_t before = any && w.min_ordinal > 0 ? alive_.before(slot_from(w.min_ordinal)) : 0;
+  const uint64_t total = any ? alive_.total() - before : found->total();
+  if (total == 0) return false;
+  for (size_t i = 0; i < n; ++i) {
+    bool done = false;
+    for (int tries = 0; tries < kOvertaken && !done; ++tries) {
+      Extent x;
+      uint64_t choice;
+      if (any) {
+        if (!extent_of(select(before + rng.below(total)), w, &x)) continue;
+        choice = rng.below(count_starts(x, spec));
+      } else {
+        const Ledger::Pick pick = found->pick(rng);
+        choice = pick.choice;
+        if (!extent_of(static_cast<uint32_t>(pick.item), w, &x) || !eligible(x, spec)) continue;
+        if (choice >= count_starts(x, spec)) continue;
+      }
+      done = emit(x, choice, spec, out);
+    }
+    if (!done) return false;
+  }
+  return true;
+}
+
+bool View::slice_of(Rng rng, const Window& w, const SliceSpec& spec, uint64_t ordinal,
+                    Slices* out) {
+  const uint32_t slot = slot_from(ordinal);
+  Extent x;
+  if (slot == trajs_.size() || trajs_[slot].ordinal != ordinal) return false;
+  if (!w.any_version()) watch_versions();
+  if (!extent_of(slot, w, &x) || !eligible(x, spec)) return false;
+  return emit(x, rng.below(count_starts(x, spec)), spec, out);
+}
+
+bool View::has_trajectory(uint64_t ordinal, const Window& w, const SliceSpec& spec) {
+  const uint32_t slot = slot_from(ordinal);
+  Extent x;
+  if (!w.any_version()) watch_versions();
+  return slot < trajs_.size() && trajs_[slot].ordinal == ordinal && extent_of(slot, w, &x) &&
+         eligible(x, spec);
+}
+
+void View::rows_of(uint64_t ordinal, std::vector<int64_t>* out) {
+  for (int tries = 0; tries < kOvertaken; ++tries) {
+    refresh();
+    const uint32_t slot = slot_from(ordinal);
+    Extent x;
+    Slices rows;
+    if (slot == trajs_.size() || trajs_[slot].ordinal != ordinal || trajs_[slot].runs == 0) return;
+    if (!extent_of(slot, Window{}, &x)) continue;  // or evicted just now
+    if (!emit_steps(x, x.start, x.end, 0, &rows)) continue;
+    out->swap(rows.seqs);
+    return;
+  }
+}
+
+void View::slices_from(const int64_t* seqs, size_t n, const Window& w, const SliceSpec& spec,
+                       uint8_t* valid, Slices* out) {
+  if (!w.any_version()) watch_versions();
+  for (size_t i = 0; i < n; ++i) {
+    EntryView e;
+    uint64_t number;
+    Extent x;
+    const auto seq = static_cast<uint64_t>(seqs[i]);
+    valid[i] = 0;
+    if (spec.one_row()) {
+      if (!row_in(seq, w)) continue;
+      valid[i] = 1;
+      out->seqs.push_back(seqs[i]);
+      out->lengths.push_back(1);
+      out->burn.push_back(0);
+      out->ends.push_back(0);
+      continue;
+    }
+    if (!find_row(seq, &e, &number)) continue;
+    if (!extent_of(slot_of(number), w, &x) || !eligible(x, spec)) continue;
+    const uint64_t step = e.before + (seq - e.first);
+    if (step < x.start || step - x.start >= count_starts(x, spec)) continue;
+    valid[i] = emit(x, step - x.start, spec, out) ? 1 : 0;
+  }
+}
+
+void View::ordinals(std::vector<int64_t>* out, const Window& w, const SliceSpec& spec) {
+  ledger(w, spec, false).each([&](uint64_t slot) {
+    ++work_;
+    out->push_back(static_cast<int64_t>(trajs_[slot].ordinal));
+  });
+}
+
+void View::changed_rows(const Window& w, const SliceSpec& spec, uint64_t token, Changes* out) {
+  ledger(w, spec, spec.one_row()).changed_rows(token, out);
+}
+
+void View::changed_ordinals(const Window& w, const SliceSpec& spec, uint64_t token, Changes* out) {
+  ledger(w, spec, false).changed_ordinals(token, out);
+}
+
+}  // namespace contig

@@ -1,0 +1,29 @@
+#include "native/wire/env_runs.h"
+
+namespace contig {
+
+const std::vector<WireRun>& EnvRuns::tell(uint64_t n, const int64_t* envs, const Marks& marks,
+                                          int64_t next_id) {
+  prepare(0);
+  add_rows(0, n, envs, marks, Continue::if_open);
+  told_.clear();
+  for (const Run& run : runs_) {  // one for each row
+    const auto made = static_cast<int64_t>((static_cast<uint64_t>(next_id) + told_.size()) &
+                                           static_cast<uint64_t>(INT64_MAX));
+    const int64_t id = run.starts ? made : static_cast<int64_t>(run.track->ordinal);
+    told_.push_back(WireRun{1, static_cast<uint32_t>(run.flags), id, run.version, 0, 0});
+  }
+  return told_;
+}
+
+void EnvRuns::commit() {
+  for (size_t i = 0; i < runs_.size(); ++i) {
+    Track& track = *runs_[i].track;
+    track.ordinal = static_cast<uint64_t>(told_[i].traj_id);
+    track.flags = runs_[i].flags;
+    track.last_entry = 0;  // no index here that it could be gone from
+    track.known = true;
+  }
+}
+
+}  // namespace contig

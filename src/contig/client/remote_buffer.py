@@ -1,0 +1,193 @@
+"""RemoteReplayBuffer: a server's table with the ReplayBuffer interface.
+
+sample            SAMPLE requests, several in flight -> BATCH, one raw block each
+update_priority   PRIORITY
+add, extend ...   items, exactly once, like a TcpClient's
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .. import _native, errors
+from ..arguments import seconds, whole, whole_numbers
+from ..batch import Batch
+from ..convert import as_array
+from ..errors import ConnectionClosedError
+from ..layout import Layout
+from ..replay.buffer import BufferStats
+from ..replay.output import to_output
+from ..weights.board import Weights
+from ..wire import Type, parse_described
+from .requests import Request
+from .tcp import TcpClient
+
+__all__ = ["RemoteReplayBuffer"]
+
+
+class RemoteReplayBuffer:
+    """A table of a server: written to and sampled from over the network. Thread-safe.
+
+    Args:
+        host, port: the server.
+        table: its name.
+        data_sample: one row; needed if nothing has been written to the table yet.
+        batch_size: rows per sample; None: the buffer's own.
+        prefetch: samples asked for ahead. They are drawn when the server gets to them, so
+            priorities set meanwhile may come too late for that many batches.
+        output, device: as in ReplayBuffer.
+        sample_timeout_s: how long `sample` waits for an answer.
+        client: more arguments for the TcpClient (`token`, `tls`, `reconnect_s`, ...).
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        table: str = "default",
+        *,
+        data_sample: Any = None,
+        batch_size: int | None = None,
+        prefetch: int = 2,
+        output: str = "numpy",
+        device: Any = None,
+        sample_timeout_s: float = 60.0,
+        **client: Any,
+    ) -> None:
+        prefetch = whole("prefetch", prefetch, 0, "a number of batches")
+        if batch_size is not None:
+            batch_size = whole("batch_size", batch_size, 1, "rows")
+        self.sample_timeout_s = seconds("sample_timeout_s", sample_timeout_s)
+        self._output = to_output(output, device)
+        self._client = TcpClient(host, port, data_sample, table=table, **client)
+        self.batch_size = batch_size
+        self._prefetch = prefetch
+        self._ahead: deque[Request] = deque()
+        self._turn = threading.Lock()
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def add(self, step: Any) -> None:
+        """Sends one row, which goes on with the trajectory until a done row."""
+        self._client.send(step)
+
+    def extend(self, data: Any, *, continues: bool | None = None) -> None:
+        """Sends rows, or lanes of rows; see `Writer.extend`."""
+        self._client.extend(data, continues=continues)
+
+    def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> None:
+        """Sends one step of B envs, or of some of them; see `Writer.add_step`. Those of some are
+        refused once this client has used `add` or `extend`."""
+        self._client.add_step(step, env_ids, mask)
+
+    def extend_trajectory(self, data: Any, **end: Any) -> None:
+        """Sends one whole trajectory."""
+        self._client.send_trajectory(data, **end)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Returns when everything written is in the table."""
+        self._client.wait(timeout)
+
+    # -- sampling -----------------------------------------------------------------------------
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """A batch, as `ReplayBuffer.sample` gives it."""
+        link = self._client.asking
+        if batch_size in (None, self.batch_size):
+            with self._turn:
+                ahead = bool(self._ahead)
+                while len(self._ahead) <= self._prefetch:
+                    self._ahead.append(self._ask(self.batch_size))
+                asked = self._ahead.popleft()
+            kind, _, payload = link.collect(asked, self.sample_timeout_s)
+            if kind != Type.BATCH and ahead:
+                # What was wrong when it was asked for may be right by now.
+                kind, _, payload = link.collect(self._ask(self.batch_size), self.sample_timeout_s)
+        else:
+            kind, _, payload = link.collect(self._ask(batch_size), self.sample_timeout_s)
+        batch = self._batch(kind, payload)
+        out = self._output(batch)
+        if not return_info:
+            return out
+        info = {"index": batch["index"]}
+        if "priority_weight" in batch:
+            info["priority_weight"] = batch["priority_weight"]
+        return out, info
+
+    def _ask(self, size: int | None) -> Request:
+        asked = struct.pack("<Q", 0 if size is None else whole("batch_size", size, 1, "rows"))
+        return self._client.asking.ask(Type.SAMPLE, asked, timeout=self.sample_timeout_s)
+
+    def _batch(self, kind: int, payload: bytes) -> Batch:
+        if kind != Type.BATCH:
+            _raise(payload)
+        head, raw = parse_described(payload)
+        layout = Layout.from_json(head["layout"])
+        block = _native.Block(len(raw))
+        memoryview(block)[:] = raw
+        extras = frozenset(tuple(p) for p in head["extras"])
+        return Batch(block, layout, tuple(head["shape"]), extras)
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield self.sample()
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Sets priorities of rows by their `index`; evicted rows are ignored and counted."""
+        seqs = whole_numbers("index", as_array(index))
+        values = np.ascontiguousarray(as_array(priority), np.float64).reshape(-1)
+        if len(values) == 1:
+            values = np.repeat(values, len(seqs))
+        if len(values) != len(seqs):
+            raise ValueError(f"{len(values)} priorities for {len(seqs)} rows")
+        payload = struct.pack("<Q", len(seqs)) + seqs.tobytes() + values.tobytes()
+        self._reply(*self._client.asking.request(Type.PRIORITY, payload, self.sample_timeout_s))
+
+    def stats(self) -> BufferStats:
+        """Counters of the buffer."""
+        answer = self._reply(*self._client.asking.request(Type.STATS, b"", self.sample_timeout_s))
+        return BufferStats(**answer)
+
+    def __len__(self) -> int:
+        return self.stats().rows
+
+    @staticmethod
+    def _reply(kind: int, payload: bytes) -> dict[str, Any]:
+        if kind != Type.REPLY:
+            raise ConnectionClosedError(f"expected a reply, got a frame of type {kind}")
+        answer = dict(json.loads(payload))
+        if "error" in answer:
+            _raise(payload)
+        return answer
+
+    def weights(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
+        """The newest published weights if they are newer than a version; None if none came."""
+        return self._client.weights(newer_than, timeout_s)
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def close(self, timeout: float | None = 30.0) -> None:
+        """Sends what is left and disconnects."""
+        self._client.close(timeout)
+
+    def __enter__(self) -> RemoteReplayBuffer:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._client.__exit__(*exc)
+
+
+def _raise(payload: bytes) -> None:
+    """Raises the error that a server answered with, as its own kind if that is ours."""
+    answer = json.loads(payload)
+    kind = getattr(errors, answer.get("error", ""), None)
+    if kind is None:
+        kind = {"ValueError": ValueError, "TypeError": TypeError}.get(answer.get("error", ""))
+    raise (kind or RuntimeError)(answer.get("message", "the server failed"))

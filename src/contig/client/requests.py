@@ -1,0 +1,80 @@
+"""A client's requests: which of them wait for an answer, and what the server still has to answer.
+
+    ask -> Request, which whoever asked holds -> answered
+              | dropped: by an exception, Ctrl-C, or because nobody wanted it after all
+              +-> forgotten, and so is its answer when it comes
+
+A request is known for as long as its asker holds it, so at no moment can an interrupt leave one
+behind. What the server has to answer counts against its bounds, wanted or not.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from .. import wire
+from ..wire import Type
+
+__all__ = ["Request", "Requests"]
+
+_GET = 0  # the key of the one request for weights: its answer has a version for its number
+
+
+class Request:
+    """What was asked. `answer` is None, or the type, number and payload of a frame."""
+
+    __slots__ = ("__weakref__", "answer", "frame")
+
+    def __init__(self, frame: bytes) -> None:
+        self.frame = frame
+        self.answer: tuple[int, int, bytes] | None = None
+
+
+class Requests:
+    """Those of one session. Every call is made with the session's lock."""
+
+    def __init__(self) -> None:
+        self._wanted: weakref.WeakValueDictionary[int, Request] = weakref.WeakValueDictionary()
+        self._coming: dict[int, int] = {}  # what the server has to answer, and their bytes
+        self._last = 0
+
+    def may_ask(self, kind: int, nbytes: int) -> bool:
+        """Whether the server takes another request of this size."""
+        if kind == Type.GET and _GET in self._coming:
+            return False  # of somebody who gave up: one at a time
+        fits = sum(self._coming.values()) + nbytes <= wire.MAX_REQUEST_BYTES
+        return not self._coming or (fits and len(self._coming) < wire.MAX_REQUESTS)
+
+    def ask(self, flight: Any, kind: int, payload: bytes, number: int | None = None) -> Request:
+        """Has a request sent."""
+        self._last += 1
+        key = _GET if kind == Type.GET else self._last
+        asked = Request(wire.frame(kind, self._last if number is None else number, payload))
+        self._wanted[key] = asked
+        flight.ask(asked.frame)
+        self._coming[key] = len(payload)  # last: nobody waits for an answer that cannot come
+        return asked
+
+    def answered(self, kind: int, number: int, payload: bytes) -> None:
+        """An answer came; what nobody wants any more is dropped."""
+        key = _GET if kind == Type.WEIGHTS else number
+        self._coming.pop(key, None)
+        asked = self._wanted.get(key)
+        if asked is not None and asked.answer is None:
+            asked.answer = (kind, number, payload)
+
+    def again(self) -> list[bytes]:
+        """The server is another one, or has forgotten them: what is to be sent again."""
+        left = {k: r.frame for k, r in self._wanted.items() if r.answer is None}
+        self._coming = {k: len(frame) - wire.HEADER_BYTES for k, frame in left.items()}
+        return list(left.values())
+
+    def __len__(self) -> int:
+        """Those that the server has to answer."""
+        return len(self._coming)
+
+    @property
+    def held(self) -> int:
+        """Those that somebody holds, answered or not."""
+        return len(self._wanted)

@@ -1,0 +1,317 @@
+"""SharedClient: the same interface as TcpClient, for processes of the server's own host.
+
+Items are appended straight to the server's shared memory: no socket, no copy in between, no ack to
+wait for. What was appended is committed; a client killed in the middle of it leaves nothing.
+
+Nobody tells a client that the server's process was killed, so it looks: before an append that comes
+0.1 s or 256 appends after the last look. That many, at most, go to a server that is dead.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from ..accumulate import Built
+from ..arguments import check_kind, seconds, seconds_or_none
+from ..batch import Batch
+from ..convert import plain_tree
+from ..errors import (
+    ClosedError,
+    ConnectionClosedError,
+    LayoutError,
+    OverloadError,
+    RateLimitError,
+)
+from ..layout import Layout, as_bytes
+from ..sample import RateLimiter
+from ..tape import BatchQueue, SharedStorage, Writer
+from ..tape.env_step import EnvStep
+from ..weights.board import Weights, WeightsBoard, check_version
+from ..wire.announce import FoundServer
+from .stream import StreamWriter
+
+__all__ = ["SharedClient"]
+
+_SLICE_S = 0.1
+_PATIENCE_S = 0.01
+_LOOK_S, _LOOK_EVERY = 0.1, 256
+
+
+class SharedClient:
+    """A producer for one table of a server on this host.
+
+    Args:
+        server: its `name`.
+        data_sample: an item (or a row), or its `Layout`, to be checked; None: whatever it takes.
+        table: its name.
+        on_full: "block" or "raise" when a queue has no room.
+        send_timeout_s: how long a blocked `send` waits; None: for ever.
+
+    Thread-safe. Raises ConnectionRefusedError if no such server runs.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        data_sample: Any = None,
+        *,
+        table: str = "default",
+        on_full: str = "block",
+        send_timeout_s: float | None = None,
+    ) -> None:
+        if sys.platform != "linux":
+            raise OSError("SharedClient needs shared memory between processes: Linux only")
+        if on_full not in ("block", "raise"):
+            raise ValueError(f'on_full {on_full!r}: "block" or "raise"')
+        check_kind("server", server, str, "give its name, as server.name has it")
+        send_timeout_s = seconds_or_none("send_timeout_s", send_timeout_s)
+        self._found = FoundServer(server)
+        tables = self._found.tables
+        if table not in tables:
+            raise ValueError(f"no table {table!r}; the server has: {', '.join(sorted(tables))}")
+        self._server = server
+        self._said = self._found.said_closed
+        self._look_at, self._unlooked = time.monotonic() + _LOOK_S, 0
+        self._on_full, self._timeout_s = on_full, send_timeout_s
+        # For room, before it is worth a look whether the server is still there.
+        self._patience_s = _PATIENCE_S if on_full == "block" and send_timeout_s is None else 0.0
+        self._board: WeightsBoard | None = None
+        self._queue: BatchQueue | None = None
+        self._storage: SharedStorage | None = None
+        self._limiter: RateLimiter | None = None
+        self._closed = self._gone = False
+        self.blocked = 0
+        layout = _layout_of(data_sample)
+        if tables[table]["kind"] == "queue":
+            self._queue = BatchQueue.attach(tables[table]["name"])
+            if layout is not None and layout != self._queue.layout:
+                diff = self._queue.layout.diff(layout)
+                self._queue.close()
+                raise LayoutError(f"the client's layout differs from the server's:\n{diff}")
+            self.layout: Layout | None = self._queue.layout if layout is None else layout
+        else:
+            self._attach_tape(table, tables[table], layout)
+
+    def _attach_tape(self, table: str, config: dict[str, Any], layout: Layout | None) -> None:
+        if config["name"] is None:
+            raise ValueError(
+                f"table {table!r} is a LazyTensorStorage, which has no name to attach to: make the "
+                "server's buffer of a SharedStorage, or use TcpClient"
+            )
+        self._storage = SharedStorage.attach(config["name"], config["ndim"])
+        self._storage.bind_keys(*(tuple(k) if isinstance(k, list) else k for k in config["keys"]))
+        if config["limiter"] is not None:
+            timeout_s = 1e9 if self._timeout_s is None else self._timeout_s
+            block = self._on_full == "block"
+            limiter = {**config["limiter"], "block": block, "timeout_s": timeout_s}
+            self._limiter = RateLimiter(**limiter)
+        if layout is not None:
+            self._storage.publish(layout)
+        self.layout = self._storage.layout
+
+    # -- sending ------------------------------------------------------------------------------
+
+    def send(self, tree: Any) -> None:
+        """Appends one item; of a tape, one row that goes on with this thread's trajectory."""
+        if self._queue is None:
+            self._insert(1).add(tree)
+            return
+        native = self._open_queue().native
+        if type(tree) is Built and tree.layout == self.layout:
+            self._accept(tree.record)
+            return
+        outcome = native.submit(self._queue.layout.plan, tree, self._patience_s)
+        if outcome == 2:
+            self.blocked += 1
+        elif outcome != 1:
+            self._accept(self._queue.layout.pack_one(plain_tree(tree)[0]))
+
+    def send_many(self, tree: Any) -> None:
+        """Appends n items, ``[n, ...]`` each leaf; of a tape, n rows as `extend` takes them."""
+        if self._queue is None:
+            self.extend(tree)
+            return
+        layout = self._open_queue().layout
+        plain = tree.stored(layout.by_path) if isinstance(tree, Batch) else plain_tree(tree)[0]
+        columns, batch = layout.columns(plain, 1)
+        self._accept(layout.join([as_bytes(c) for c in columns], batch[0]))
+
+    def _accept(self, records: np.ndarray[Any, Any]) -> None:
+        queue = self._open_queue()
+        deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        counted = False
+        while len(records):
+            seen = queue.native.space_word
+            _, added, _, full = queue.native.accept_records(records, 0, 0)
+            records = records[added * queue.record_size :]
+            if not full:
+                return
+            self.blocked += not counted
+            counted = True
+            if queue.native.closed:
+                self._gone = True
+            self._check_server()
+            if self._on_full == "raise":
+                raise OverloadError("the server's queue is full: nobody samples")
+            left = _SLICE_S if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"no room in the queue within {self._timeout_s} s")
+            queue.native.wait_space(seen, min(left, _SLICE_S))
+
+    def extend(self, data: Any, *, continues: bool | None = None) -> None:
+        """Appends rows to a tape as `ReplayBuffer.extend` takes them."""
+        rows = _rows(data)
+        self._insert(rows).extend(data, continues)
+
+    def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> None:
+        """Appends one step of B envs to a tape as `ReplayBuffer.add_step` does."""
+        some = EnvStep.of(step, env_ids, mask)
+        rows = _rows(some.data) if some.envs is None else len(some.envs)
+        self._insert(rows).add_env_step(some)
+
+    def send_trajectory(self, tree: Any, **end: Any) -> None:
+        """Appends one whole trajectory ``[T, ...]``; arguments as in `extend_trajectory`."""
+        self._insert(_rows(tree)).extend_trajectory(tree, **end)
+
+    def writer(self) -> StreamWriter:
+        """A writer of single steps, which are grouped by trajectory; for one thread."""
+        self._insert(0)
+        assert self._storage is not None
+        return StreamWriter(_SharedTape(self, self._storage))
+
+    def _insert(self, rows: int) -> Writer:
+        if self._closed:
+            raise ClosedError("this client is closed")
+        if self._storage is None:
+            raise TypeError("this table is a queue of single items: use send")
+        self._look()
+        if self._limiter is not None and rows:
+            try:
+                self._limiter.await_insert(self._storage, rows, self._check_server)
+            except RateLimitError as error:
+                self.blocked += 1
+                raise (OverloadError if self._on_full == "raise" else TimeoutError)(
+                    str(error)
+                ) from error
+        return self._storage.default_writer
+
+    def _look(self) -> None:
+        """Raises if the server is gone. Before each append, so most of the time it only counts."""
+        self._unlooked += 1
+        if self._unlooked >= _LOOK_EVERY or self._said[0] or time.monotonic() >= self._look_at:
+            self._check_server()
+
+    def _check_server(self) -> None:
+        self._unlooked, self._look_at = 0, time.monotonic() + _LOOK_S
+        if self._gone or self._found.gone:
+            self._gone, self._look_at = True, 0.0  # for good
+            self._let_go()  # of names that the next server may want
+            raise ConnectionClosedError("the server was closed, or its process died")
+
+    def _open_queue(self) -> BatchQueue:
+        if self._closed:
+            raise ClosedError("this client is closed")
+        assert self._queue is not None
+        if self._queue.native.closed:
+            self._gone = True
+            self._check_server()
+        self._look()
+        return self._queue
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Returns at once: what was sent is committed. Raises if the server is gone."""
+        seconds_or_none("timeout", timeout)
+        if not self._closed:
+            self._check_server()
+
+    # -- weights and life ---------------------------------------------------------------------
+
+    def weights(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
+        """The newest published weights if they are newer than a version; None if none came."""
+        check_version(newer_than, -(2**63), "newer_than")
+        deadline = time.monotonic() + seconds("timeout_s", timeout_s)
+        if self._closed:
+            raise ClosedError("this client is closed")
+        if self._gone:
+            self._check_server()
+        while self._board is None:
+            try:
+                self._board = WeightsBoard.attach(f"{self._server}.weights")
+            except FileNotFoundError:
+                self._look()
+                if time.monotonic() >= deadline:
+                    return None
+                time.sleep(0.005)
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            newest = self._board.read(newer_than, min(left, _SLICE_S))
+            if newest is not None:
+                return newest
+            self._look()  # there may be nobody left to publish
+            if left <= _SLICE_S:
+                return None
+
+    def close(self, timeout: float | None = None) -> None:
+        """Lets go of the server's memory; there is nothing to wait for."""
+        seconds_or_none("timeout", timeout)
+        self._closed = True
+        self._let_go()
+        self._found.close()
+
+    def _let_go(self) -> None:
+        for part in (self._queue, self._storage, self._board):
+            if part is not None:
+                part.close()
+
+    def __enter__(self) -> SharedClient:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+
+class _SharedTape:
+    """Where a StreamWriter's steps go: one append each."""
+
+    def __init__(self, client: SharedClient, storage: SharedStorage) -> None:
+        schema = storage.schema
+        if schema is None:
+            raise ValueError("the table has no layout yet: give the client a data_sample")
+        self.schema = schema
+        self._client = client
+        self._native = storage.native_writer(schema)
+        self._ids = secrets.randbelow(2**63 - 1)
+
+    def next_id(self) -> int:
+        self._client._insert(0)  # raises if nothing can be appended any more
+        self._ids = (self._ids + 1) & (2**63 - 1)
+        return self._ids
+
+    def send_part(
+        self,
+        record: np.ndarray[Any, Any],
+        flags: int,
+        traj_id: int,
+        version: int,
+        wait: bool = True,
+    ) -> None:
+        self._client._insert(1 if wait else 0)
+        self._native.append_part(record, flags, traj_id, version)
+
+
+def _layout_of(sample: Any) -> Layout | None:
+    if sample is None or isinstance(sample, Layout):
+        return sample
+    return Layout(dict(sample) if isinstance(sample, Built) else plain_tree(sample)[0])
+
+
+def _rows(tree: Any) -> int:
+    if isinstance(tree, Batch):
+        return len(tree)
+    plain = plain_tree(tree)[0]
+    return min((x.shape[0] for x in Layout(plain).leaves if x.shape), default=0)

@@ -1,0 +1,88 @@
+"""WeightPublisher: what a collector does with its policy's weights, whoever changes them.
+
+learner here       update_policy_weights_() ──> version + 1 ──> workers, server
+learner elsewhere  its server ──TCP──> WeightsFeed ──> its version ──> workers
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ..client import RemoteReplayBuffer
+from ..server import Server
+from ..weights.policy import get_weights
+from .weights_feed import WeightsFeed
+
+__all__ = ["WeightPublisher"]
+
+
+class WeightPublisher:
+    """The version of a policy's weights. Thread-safe.
+
+    A learner elsewhere counts its own versions: until the first of them arrives, rows say -1.
+
+    Args:
+        policy: whose weights.
+        buffer: the collector's `replay_buffer`; a server gets what is published, and a remote one
+            may bring weights.
+        put: makes weights current for whoever acts, under a version; copies what it keeps.
+
+    Attributes:
+        version: the newest.
+    """
+
+    def __init__(self, policy: Any, buffer: Any, put: Callable[[int, Any], None]) -> None:
+        self._policy, self._put = policy, put
+        self._server = buffer if isinstance(buffer, Server) else None
+        self._remote = buffer if isinstance(buffer, RemoteReplayBuffer) else None
+        self._lock = threading.Lock()
+        self._feed: WeightsFeed | None = None
+        self.has_weights = get_weights(policy) is not None
+        self.version = 0
+        if not self.has_weights:
+            return
+        if self._remote is not None:
+            self.version = -1
+        elif self._server is not None:
+            newest = self._server.weights_version
+            self.version = 0 if newest is None else newest + 1
+            self._server.publish(self.version, get_weights(policy))
+
+    def begin(self) -> None:
+        """Takes weights from a remote server from now on."""
+        if self.has_weights and self._remote is not None:
+            self._feed = WeightsFeed(self._remote, self._arrive)
+
+    def _arrive(self, version: int, tree: Any) -> None:
+        with self._lock:
+            if version > self.version:
+                self._put(version, tree)
+                self.version = version
+
+    def update(self, given: Any, in_place: bool = False) -> Any:
+        """Publishes a policy's weights, or weights, as the next version; returns them.
+
+        Args:
+            in_place: whoever acts has them already; `put` gets None.
+        """
+        tree = get_weights(given)
+        if tree is None:
+            tree = given
+        with self._lock:
+            version = self.version + 1
+            self._put(version, None if in_place else tree)
+            if self._server is not None:
+                self._server.publish(version, tree)
+            self.version = version
+        return tree
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the feed from a server too early."""
+        return None if self._feed is None else self._feed.failure
+
+    def close(self) -> None:
+        if self._feed is not None:
+            self._feed.close()

@@ -1,0 +1,1 @@
+"""Child processes: started, talked to, watched, and what they failed with."""

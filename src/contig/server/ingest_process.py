@@ -1,0 +1,220 @@
+"""The ingest process, as its server sees it: started, talked to, watched, started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from ..errors import ServerError
+from .core import CoreStats
+from .metrics import counted
+from .sampling_service import SampleService
+
+__all__ = ["IngestProcess"]
+
+# It runs none of the user's code, so it must not find any, neither in the working directory nor
+# where PYTHONPATH points (`-I`): what it needs beyond the interpreter's own is looked for last.
+_PROGRAM = (
+    "import json, sys; sys.path += json.loads(sys.argv.pop(1)); "
+    "from contig.server.ingest import main; main()"
+)
+
+_START_S = 30.0
+_STOP_S = 5.0
+
+
+def _places() -> list[str]:
+    """Where this process found contig and what it needs."""
+    modules = [sys.modules[name] for name in ("contig", "numpy", "optree")]
+    return list(dict.fromkeys(str(Path(m.__file__ or "").parents[1]) for m in modules))
+
+
+class IngestProcess:
+    """A child process that holds the sockets. Thread-safe.
+
+    Args:
+        config: what it is told at its start, see `Ingest`.
+        listening: the socket it accepts from; it stays open here, so that a restarted process
+            takes over what clients find.
+        fds: descriptors of storages it needs.
+        service: answers its requests.
+        max_restarts: how often it is started again after it died.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        listening: socket.socket,
+        fds: list[int],
+        service: SampleService,
+        max_restarts: int,
+    ) -> None:
+        self.config = config
+        self.restarts = 0
+        self._listening = listening
+        self._fds = fds
+        self._service = service
+        self._max_restarts = max_restarts
+        self._lock = threading.Lock()
+        self._starting = threading.Lock()
+        self._stopping = False
+        self._failure: str | None = None
+        self._told: str | None = None  # the traceback it sent before it died
+        self._answers: dict[int, Any] = {}  # to questions that somebody waits for
+        self._asked = 0
+        self._arrived = threading.Condition()
+        self._last_stats: dict[str, Any] | None = None
+        self._counters: dict[str, Any] | None = None  # where a restarted process goes on
+        self._start()
+        self._watcher = threading.Thread(target=self._watch, name="contig-ingest", daemon=True)
+        self._watcher.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _start(self) -> None:
+        mine, theirs = socket.socketpair()
+        service = self._service.attach()
+        fds = [theirs.fileno(), service.fileno(), self._listening.fileno(), *self._fds]
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _PROGRAM, json.dumps(_places()), str(theirs.fileno())],
+            pass_fds=fds,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+        )
+        config = {
+            **self.config,
+            "service": service.fileno(),
+            "listening": self._listening.fileno(),
+            "parent": os.getpid(),
+            "counters": self._counters,
+        }
+        theirs.close()
+        service.close()
+        self._control = mine
+        self._ready = threading.Event()
+        self._told = None
+        self._reader = threading.Thread(target=self._read, args=(mine,), name="contig-control")
+        self._reader.daemon = True
+        self._reader.start()
+        self._send(config)
+        deadline = time.monotonic() + _START_S
+        while not self._ready.wait(0.05) and not self._stopping:
+            if self._process.poll() is not None:
+                time.sleep(0.05)  # what it said last may be on its way
+                raise ServerError(f"the ingest process did not start:\n{self._told or '(silent)'}")
+            if time.monotonic() > deadline:
+                self._process.kill()
+                raise ServerError(f"the ingest process did not start within {_START_S} s")
+
+    def _send(self, content: dict[str, Any]) -> None:
+        line = json.dumps(content).encode() + b"\n"
+        try:
+            with self._lock:
+                self._control.sendall(line)
+        except OSError:
+            pass  # it is gone; `check` says so
+
+    def _read(self, control: socket.socket) -> None:
+        try:
+            self._read_lines(control)
+        except OSError:
+            pass  # it is gone; `_watch` notices
+
+    def _read_lines(self, control: socket.socket) -> None:
+        with control, control.makefile("rb") as lines:
+            for line in lines:
+                said = json.loads(line)
+                if said["op"] == "ready":
+                    self._ready.set()
+                elif said["op"] == "failed":
+                    self._told = said["error"]
+                elif said["op"] == "counted":
+                    self._counters = said["counters"]
+                else:
+                    with self._arrived:
+                        self._last_stats = said["stats"]
+                        if said.get("id") in self._answers:
+                            self._answers[said["id"]] = said["stats"]
+                        self._arrived.notify_all()
+
+    def _watch(self) -> None:
+        """Waits for the process's end; starts another one if that is allowed."""
+        while True:
+            code = self._process.wait()
+            if self._stopping:
+                return
+            time.sleep(0.02)
+            reason = f"exit code {code}" if code >= 0 else f"killed by signal {-code}"
+            said = f":\n{self._told}" if self._told else ""
+            if self.restarts >= self._max_restarts:
+                self._failure = f"the ingest process (pid {self.pid}) died: {reason}{said}"
+                return
+            self.restarts += 1
+            with self._starting:
+                if self._stopping:
+                    return
+                try:
+                    self._start()
+                except ServerError:
+                    pass  # it died again: the next turn of the loop counts that
+
+    def check(self) -> None:
+        """Raises ServerError if the process died and is not coming back."""
+        if self._failure is not None:
+            raise ServerError(self._failure)
+
+    def tell(self, **content: Any) -> None:
+        self._send(content)
+
+    def show(self, board: Any, name: str) -> None:
+        """The board that weights are published on; a restarted process gets it too."""
+        self.config["board"] = name
+        self._send({"op": "board", "name": name})
+
+    def stats(self, timeout_s: float = 5.0) -> dict[str, Any]:
+        """Its counters now; of a process that does not answer, what it said last."""
+        with self._arrived:
+            self._asked += 1
+            asked = self._asked
+            self._answers[asked] = None
+        self._send({"op": "stats", "id": asked})
+        deadline = time.monotonic() + timeout_s
+        try:
+            with self._arrived:
+                while self._answers[asked] is None:
+                    left = deadline - time.monotonic()
+                    if left <= 0 or self._failure is not None or self._stopping:
+                        return self._last_said()
+                    self._arrived.wait(min(left, 0.1))
+                return dict(self._answers[asked])
+        finally:
+            self._answers.pop(asked, None)
+
+    def _last_said(self) -> dict[str, Any]:
+        """When it was last asked; and what it has counted since, which it says by itself."""
+        known = {} if self._counters is None else counted(CoreStats.going_on(self._counters))
+        last = self._last_stats or {}
+        stopped = self._stopping and "uptime_s" in last  # its last word
+        return {**known, **last} if stopped else {**last, **known}
+
+    def stop(self, final: bool) -> None:
+        """Ends it; clients are told only if it is `final`."""
+        self._stopping = True
+        with self._starting:
+            self._send({"op": "stop", "final": final})
+            try:
+                self._process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._reader.join(_STOP_S)  # what it said last
+        self._watcher.join(_STOP_S)

@@ -1,0 +1,252 @@
+"""What a server counts: as a dict for `server.stats()`, as Prometheus text for ``/metrics``."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from .tables import QueueTable, TapeTable
+
+if TYPE_CHECKING:
+    from .core import CoreStats, ServerCore
+
+__all__ = ["MetricsPage", "counted", "core_stats"]
+
+_HISTORY_S = 600.0
+_READERS = 16  # at a time
+_READ_S = 5.0  # that each of them has
+_LONGEST_HEAD = 16 << 10
+
+
+def core_stats(core: ServerCore) -> dict[str, Any]:
+    """All counters of a core, as JSON."""
+    now = time.monotonic()
+    return {
+        **counted(core.stats),
+        "uptime_s": time.time() - core.started,
+        "connections": len(core.connections),
+        "bytes_held": core.bytes_held,
+        "open_bytes": sum(t.open_bytes for t in core.tables.values()),
+        "tables": {name: table_stats(t) for name, t in core.tables.items()},
+        "clients": [
+            {
+                "peer": c.peer,
+                "table": c.table_name,
+                "producer": c.producer,
+                "rows": c.rows,
+                "items": c.items,
+                "bytes": c.bytes,
+                "seconds": now - c.since,
+                "blocked": c.blocked_at is not None,
+            }
+            for c in core.connections.values()
+            if c.table is not None
+        ],
+    }
+
+
+def counted(s: CoreStats) -> dict[str, Any]:
+    """What only grows, as statistics name it."""
+    return {
+        "connections_total": s.connections,
+        "frames_in": s.frames_in,
+        "bytes_in": s.bytes_in,
+        "bytes_out": s.bytes_out,
+        "items_in": s.items_in,
+        "rows_in": s.rows_in,
+        "duplicates_dropped": s.duplicates,
+        "resent_frames": s.resent_frames,
+        "lost_items": s.lost_items,
+        "blocked": s.blocked,
+        "blocked_s": s.blocked_s,
+        "requests_answered": s.batches_out,
+        "weights_sent": s.weights_out,
+        "rejected": dict(s.rejected),
+    }
+
+
+def table_stats(table: Any) -> dict[str, Any]:
+    """What a table itself counts; it outlives the process."""
+    if isinstance(table, QueueTable):
+        c = table.queue.native.counters()
+        depth = max(c["head"] - c["taken"] * table.queue.batch_size, 0)
+        return {
+            "kind": "queue",
+            "rows_in": c["items"],
+            "rows_out": c["items"] - depth,
+            "depth": depth,
+            "capacity": table.queue.batch_size * table.queue.num_buffers,
+            "blocked": c["blocked"],
+            "fresh_blocks": c["fresh"],
+        }
+    assert isinstance(table, TapeTable)
+    tape = table.storage.tape
+    head, tail, _, _ = tape.snapshot()
+    drawn, age = tape.drawn
+    return {
+        "kind": "tape",
+        "rows_in": head,
+        "rows_out": tape.sampled,
+        "depth": max(head - tail, 0),
+        "capacity": table.storage.capacity,
+        "episodes": tape.trajectories,
+        "appends": tape.appends,
+        "samples_per_insert": tape.sampled / head if head else 0.0,
+        "sampled_age_rows": age / drawn if drawn else 0.0,
+    }
+
+
+class MetricsPage:
+    """Prometheus text over HTTP, for ``GET /metrics``.
+
+    Args:
+        core: whose counters.
+        token: what readers must send as ``Authorization: Bearer``; None: nothing.
+    """
+
+    def __init__(self, core: ServerCore, token: str | None = None) -> None:
+        self._core = core
+        self._token = token
+        self._readers = 0
+        self._heads: dict[str, deque[tuple[float, int]]] = {}
+        self._watch()
+
+    def _watch(self) -> None:
+        """Remembers when each row number was reached, so that ages can be told in seconds."""
+        now = time.monotonic()
+        for name, table in self._core.tables.items():
+            history = self._heads.setdefault(name, deque())
+            history.append((now, table.rows_in()))
+            while history and history[0][0] < now - _HISTORY_S:
+                history.popleft()
+        self._core.loop.call_later(1.0, self._watch)
+
+    def _age_s(self, name: str, rows: float) -> float:
+        """How long ago the row that lies so many rows back was written."""
+        history = self._heads.get(name)
+        if not history:
+            return 0.0
+        now, head = history[-1]
+        for then, at in history:
+            if at >= head - rows:
+                return now - then
+        return 0.0
+
+    def protocol(self) -> asyncio.StreamReaderProtocol:
+        """For a connection that asks for the page."""
+        reader = asyncio.StreamReader(_LONGEST_HEAD, self._core.loop)
+        return asyncio.StreamReaderProtocol(reader, self._answer, self._core.loop)
+
+    async def _answer(self, reader: Any, writer: Any) -> None:
+        if self._readers >= _READERS:
+            writer.transport.abort()
+            self._core.stats.rejected["busy"] += 1
+            return
+        self._readers += 1
+        try:
+            async with asyncio.timeout(_READ_S):
+                await self._exchange(reader, writer)
+        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError):
+            writer.transport.abort()
+        except asyncio.LimitOverrunError:
+            pass
+        finally:
+            self._readers -= 1
+            writer.close()
+
+    async def _exchange(self, reader: Any, writer: Any) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        path = head.split(b" ", 2)[1] if head.count(b" ") >= 2 else b""
+        if not self._may_read(head):
+            status, body = b"401 Unauthorized", b"Authorization: Bearer <token>\n"
+        elif head.startswith(b"GET ") and path.split(b"?")[0] == b"/metrics":
+            status, body = b"200 OK", self.text().encode()
+        else:
+            status, body = b"404 Not Found", b"try GET /metrics\n"
+        writer.write(
+            b"HTTP/1.1 " + status + b"\r\nContent-Type: text/plain; version=0.0.4\r\n"
+            b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        await writer.drain()
+
+    def _may_read(self, head: bytes) -> bool:
+        """Whether a request's head has the token, compared in constant time."""
+        if self._token is None:
+            return True
+        for line in head.split(b"\r\n")[1:]:
+            name, _, value = line.partition(b":")
+            scheme, _, given = value.strip().partition(b" ")
+            if name.strip().lower() == b"authorization" and scheme.lower() == b"bearer":
+                return hmac.compare_digest(given.strip(), self._token.encode())
+        return False
+
+    def text(self) -> str:
+        """The page."""
+        stats = core_stats(self._core)
+        lines: list[str] = []
+
+        def metric(name: str, kind: str, text: str, values: list[tuple[str, float]]) -> None:
+            lines.append(f"# HELP contig_{name} {text}")
+            lines.append(f"# TYPE contig_{name} {kind}")
+            lines.extend(f"contig_{name}{labels} {value!r}" for labels, value in values)
+
+        plain = (
+            ("connections", "gauge", "open connections"),
+            ("connections_total", "counter", "connections ever made"),
+            ("frames_in", "counter", "frames of items taken in"),
+            ("bytes_in", "counter", "bytes received"),
+            ("bytes_out", "counter", "bytes of batches and weights sent"),
+            ("items_in", "counter", "items taken in"),
+            ("duplicates_dropped", "counter", "items that were sent again and had been seen"),
+            ("resent_frames", "counter", "frames with items that had been seen"),
+            ("lost_items", "counter", "items acked as received that did not get into a table"),
+            ("blocked", "counter", "times a connection had to wait for room"),
+            ("blocked_s", "counter", "seconds connections waited for room"),
+            ("requests_answered", "counter", "samples, priorities and statistics answered"),
+            ("weights_sent", "counter", "versions of weights sent"),
+            ("bytes_held", "gauge", "bytes of all receive buffers, and of TLS"),
+            ("open_bytes", "gauge", "bytes of what is known of clients' open trajectories"),
+            ("uptime_s", "gauge", "seconds since the start"),
+        )
+        for name, kind, text in plain:
+            metric(name, kind, text, [("", float(stats[name]))])
+        rejected = [(f'{{reason="{r}"}}', float(n)) for r, n in stats["rejected"].items()]
+        metric("rejected_total", "counter", "refused frames and handshakes", rejected)
+        tables = stats["tables"]
+        for key, kind, text in (
+            ("rows_in", "counter", "rows taken in"),
+            ("rows_out", "counter", "rows sampled or delivered"),
+            ("depth", "gauge", "rows held"),
+            ("capacity", "gauge", "rows there is room for"),
+            ("episodes", "counter", "trajectories begun"),
+            ("samples_per_insert", "gauge", "rows sampled for each row taken in"),
+            ("sampled_age_rows", "gauge", "mean age of sampled rows, in rows written since"),
+        ):
+            found = [(_table(n), float(t[key])) for n, t in tables.items() if key in t]
+            metric(f"table_{key}", kind, text, found)
+        ages = [
+            (_table(n), self._age_s(n, t["sampled_age_rows"]))
+            for n, t in tables.items()
+            if "sampled_age_rows" in t
+        ]
+        metric("table_sampled_age_s", "gauge", "mean age of sampled rows, in seconds", ages)
+        clients = [
+            (
+                f'{{peer="{c["peer"]}",table="{_escaped(c["table"])}",producer="{c["producer"]}"}}',
+                c["rows"] / max(c["seconds"], 1e-9),
+            )
+            for c in stats["clients"]
+        ]
+        metric("client_rows_per_s", "gauge", "rows of a client per second since it came", clients)
+        return "\n".join(lines) + "\n"
+
+
+def _table(name: str) -> str:
+    return f'{{table="{_escaped(name)}"}}'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,231 @@
+"""The sampling service: answers remote requests where the buffer is, in the learner's process.
+
+    client --SAMPLE--> ingest process --> service --> ReplayBuffer.draw
+                                                        |
+    client <--BATCH--  ingest process <-- raw block <---+
+
+Threads of its own; the buffers take turns with the learner's own calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .. import wire
+from ..errors import EmptyBufferError
+from ..layout import Layout
+from ..replay import ReplayBuffer
+from ..wire import Type
+from .ingest import ANSWER, REQUEST
+
+__all__ = ["SampleService", "answer_request"]
+
+log = logging.getLogger("contig.transport")
+
+_WORKERS = 2  # for each table's samples, which may wait; others go past them
+_SLICE_S = 0.1
+_END_S = 2.0  # for what is being answered while the server is closed
+
+
+def answer_request(
+    buffer: ReplayBuffer,
+    kind: int,
+    number: int,
+    payload: bytes,
+    max_frame: int,
+    alive: Callable[[], bool] = lambda: True,
+) -> list[Any]:
+    """The parts of the frame that answers a request; `alive`: whether it is worth waiting."""
+    try:
+        if kind == Type.SAMPLE:
+            return _batch(buffer, number, payload, max_frame, alive)
+        if kind == Type.PRIORITY:
+            _priorities(buffer, payload)
+            return [wire.json_frame(Type.REPLY, {}, number)]
+        return [wire.json_frame(Type.REPLY, buffer.stats()._asdict(), number)]
+    except Exception as error:  # whatever it is, it is for the one who asked
+        content = {"error": type(error).__name__, "message": str(error) or type(error).__name__}
+        return [wire.json_frame(Type.REPLY, content, number)]
+
+
+def _layout_of(buffer: ReplayBuffer, alive: Callable[[], bool]) -> Layout:
+    """What rows of a buffer look like; waits for the first ones, as a sample does."""
+    deadline = time.monotonic() + buffer.sample_timeout_s
+    tape = buffer.storage.tape
+    while (layout := buffer.storage.layout) is None:
+        if time.monotonic() > deadline or not alive():
+            raise EmptyBufferError(
+                f"no rows have come within {buffer.sample_timeout_s} s: the table is empty"
+            )
+        tape.wait(tape.wake_word, _SLICE_S)
+    return layout
+
+
+def _batch(
+    buffer: ReplayBuffer, number: int, payload: bytes, max_frame: int, alive: Callable[[], bool]
+) -> list[Any]:
+    if len(payload) != 8:
+        raise ValueError("SAMPLE: expected 8 bytes")
+    (size,) = struct.unpack("<Q", payload)
+    rows = int(size) or buffer.batch_size or 0  # of none, `draw` says so
+    # Before anything is made for it; there may be no rows yet, and no layout.
+    record_size = _layout_of(buffer, alive).record_size
+    if rows * record_size > max_frame or rows > max_frame:
+        raise ValueError(
+            f"{rows} rows of {record_size} bytes are more than a frame may have: "
+            f"max_frame is {max_frame}"
+        )
+    batch = buffer.draw(int(size) or None)
+    nbytes = int(batch.block.nbytes)
+    if nbytes > max_frame:
+        raise ValueError(
+            f"a sample of {len(batch)} rows has {nbytes} bytes, more than a frame may have: "
+            f"max_frame is {max_frame}"
+        )
+    head = {
+        "layout": batch.layout.to_json(),
+        "shape": list(batch.shape),
+        "extras": [list(p) for p in batch.extras],
+    }
+    return wire.described(head, batch.block, Type.BATCH, number)
+
+
+def _priorities(buffer: ReplayBuffer, payload: bytes) -> None:
+    n = struct.unpack_from("<Q", payload)[0] if len(payload) >= 8 else 0
+    if len(payload) != 8 + 16 * n:
+        raise ValueError("PRIORITY: expected as many indices and priorities as it says")
+    seqs = np.frombuffer(payload, np.int64, n, 8)
+    buffer.update_priority(seqs, np.frombuffer(payload, np.float64, n, 8 + 8 * n))
+
+
+class _Workers:
+    """Threads that make calls, in the order in which they are given.
+
+    An executor's would keep the interpreter from ending while a sample waits for its first rows.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._threads = [threading.Thread(target=self._run, name=name) for _ in range(count)]
+        for thread in self._threads:
+            thread.daemon = True
+            thread.start()
+
+    def submit(self, call: Callable[[], None]) -> None:
+        if not self._closed:
+            self._calls.put(call)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            if self._closed:
+                continue  # nobody waits for it any more
+            try:
+                call()
+            except Exception:
+                log.exception("a request was not answered")
+
+    def close(self) -> None:
+        self._closed = True
+        for _ in self._threads:
+            self._calls.put(None)
+
+    def join(self, deadline: float) -> None:
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+
+
+class SampleService:
+    """Answers what an ingest process forwards.
+
+    Args:
+        buffers: by table name.
+    """
+
+    def __init__(self, buffers: dict[str, ReplayBuffer], max_frame: int) -> None:
+        self._buffers = buffers
+        self._max_frame = max_frame
+        self._samples = {n: _Workers(_WORKERS, "contig-sample") for n in buffers}
+        self._others = _Workers(1, "contig-request")
+        self._writing = threading.Lock()
+        self._closed = False
+        self._socket: socket.socket | None = None
+        self._reader: threading.Thread | None = None
+
+    def attach(self) -> socket.socket:
+        """A new line to an ingest process: its end of it."""
+        mine, theirs = socket.socketpair()
+        self._socket = mine
+        self._reader = threading.Thread(target=self._read, args=(mine,), name="contig-service")
+        self._reader.daemon = True
+        self._reader.start()
+        return theirs
+
+    def _read(self, line: socket.socket) -> None:
+        try:
+            self._read_requests(line)
+        except OSError:
+            pass  # the ingest process is gone
+
+    def _read_requests(self, line: socket.socket) -> None:
+        with line, line.makefile("rb") as source:
+            while head := source.read(REQUEST.size):
+                if len(head) < REQUEST.size:
+                    return
+                token, name_bytes, kind, request, size = REQUEST.unpack(head)
+                table = source.read(name_bytes).decode(errors="replace")
+                payload = source.read(size)
+                if table not in self._samples or len(payload) < size:
+                    return  # it died in the middle of a request
+                asked = (line, token, table, kind, request, payload)
+                self.submit(table, kind, partial(self._answer, *asked))
+
+    def _answer(
+        self, line: socket.socket, token: int, table: str, kind: int, request: int, payload: bytes
+    ) -> None:
+        parts = self.answer(table, kind, request, payload)
+        size = sum(memoryview(p).nbytes for p in parts)
+        try:
+            with self._writing:
+                line.sendall(ANSWER.pack(token, size))
+                for part in parts:
+                    line.sendall(part)
+        except OSError:
+            pass  # the ingest process is gone; its client asks again
+
+    def answer(self, table: str, kind: int, request: int, payload: bytes) -> list[Any]:
+        """The parts of the frame that answers a request."""
+        buffer, most = self._buffers[table], self._max_frame
+        return answer_request(buffer, kind, request, payload, most, lambda: not self._closed)
+
+    def submit(self, table: str, kind: int, call: Callable[[], None]) -> None:
+        """Runs something in the threads for such requests."""
+        workers = self._samples[table] if kind == Type.SAMPLE else self._others
+        workers.submit(call)
+
+    def close(self) -> None:
+        """Ends the threads. A draw that waits for a rate limiter is not waited for."""
+        self._closed = True
+        if self._socket is not None:
+            try:
+                self._socket.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        deadline = time.monotonic() + _END_S
+        every = (*self._samples.values(), self._others)
+        for workers in every:
+            workers.close()
+        for workers in every:
+            workers.join(deadline)
+        if self._reader is not None:
+            self._reader.join(max(deadline - time.monotonic(), 0.0))

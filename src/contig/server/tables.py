@@ -1,0 +1,333 @@
+"""What a server's connections write to: a queue or a tape, each with the items it has seen.
+
+    seen(producer, next)          ->  seen          at the handshake
+    accept(receiver, sender)      ->  Outcome       for each ITEMS frame, one native call
+    leave(producer)                                 when its connection is gone
+
+Belongs to the one thread that runs the sockets.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import _native
+from ..errors import LayoutError
+from ..layout import Layout
+from ..sample import RateLimiter
+from ..tape import Storage
+from ..tape.queue import BatchQueue
+from ..wire import Refused
+
+__all__ = ["Outcome", "QueueTable", "Sender", "Table", "Taken", "TapeTable"]
+
+
+class Outcome(NamedTuple):
+    """What became of a frame.
+
+    Attributes:
+        seen: the producer's items that are in now, as far as is known.
+        items, rows: added by this frame.
+        full: the rest has to wait.
+    """
+
+    seen: int
+    items: int
+    rows: int
+    full: bool
+
+
+class Sender(NamedTuple):
+    """Whose items come: a producer, and the number of its next one, as far as is known."""
+
+    producer: int
+    next: int
+
+
+class Taken(NamedTuple):
+    """What was received and taken in.
+
+    Attributes:
+        nbytes: received.
+        frames: taken in whole.
+        items: taken in.
+        partial: of them, in the frame that is at the front now.
+        seen: the producer's items that are in now, if any were taken in.
+    """
+
+    nbytes: int
+    frames: int
+    items: int
+    partial: int
+    seen: int
+
+
+class Table(ABC):
+    """One table of a server."""
+
+    kind: str
+    ndim = 1  # batch dims of plain trees that clients give to `extend`
+    ack_levels: tuple[str, ...] = ("received", "committed")
+    busy_until = 0.0  # its lock was not to be had: nobody asks again before
+    open_bytes = 0  # of what it remembers of its producers' trajectories
+    max_open_bytes = 1 << 62
+
+    @property
+    @abstractmethod
+    def schema(self) -> dict[str, Any] | None:
+        """Layout and boundary keys as JSON, or None while nothing is known."""
+
+    @property
+    @abstractmethod
+    def record_size(self) -> int: ...
+
+    def bools(self) -> np.ndarray[Any, Any] | None:
+        """Offset and bytes of each bool leaf of a record; None while no layout is known."""
+        if self.schema is None:
+            return None
+        leaves = Layout.from_json(self.schema["layout"]).leaves
+        places = [(x.offset, x.nbytes) for x in leaves if x.dtype == bool and x.nbytes]
+        return np.array(places, np.int64).reshape(-1)
+
+    @abstractmethod
+    def fix(self, layout: Layout) -> None:
+        """Checks a client's layout, or takes it as the table's own.
+
+        Raises Refused, or StorageFull if there is no room for a table yet.
+        """
+
+    @abstractmethod
+    def seen(self, producer: int, next_item: int) -> int:
+        """Items of a producer that are in; `next_item` if it is not known.
+
+        It is connected now: if it is known, it stays so until it leaves.
+        """
+
+    @abstractmethod
+    def skip(self, producer: int, next_item: int) -> None:
+        """Items below a number will not come."""
+
+    @abstractmethod
+    def leave(self, producer: int) -> None:
+        """A producer's connection is gone: it may be forgotten in favour of another one."""
+
+    @abstractmethod
+    def leave_all(self) -> None:
+        """Nobody is connected: this process begins to serve the table."""
+
+    @abstractmethod
+    def accept(self, receiver: Any, sender: Sender) -> Outcome:
+        """Takes the checked frame at a receiver's front in, as far as there is room."""
+
+    def take_frames(self, receiver: Any, socket: int, sender: Sender, patience_s: float) -> Taken:
+        """Receives, and takes frames in for as long as that needs no further thought.
+
+        Waits for room, but no longer than told.
+        """
+        return Taken(int(receiver.receive(socket)), 0, 0, 0, 0)
+
+    @abstractmethod
+    def word(self) -> int:
+        """Changes when there may be more room than before."""
+
+    @abstractmethod
+    def wait(self, word: int, timeout_s: float) -> None:
+        """Waits until `word` differs; called from a thread of its own."""
+
+    @abstractmethod
+    def rows_in(self) -> int: ...
+
+    # What is in a table in memory is committed at once; on disk that takes a while.
+
+    @property
+    def ticket(self) -> int:
+        """Stands for everything accepted so far."""
+        return 0
+
+    @property
+    def settled(self) -> int:
+        """The newest ticket of which everything is committed."""
+        return 0
+
+    def settle(self) -> bool:
+        """Commits what was accepted, without waiting for anything; whether all of it is."""
+        return True
+
+    def on_settled(self, call: Callable[[], None]) -> None:  # noqa: B027
+        """Has something called, in any thread, whenever `settled` grows."""
+
+
+def _refuse_gap(first: int, seen: int) -> None:
+    raise Refused("gap", f"items from {first} on, but {seen} is the next one: some are missing")
+
+
+class QueueTable(Table):
+    """Items go to a batch queue."""
+
+    kind = "queue"
+
+    def __init__(self, queue: BatchQueue) -> None:
+        self.queue = queue
+        self._schema = {"layout": queue.layout.to_json(), "keys": None}
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return self._schema
+
+    @property
+    def record_size(self) -> int:
+        return int(self.queue.record_size)
+
+    def fix(self, layout: Layout) -> None:
+        if layout != self.queue.layout:
+            diff = self.queue.layout.diff(layout)
+            raise Refused("layout", f"the client's layout differs from the server's:\n{diff}")
+
+    def seen(self, producer: int, next_item: int) -> int:
+        return int(self.queue.native.seen(producer, next_item))
+
+    def skip(self, producer: int, next_item: int) -> None:
+        self.queue.native.skip(producer, next_item)
+
+    def leave(self, producer: int) -> None:
+        self.queue.native.leave(producer)
+
+    def leave_all(self) -> None:
+        self.queue.native.leave_all()
+
+    def accept(self, receiver: Any, sender: Sender) -> Outcome:
+        seen, added, gap, full = self.queue.native.accept_frame(receiver, *sender)
+        if gap:
+            _refuse_gap(receiver.number, seen)
+        return Outcome(seen, added, added, full)
+
+    def take_frames(self, receiver: Any, socket: int, sender: Sender, patience_s: float) -> Taken:
+        return Taken(*self.queue.native.take_frames(receiver, socket, *sender, patience_s))
+
+    def word(self) -> int:
+        return int(self.queue.native.space_word)
+
+    def wait(self, word: int, timeout_s: float) -> None:
+        self.queue.native.wait_space(word, timeout_s)
+
+    def rows_in(self) -> int:
+        return int(self.queue.native.counters()["items"])
+
+
+class TapeTable(Table):
+    """Items go to a storage, those of each producer through a writer of its own."""
+
+    kind = "tape"
+
+    def __init__(self, storage: Storage, limiter: RateLimiter | None = None) -> None:
+        self.storage = storage
+        self.ndim = storage.ndim
+        self.limiter = limiter
+        self._writers: OrderedDict[int, Any] = OrderedDict()
+        self._here: set[int] = set()  # connected, of those with a writer
+        self._open: dict[int, int] = {}  # bytes of each writer
+
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        schema = self.storage.schema
+        return None if schema is None else dict(json.loads(schema.to_bytes()))
+
+    @property
+    def record_size(self) -> int:
+        schema = self.storage.schema
+        return 0 if schema is None else schema.layout.record_size
+
+    def fix(self, layout: Layout) -> None:
+        try:
+            self.storage.publish(layout)
+        except LayoutError as error:
+            raise Refused("layout", str(error)) from None
+
+    def seen(self, producer: int, next_item: int) -> int:
+        return int(self.storage.tape.seen(producer, next_item))
+
+    def skip(self, producer: int, next_item: int) -> None:
+        self.storage.tape.skip(producer, next_item)
+
+    def leave(self, producer: int) -> None:
+        self.storage.tape.leave(producer)
+        self._here.discard(producer)
+        self._bound_open()
+
+    def leave_all(self) -> None:
+        self.storage.tape.leave_all()
+
+    def accept(self, receiver: Any, sender: Sender) -> Outcome:
+        most = 1 << 62
+        if self.limiter is not None:
+            most = self.limiter.room(self.storage)
+            if most < 1:
+                return Outcome(sender.next, 0, 0, True)
+        writer = self._writer(sender.producer)
+        self._check_open(sender.producer)
+        seen, items, rows, gap = self._append(writer, receiver, sender, most)
+        self._count_open(sender.producer, int(writer.open_bytes))
+        if gap:
+            _refuse_gap(receiver.number, seen)
+        return Outcome(seen, items, rows, seen < receiver.number + receiver.runs)
+
+    def _append(self, writer: Any, receiver: Any, sender: Sender, most: int) -> Any:
+        return _native.accept_runs(writer, receiver, sender.producer, most, sender.next)
+
+    def _writer(self, producer: int) -> Any:
+        writer = self._writers.get(producer)
+        if writer is None:
+            schema = self.storage.schema
+            assert schema is not None  # the handshake fixed it
+            writer = self._writers[producer] = self.storage.native_writer(schema)
+            if len(self._writers) > _native.PRODUCERS:
+                # As the tape does: whoever is connected goes on with its trajectories.
+                self._forget(next(p for p in self._writers if p not in self._here))
+        self._here.add(producer)
+        self._writers.move_to_end(producer)
+        return writer
+
+    def _forget(self, producer: int) -> None:
+        del self._writers[producer]
+        self.open_bytes -= self._open.pop(producer, 0)
+
+    def _count_open(self, producer: int, nbytes: int) -> None:
+        self.open_bytes += nbytes - self._open.get(producer, 0)
+        self._open[producer] = nbytes
+        self._bound_open()
+
+    def _bound_open(self) -> None:
+        """Whoever left, the longest ago first, is forgotten if there is too much to remember."""
+        if self.open_bytes <= self.max_open_bytes:
+            return
+        for producer in [p for p in self._writers if p not in self._here]:
+            if self.open_bytes <= self.max_open_bytes:
+                return
+            self._forget(producer)
+
+    def _check_open(self, producer: int) -> None:
+        """Refuses who has more trajectories open than its share, if there is too much of them."""
+        own = self._open.get(producer, 0)
+        if self.open_bytes <= self.max_open_bytes or own * len(self._here) < self.open_bytes:
+            return
+        raise Refused(
+            "open",
+            f"its open trajectories take {own} bytes, and all together {self.open_bytes} of at "
+            f"most {self.max_open_bytes}: end them (done, truncated, end_episode), or raise "
+            "TcpTransport(max_bytes=)",
+        )
+
+    def word(self) -> int:
+        return int(self.storage.tape.wake_word)
+
+    def wait(self, word: int, timeout_s: float) -> None:
+        self.storage.tape.wait(word, timeout_s)
+
+    def rows_in(self) -> int:
+        return int(self.storage.tape.snapshot()[0])

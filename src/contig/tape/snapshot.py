@@ -1,0 +1,118 @@
+"""What a checkpoint holds of a tape: rows, index and counters; and parts of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .episodes import BEFORE, FIRST, JUMP, NUMBER, ORDINAL, PREV, STEPS_FLAGS
+
+__all__ = ["Snapshot", "PackedRows", "Rows"]
+
+Array = np.ndarray[Any, Any]
+
+_BEGINS = 1
+_NONE = -1
+
+
+class Rows(ABC):
+    """Rows by seq, wherever they are."""
+
+    record_size: int
+
+    @abstractmethod
+    def read(self, first: int, last: int) -> Array:
+        """Records of rows [first, last), one after another.
+
+        Raises:
+            ValueError: some of them are damaged.
+        """
+
+
+class PackedRows(Rows):
+    """Records in memory, the first of them with this seq."""
+
+    def __init__(self, records: Array, first: int, record_size: int) -> None:
+        self.record_size = record_size
+        self._records, self._first = records, first
+
+    def read(self, first: int, last: int) -> Array:
+        size = self.record_size
+        return self._records[(first - self._first) * size : (last - self._first) * size]
+
+
+class _SomeRows(Rows):
+    """Spans of other rows, one behind another, with seqs from 0 on."""
+
+    def __init__(self, rows: Rows, starts: Array, counts: Array) -> None:
+        self.record_size = rows.record_size
+        self._rows, self._starts, self._counts = rows, starts, counts
+        self._places = np.cumsum(counts) - counts
+
+    def read(self, first: int, last: int) -> Array:
+        parts = [np.zeros(0, np.uint8)]
+        at = int(np.searchsorted(self._places, first, side="right")) - 1
+        while first < last:
+            skip = first - int(self._places[at])
+            count = min(int(self._counts[at]) - skip, last - first)
+            start = int(self._starts[at]) + skip
+            parts.append(self._rows.read(start, start + count))
+            first += count
+            at += 1
+        return np.concatenate(parts)
+
+
+class Snapshot(NamedTuple):
+    """All that a checkpoint knows of a tape.
+
+    Attributes:
+        rows: rows [tail, head).
+        tail, head: their seqs.
+        entries: the index, ``[n, 16]`` words (native/tape/tape_format.h); the last is the number.
+        trajectories: how many numbers for trajectories were given.
+    """
+
+    rows: Rows
+    tail: int
+    head: int
+    entries: Array
+    trajectories: int
+
+    def ordinals(self) -> Array:
+        """Numbers of the trajectories, in the order in which they began."""
+        return np.unique(self.entries[:, ORDINAL])
+
+    def numbered(self) -> tuple[Array, int, int]:
+        """The index as a tape takes it: its words, its first number, and the one behind."""
+        entries = np.ascontiguousarray(self.entries, np.int64)
+        first = int(entries[0, NUMBER]) if len(entries) else 0
+        return entries.reshape(-1).view(np.uint64), first, first + len(entries)
+
+    def newest(self, capacity: int) -> Snapshot:
+        """As many of the newest rows as fit."""
+        tail = max(self.tail, self.head - capacity)
+        ends = self.entries[:, FIRST] + (self.entries[:, STEPS_FLAGS] >> 8)
+        return self._replace(tail=tail, entries=self.entries[ends > tail])
+
+    def only(self, ordinals: Collection[int]) -> Snapshot:
+        """Some trajectories; rows get new seqs, from 0 on, and keep their order."""
+        old = self.entries[np.isin(self.entries[:, ORDINAL], list(ordinals))]
+        new = old.copy()
+        ends = old[:, FIRST] + (old[:, STEPS_FLAGS] >> 8)
+        cut = np.maximum(self.tail - old[:, FIRST], 0)
+        steps = ends - old[:, FIRST] - cut
+        flags = np.where(cut > 0, old[:, STEPS_FLAGS] & 0xFF & ~_BEGINS, old[:, STEPS_FLAGS] & 0xFF)
+        new[:, STEPS_FLAGS] = steps << 8 | flags
+        new[:, BEFORE] += cut
+        new[:, FIRST] = np.cumsum(steps) - steps
+        # Numbers from 1 on: links to runs that are not there lead to 0, which is evicted.
+        new[:, NUMBER] = np.arange(1, len(new) + 1)
+        for link in (PREV, JUMP):
+            at = np.searchsorted(old[:, NUMBER], old[:, link])
+            known = old[np.minimum(at, len(old) - 1), NUMBER] == old[:, link]
+            new[:, link] = np.where(old[:, link] == _NONE, _NONE, np.where(known, at + 1, 0))
+        rows = _SomeRows(self.rows, old[:, FIRST] + cut, steps)
+        return Snapshot(rows, 0, int(steps.sum()), new, self.trajectories)

@@ -1,0 +1,127 @@
+"""Servers, clients and waiting, as the tests of this directory need them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from contig import ReplayBuffer, Server, SharedStorage, TcpClient, TcpTransport, _native
+from contig.client.handshake import Address, connect
+from contig.layout import Layout
+from contig.testing import steps
+
+HOST = "127.0.0.1"
+ROW = steps.row(0, 0)
+DEADLINE_S = 60.0
+
+
+@contextlib.contextmanager
+def serving(buffer: Any = None, *, process: bool = False, **transport: Any) -> Iterator[Server]:
+    """A started server of one buffer or of several tables: in this process, unless told."""
+    transport.setdefault("in_process", not process)
+    given = {"tables": buffer} if isinstance(buffer, dict) else {"buffer": buffer}
+    with Server(**given, transport=TcpTransport(**transport)) as server:
+        yield server
+
+
+def shared(capacity: int = 1000, example: Any = ROW, **options: Any) -> ReplayBuffer:
+    """A buffer that every kind of client can write to."""
+    options.setdefault("seed", 0)
+    return ReplayBuffer(SharedStorage(capacity, example=example), **options)
+
+
+def client(server: Server, sample: Any = None, **options: Any) -> TcpClient:
+    return TcpClient(HOST, server.port, sample, **options)
+
+
+def eventually(condition: Callable[[], Any], what: str = "", deadline_s: float = DEADLINE_S) -> Any:
+    """Waits until a condition holds; its value."""
+    end = time.monotonic() + deadline_s
+    while not (value := condition()):
+        assert time.monotonic() < end, f"not within {deadline_s} s: {what or condition}"
+        time.sleep(0.005)
+    return value
+
+
+def free_port() -> int:
+    with socket.create_server((HOST, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def asking(far: Any) -> int:
+    """How many requests of a client or a remote buffer are under way."""
+    client = getattr(far, "_client", far)
+    links = (client._link, getattr(client, "_asking", None))
+    return sum(len(link.session.requests) for link in links if link is not None)
+
+
+def sockets() -> int:
+    """Open sockets of this process."""
+    count = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            count += os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+    return count
+
+
+class Task(threading.Thread):
+    """A call in a thread; `result()` gives what it returned, or raises what it raised."""
+
+    def __init__(self, call: Callable[..., Any], *args: Any) -> None:
+        super().__init__(daemon=True)
+        self._call, self._args = call, args
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._value = self._call(*self._args)
+        except BaseException as error:
+            self._error = error
+
+    def result(self, deadline_s: float = DEADLINE_S) -> Any:
+        self.join(deadline_s)
+        assert not self.is_alive(), "the call did not come back"
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class Raw:
+    """A connection that sends what it is told, by hand."""
+
+    def __init__(self, server: Server, producer: int, row: Any, token: str | None = None) -> None:
+        self.layout = Layout(row)
+        opening = {
+            "producer": producer,
+            "layout": self.layout.to_json(),
+            "ack": "committed",
+            "next": 0,
+            "heartbeat": False,  # nobody here says a word unless the test wants it
+        }
+        address = Address(HOST, server.port, "default", token, None)
+        self.sock = connect(address, opening, 5.0).sock
+        self.row = row
+
+    def items(self, first: int, n: int, tape: bool) -> None:
+        outbox = _native.FrameBuilder(self.layout.record_size, False, first, 1 << 16)
+        record = self.layout.pack_one(self.row)
+        for _ in range(n):
+            if tape:
+                outbox.add_run(record, 1 | 2, 5, -1, 0, False)
+            else:
+                outbox.add_records(record)
+        sealed = outbox.take(True)
+        self.sock.sendall(sealed.head + bytes(memoryview(sealed)))
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.sock.close()

@@ -1,0 +1,281 @@
+"""Loads that fail or are killed: what was there before is there, or what was loaded, and nothing
+in between; on the disk as well as in memory, and for those who read meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import contig
+from contig import ReplayBuffer
+from contig.sample.base import Rng
+from contig.tape.disk import DiskStorage, files
+from contig.tape.disk.index import DiskIndex
+from tests.tape.disk import stored
+from tests.tape.disk.test_faults import fill, make, until
+from tests.tape.disk.victim import CHANGING, Events
+
+OLD, NEW = range(0, 20), range(500, 512)
+CALLS = (*CHANGING, "close", "exists", "links", "listing", "open_to_read", "read", "size")
+THINNED = pytest.mark.parametrize(
+    "every", (pytest.param(5, id="thinned"), pytest.param(1, marks=pytest.mark.soak, id="complete"))
+)
+
+
+def buffer_of(storage: Any, seed: int = 1) -> ReplayBuffer:
+    return ReplayBuffer(storage, contig.RandomSampler(), batch_size=4, seed=seed)
+
+
+def items(storage: Any) -> list[tuple[int, int]]:
+    """(seq, item) of every row; each of them is as it was written, and served."""
+    fields, served = stored.contents(storage)
+    assert served.all() and not storage.quarantined, storage.quarantined
+    stored.check_episodes(storage)
+    _, tail, _, _ = storage.tape.snapshot()
+    return [(tail + i, int(row[1])) for i, row in enumerate(fields)]
+
+
+def found(path: Path) -> list[tuple[int, int]]:
+    with make(path, 4096) as storage:
+        return items(storage)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A storage with some items, one that was loaded into before, and checkpoints with others."""
+    root = tmp_path_factory.mktemp("loads")
+    with make(root / "other", 4096) as storage:
+        fill(storage, NEW.start, len(NEW))
+        buffer_of(storage, 2).save(root / "linked")
+    memory = contig.LazyTensorStorage(4096, example=stored.example())
+    for number in NEW:
+        memory.default_writer.extend_trajectory(stored.item(50, number))
+    buffer_of(memory, 2).save(root / "packed")
+    with make(root / "store", 4096) as storage:
+        fill(storage, OLD.start, len(OLD))
+    with make(root / "again", 4096) as storage:
+        buffer_of(storage).load(root / "linked")
+        fill(storage, OLD.start, len(OLD))
+    return {f.name: f for f in root.iterdir()}
+
+
+CASES = [("store", "linked"), ("store", "packed"), ("again", "linked")]
+
+
+def loaded(places: dict[str, Path], to: str, path: Path, checkpoint: str) -> list[tuple[int, int]]:
+    """What there is after such a load."""
+    shutil.copytree(places[to], path)
+    with make(path, 4096) as storage:
+        buffer_of(storage).load(places[checkpoint])
+        whole = items(storage)
+    assert found(path) == whole
+    shutil.rmtree(path)
+    return whole
+
+
+@THINNED
+@pytest.mark.parametrize(("to", "checkpoint"), CASES)
+def test_killed(
+    places: dict[str, Path], fast_path: Path, to: str, checkpoint: str, every: int
+) -> None:
+    path = fast_path / "store"
+    before, after = found(places[to]), loaded(places, to, path, checkpoint)
+    assert before != after
+    at, seen = 0, []
+    while True:
+        at += every
+        shutil.copytree(places[to], path)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                storage = make(path, 4096)
+                Events(at)
+                buffer_of(storage).load(places[checkpoint])
+                os._exit(0)
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(pid, 0)
+        killed = os.WIFSIGNALED(status)
+        assert os.WTERMSIG(status) == signal.SIGKILL if killed else status == 0
+        with DiskStorage(path, 4096, read_only=True) as reader:  # who reads changes nothing
+            there = items(reader)
+        assert there in (before, after), at
+        assert found(path) == there
+        seen.append(there == after)
+        with make(path, 4096) as storage:  # it goes on, and the same load works
+            fill(storage, 900, 2)
+            assert items(storage)[: len(there)] == there
+            buffer_of(storage).load(places[checkpoint])
+            assert items(storage) == after
+        assert found(path) == after
+        shutil.rmtree(path)
+        if not killed:
+            break
+    assert seen == sorted(seen) and not seen[0] and seen[-1] and len(seen) > 5
+
+
+class _Stop(BaseException):
+    """As an interrupt."""
+
+
+def failing(name: str, at: int, error: BaseException, patch: Any) -> Callable[[], int]:
+    call, count = getattr(files, name), 0
+
+    def fails(*args: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == at:
+            raise error
+        return call(*args)
+
+    patch.setattr(files, name, fails)
+    return lambda: count
+
+
+def _follows(reader: DiskStorage, expected: list[tuple[int, int]]) -> None:
+    def there() -> bool:
+        reader.poll()
+        return items(reader) == expected
+
+    until(there, "the reader follows")
+
+
+@THINNED
+@pytest.mark.parametrize("error", (OSError(errno.ENOSPC, "No space left on device"), _Stop()))
+@pytest.mark.parametrize(("to", "checkpoint"), CASES)
+def test_a_call_fails(
+    places: dict[str, Path],
+    fast_path: Path,
+    to: str,
+    checkpoint: str,
+    error: BaseException,
+    every: int,
+) -> None:
+    """Every one that touches files: either it raises and all is as before, or it is loaded."""
+    path, other = fast_path / "store", places[checkpoint]
+    before, after = found(places[to]), loaded(places, to, path, checkpoint)
+    for name in CALLS:
+        if not hasattr(files, name):
+            continue
+        at = 1
+        while True:
+            shutil.copytree(places[to], path)
+            with make(path, 4096) as storage, DiskStorage(path, 4096, read_only=True) as reader:
+                buffer = buffer_of(storage)
+                failed = False
+                with pytest.MonkeyPatch.context() as patch:
+                    calls = failing(name, at, error, patch)
+                    try:
+                        buffer.load(other)
+                    except type(error) as raised:
+                        failed = True
+                        if isinstance(error, OSError):
+                            assert isinstance(raised, contig.StorageFull), raised
+                            assert "nothing was loaded" in str(raised)
+                    reached = calls() >= at
+                expected = before if failed else after
+                if failed and isinstance(error, _Stop) and storage.restored:
+                    expected = after  # it came too late
+                assert items(storage) == expected, (name, at)
+                assert (buffer.state()["rng"] == Rng(1).state()) == (expected == before)
+                storage.flush()
+                _follows(reader, expected)
+                fill(storage, 900, 1)
+                whole = items(storage)
+            assert found(path) == whole, (name, at)
+            rest = [p.name for p in (path / "extents").iterdir() if p.is_dir()]
+            assert len(rest) <= 1 and "new" not in rest, rest
+            shutil.rmtree(path)
+            if not reached:
+                break
+            at += every
+
+
+@pytest.mark.parametrize("after", (False, True))
+def test_the_index_fails(
+    places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    """Nobody knows whether it was committed, until something else is."""
+    path = shutil.copytree(places["store"], tmp_path / "store")
+    before, call = found(path), DiskIndex._put
+
+    def put(index: DiskIndex, *args: Any) -> None:
+        if after:
+            call(index, *args)
+        monkeypatch.setattr(DiskIndex, "_put", call)
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with make(path, 4096) as storage:
+        buffer = buffer_of(storage)
+        monkeypatch.setattr(DiskIndex, "_put", put)
+        with pytest.raises(OSError):
+            buffer.load(places["linked"])
+        assert items(storage) == before
+        storage.flush()
+        fill(storage, 900, 1)
+        whole = items(storage)
+        assert whole[: len(before)] == before
+    assert found(path) == whole
+    assert not [p for p in (path / "extents").iterdir() if p.is_dir()]
+
+
+def test_an_open_trajectory_goes_on(places: dict[str, Path], tmp_path: Path) -> None:
+    with make(tmp_path, 4096) as storage, pytest.MonkeyPatch.context() as patch:
+        rows = stored.item(60, 0, part_of=1 << 20)
+        row = stored.first_row(rows)
+        storage.default_writer.add(row)
+        failing("fsync_dir", 2, OSError(errno.EIO, "I/O"), patch)
+        with pytest.raises(OSError):
+            buffer_of(storage).load(places["linked"])
+        storage.default_writer.add(row)
+        table = storage.episodes()
+        assert len(table) == 1 and table["steps"][0] == 2
+
+
+def test_an_older_index_loses_no_rows(places: dict[str, Path], tmp_path: Path) -> None:
+    """Rows of a load that the index does not know are put aside, not deleted."""
+    path = shutil.copytree(places["store"], tmp_path / "store")
+    shutil.copy(path / "index.sqlite", tmp_path / "index.sqlite")
+    with make(path, 4096) as storage:
+        buffer_of(storage).load(places["linked"])
+    rows = {f.read_bytes() for f in (path / "extents").rglob("*.rec")}
+    assert rows
+    for file in path.glob("index.sqlite*"):
+        file.unlink()
+    shutil.copy(tmp_path / "index.sqlite", path / "index.sqlite")
+    make(path, 4096).close()
+    assert rows <= {f.read_bytes() for f in path.rglob("*.rec")}
+
+
+@pytest.mark.parametrize("kind", ("disk", "memory"))
+def test_the_layout_is_not_fixed(places: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    """By a load that fails into a storage that has none."""
+    checkpoint = shutil.copytree(places["linked"], tmp_path / "checkpoint")
+    file = max((checkpoint / "extents").iterdir())
+    data = bytearray(file.read_bytes())
+    data[100] ^= 1
+    file.write_bytes(data)
+    storage: Any = contig.LazyTensorStorage(4096)
+    if kind == "disk":
+        storage = DiskStorage(tmp_path / "store", 4096, rows_per_extent=stored.EXTENT)
+    with storage:
+        with pytest.raises(contig.LayoutError):
+            buffer_of(storage).load(checkpoint)
+        if kind == "disk":
+            for name in ("link", "pwrite", "fsync"):
+                with pytest.MonkeyPatch.context() as patch:
+                    failing(name, 1, OSError(errno.EIO, "I/O"), patch)
+                    with pytest.raises(OSError):
+                        buffer_of(storage).load(places["linked"])
+        assert storage.layout is None
+        buffer_of(storage).extend({"x": np.arange(3), "next": {"done": np.zeros(3, bool)}})
+        assert len(storage) == 3

@@ -1,0 +1,238 @@
+"""What is let go and when; checkpoints that take the place of what is there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import contig
+import contig.tape.disk.retention as retention
+from contig import LayoutError
+from contig.tape.disk import DiskStorage
+from tests.tape.disk import stored
+from tests.tape.disk.test_faults import WRITER, Faults, check, faults, fill, make, until
+
+__all__ = ["faults"]
+
+
+def buffer_of(storage: DiskStorage) -> contig.ReplayBuffer:
+    return contig.ReplayBuffer(storage, contig.RandomSampler(), batch_size=8)
+
+
+def items(storage: DiskStorage) -> list[int]:
+    fields, served = stored.contents(storage)
+    assert served.all()
+    return sorted(set(fields[:, 1].tolist()))
+
+
+def extents(path: Path) -> list[int]:
+    return sorted(int(f.stem) for f in (path / "extents").iterdir())
+
+
+def change(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 7
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("most", (1, 3))
+def test_episodes(tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "_LOOK_S", 0.0)
+    with make(tmp_path, 1 << 12, max_episodes=most) as storage:
+        for n in range(30):
+            fill(storage, n, 1)
+            assert items(storage) == list(range(max(n + 1 - most, 0), n + 1))
+            assert len(storage.episodes()) == min(n + 1, most)
+            assert not storage.episodes()["trimmed"].any()
+        storage.flush()
+        head, tail, _, _ = storage.tape.snapshot()
+        until(lambda: extents(tmp_path) == list(range(tail // 8, -(-head // 8))))
+        check(storage, 29)
+    with make(tmp_path, 1 << 12) as storage:
+        assert items(storage) == list(range(30 - most, 30))
+
+
+def test_episodes_when_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also of a storage that was not bounded before; what is let go is logged."""
+    with make(tmp_path, 1 << 12) as storage:
+        fill(storage, 0, 30)
+        storage.retain()
+        assert items(storage) == list(range(30))
+    with make(tmp_path, 1 << 12, max_episodes=4) as storage:
+        assert items(storage) == list(range(30))
+        with caplog.at_level(logging.INFO, "contig.disk"):
+            storage.retain()
+            storage.flush()
+            until(lambda: any("let go" in line for line in caplog.messages))
+        assert extents(tmp_path)[0] == storage.tape.snapshot()[1] // 8
+        storage.retain()
+        assert items(storage) == list(range(26, 30))
+
+
+def test_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make(tmp_path, 1 << 12, max_age_s=50.0) as storage:
+        fill(storage, 0, 5)
+        between = time.time_ns()
+        while time.time_ns() <= between:
+            pass
+        fill(storage, 5, 5)
+        storage.retain()
+        assert items(storage) == list(range(10))
+        monkeypatch.setattr(time, "time_ns", lambda: between + 50 * 10**9)
+        storage.retain()
+        assert items(storage) == list(range(5, 10))
+        monkeypatch.setattr(time, "time_ns", lambda: between + 5000 * 10**9)
+        storage.retain()
+        assert len(storage) == 0 and not len(storage.episodes())
+        storage.flush()
+        head = storage.tape.snapshot()[0]
+        until(lambda: extents(tmp_path) == ([head // 8] if head % 8 else []))
+        monkeypatch.undo()
+        fill(storage, 10, 2)
+        assert items(storage) == [10, 11]
+    with make(tmp_path, 1 << 12) as storage:
+        assert items(storage) == [10, 11]
+
+
+def test_index_does_not_grow(tmp_path: Path) -> None:
+    with make(tmp_path, 24) as storage:
+        fill(storage, 0, 60)
+        storage.flush()
+        _, _, index_head, index_tail = storage.tape.snapshot()
+        assert storage.parts.index is not None
+        (pages,) = storage.parts.index._db.execute("SELECT count(*) FROM pages").fetchone()
+        assert pages == (index_head - 1) // 32 - index_tail // 32 + 1
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+def test_checkpoint_into_a_storage_in_use(tmp_path: Path) -> None:
+    """Loading a checkpoint waits for commits, which let go of files: no deadlock."""
+    for durability in ("committed", "durable"):
+        folder = tmp_path / durability
+        with make(folder / "a", durability=durability) as storage:
+            buffer = contig.ReplayBuffer(storage, contig.RandomSampler(), batch_size=8)
+            fill(storage, 0, 30)
+            buffer.save(folder / "checkpoint")
+            fill(storage, 30, 30)
+            buffer.load(folder / "checkpoint")
+            check(storage, 29)
+            fill(storage, 30, 10)
+            check(storage, 39)
+        with make(folder / "a", durability=durability) as storage:
+            check(storage, 39)
+
+
+@pytest.mark.parametrize("rows_per_extent", (stored.EXTENT, 4 * stored.EXTENT))
+def test_damaged_checkpoint_changes_nothing(tmp_path: Path, rows_per_extent: int) -> None:
+    """Whether its files are linked or copied."""
+    with DiskStorage(tmp_path / "a", 256, rows_per_extent=stored.EXTENT) as storage:
+        fill(storage, 0, 9)
+        buffer_of(storage).save(tmp_path / "checkpoint")
+        assert storage.tape.snapshot()[0] % stored.EXTENT, "there is no open file"
+    change(max((tmp_path / "checkpoint" / "extents").iterdir()), 100)
+    with DiskStorage(tmp_path / "b", 256, rows_per_extent=rows_per_extent) as storage:
+        fill(storage, 20, 20)
+        with pytest.raises(LayoutError, match="checksum"):
+            buffer_of(storage).load(tmp_path / "checkpoint")
+        check(storage, 39)
+        fill(storage, 40, 1)
+        check(storage, 40)
+    with DiskStorage(tmp_path / "b", 256) as storage:
+        check(storage, 40)
+
+
+def test_quarantine_ends_with_what_was_there(tmp_path: Path) -> None:
+    """Trajectories of a checkpoint have the numbers of those whose place they take."""
+    with make(tmp_path / "store", 256) as storage:
+        fill(storage, 0, 9)
+        buffer_of(storage).save(tmp_path / "checkpoint")
+        assert storage.tape.snapshot()[0] % stored.EXTENT, "there is no open file"
+    change(max((tmp_path / "store" / "extents").iterdir()), 10)
+    with make(tmp_path / "store", 256) as storage:
+        assert storage.quarantined
+        buffer_of(storage).load(tmp_path / "checkpoint")
+        check(storage, 8)
+    with make(tmp_path / "store", 256) as storage:
+        check(storage, 8)
+
+
+def test_sync_fails_while_a_checkpoint_is_saved(tmp_path: Path, faults: Faults) -> None:
+    """What it should have synced is never said to be durable."""
+    storage = make(tmp_path / "store", durability="durable")
+    fill(storage, 0, 5)
+    storage.flush()
+    committer = storage.parts.committer
+    assert committer is not None
+    with committer._role:  # the rows are not committed before the checkpoint syncs them
+        fill(storage, 5, 1)
+        faults.arm("fsync", errno.EIO, times=1)
+        with pytest.raises(OSError):
+            buffer_of(storage).save(tmp_path / "checkpoint")
+    assert not (tmp_path / "checkpoint").exists()
+    for _ in range(2):
+        with pytest.raises(OSError, match="synced"):
+            storage.flush()
+    with contextlib.suppress(OSError):
+        storage.close()
+    with make(tmp_path / "store") as again:
+        fields, served = stored.contents(again)
+        there = stored.check_order(fields, served, 0)
+        assert there[WRITER][1] >= 4
+
+
+def test_empty_storage_is_saved(tmp_path: Path) -> None:
+    """Nothing in it, and no file of rows either."""
+    with make(tmp_path / "store") as storage:
+        fill(storage, 0, 3)
+        storage.empty()
+    for file in (tmp_path / "store" / "extents").iterdir():
+        file.unlink()
+    with make(tmp_path / "store") as storage:
+        head = storage.tape.snapshot()[0]
+        buffer_of(storage).save(tmp_path / "checkpoint")
+        fill(storage, 3, 5)
+        buffer_of(storage).load(tmp_path / "checkpoint")
+        assert len(storage) == 0 and storage.tape.snapshot()[0] == head
+        fill(storage, 3, 2)
+        assert np.array_equal(items(storage), [3, 4])
+
+
+def test_age_of_a_long_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trajectory that goes on for longer than `max_age_s` loses its old rows, and no others."""
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now)
+    with make(tmp_path, 1 << 12, max_age_s=50.0) as storage:
+        row = stored.first_row(stored.item(stored.SINGLE, 0, part_of=1 << 20))
+        heads = []
+        for _ in range(12):  # ten seconds each
+            for _ in range(10):
+                storage.default_writer.add(row)
+            heads.append(storage.tape.snapshot()[0])
+            storage.retain()
+            now += 10 * 10**9
+        assert len(storage.episodes()) == 1
+        storage.retain()
+        head, tail, _, _ = storage.tape.snapshot()
+        assert (head, tail) == (120, 80), "rows of the last 50 s are kept"
+        assert heads[-5] == 80
+        now += 35 * 10**9
+        storage.retain()
+        assert storage.tape.snapshot()[1] == 110
+        storage.flush()
+    with make(tmp_path, 1 << 12, max_age_s=50.0) as storage:  # it does not know when they came
+        storage.retain()
+        assert storage.tape.snapshot()[:2] == (120, 110)
+        now += 50 * 10**9
+        storage.default_writer.extend_trajectory(stored.item(WRITER, 0))
+        now += 51 * 10**9
+        storage.default_writer.extend_trajectory(stored.item(WRITER, 1))
+        storage.retain()
+        assert storage.tape.snapshot()[1] >= 120
