@@ -117,7 +117,7 @@ def test_a_stopped_worker_that_was_idle_is_told_by_any_call(call: str, monkeypat
         frames_per_batch=20,
         replay_buffer=buffer,
         sync=call != "resume",
-        max_restarts=call == "replaced",
+        max_restarts=int(call == "replaced"),
         step_timeout_s=1.0,
         seed=0,
     )

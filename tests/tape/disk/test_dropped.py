@@ -39,7 +39,7 @@ def test_many_are_dropped(fast_path: Path) -> None:
     """Descriptors, threads and locks are as before; all rows are there."""
     collected()
     fds, running = descriptors(), threads()
-    for n in range(50):
+    for n in range(20):
         storage = make(fast_path / str(n), durability="durable" if n % 5 == 0 else "committed")
         fill(storage, 0, n % 4 + 2)  # nobody waits until they are committed
         assert descriptors() > fds and threads() != running
@@ -49,7 +49,7 @@ def test_many_are_dropped(fast_path: Path) -> None:
     collected()
     until(lambda: threads() == running, "their threads end")
     until(lambda: descriptors() <= fds, "their descriptors are closed")
-    for n in range(50):
+    for n in range(20):
         with make(fast_path / str(n)) as again:  # the lock is free
             check(again, n % 4 + 1)
 

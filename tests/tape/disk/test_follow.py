@@ -62,6 +62,20 @@ def test_follows(tmp_path: Path, capacity: int, every: int) -> None:
         same(writer, reader)
 
 
+@pytest.mark.parametrize("behind", (1, 5, 11, 12, 13, 20))
+def test_a_trajectory_goes_on_past_all_that_was_known(tmp_path: Path, behind: int) -> None:
+    """Its entry grows, and none of the rows that a reader had of it is left."""
+    with make(tmp_path, 12) as writer, reader_of(tmp_path, 12) as reader:
+        for n in range(41):
+            writer.default_writer.add(stored.first_row(stored.item(stored.SINGLE, n, 1000)))
+            if n % behind == 0:
+                writer.flush()
+                same(writer, reader)
+        fill(writer, 0, 1)
+        writer.flush()
+        same(writer, reader)
+
+
 @pytest.mark.parametrize("capacity", (16, 40, 4096))
 def test_reader_of_another_capacity(tmp_path: Path, capacity: int) -> None:
     with make(tmp_path, 256) as writer:

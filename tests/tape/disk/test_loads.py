@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -279,3 +280,31 @@ def test_the_layout_is_not_fixed(places: dict[str, Path], tmp_path: Path, kind: 
         assert storage.layout is None
         buffer_of(storage).extend({"x": np.arange(3), "next": {"done": np.zeros(3, bool)}})
         assert len(storage) == 3
+
+
+def test_rows_that_are_replaced_while_they_are_synced(
+    places: dict[str, Path], fast_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their folder is gone before its names are on the disk: nothing that anybody misses."""
+    with make(fast_path / "store", 4096) as storage:
+        buffer = buffer_of(storage)
+        buffer.load(places["linked"])
+        real, replaced = files.fsync_dir, threading.Event()
+
+        def load_before(path: Path) -> None:
+            if path == folder and not replaced.is_set():
+                replaced.set()
+                other = threading.Thread(target=buffer.load, args=(places["packed"],))
+                other.start()
+                other.join()
+            real(path)
+
+        folder = storage.parts.extents.folder
+        monkeypatch.setattr(files, "fsync_dir", load_before)
+        fill(storage, 900, 20)  # some of it in a new file
+        storage.flush()
+        storage.parts.committer.fold()
+        until(replaced.is_set)
+        fill(storage, 950, 2)
+        storage.flush()
+    assert [item for _, item in found(fast_path / "store")][-1] == 951

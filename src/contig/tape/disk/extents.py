@@ -6,6 +6,7 @@ signal. A file has its full size from the start, without blocks.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -75,7 +76,8 @@ class Unsynced(NamedTuple):
             finally:
                 files.close(fd)
         if self.folder is not None:
-            files.fsync_dir(self.folder)
+            with contextlib.suppress(FileNotFoundError):  # a load replaced all that is in it
+                files.fsync_dir(self.folder)
 
 
 def _locked(method: Any) -> Any:

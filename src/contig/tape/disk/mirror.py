@@ -73,7 +73,8 @@ def follow(tape: Any, extents: Extents, state: IndexState) -> bool:
     first = int(fresh[0, -1]) if len(fresh) else index_head
     capacity = int(tape.capacity)
     then_tail = max(state.tail, state.head - capacity, tail)
-    gone = state.index_tail > index_head or first > index_head  # everything we knew is
+    # Everything we knew is: of an entry that grew on, no row that we have would be left.
+    gone = state.index_tail > index_head or first > index_head or tail < head <= then_tail
     back = state.head < head or state.index_head < index_head
     too_many = state.index_head - max(index_tail, state.index_tail) > capacity
     if gone or back or too_many:
