@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from contig import LazyTensorStorage, wire
+from contig.replay import Ingress
 from contig.server import core as core_module
 from contig.server.connection import Connection
 from contig.server.core import Limits, ServerCore
@@ -259,7 +260,7 @@ def test_requests_are_bounded_in_bytes() -> None:
     storage = LazyTensorStorage(100)
     storage.publish(ITEM)
     asked: list[Any] = []
-    tables: Any = {"default": TapeTable(storage)}
+    tables: Any = {"default": TapeTable(Ingress(storage))}
     core = ServerCore(Loop(), tables, None, Limits(), lambda *a: asked.append(a))  # type: ignore[arg-type]
     peer, half = Peer(core), bytes(wire.MAX_REQUEST_BYTES // 2)
 

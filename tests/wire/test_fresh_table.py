@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from contig import LazyTensorStorage
+from contig.replay import Ingress
 from contig.server.connection import Connection
 from contig.server.core import ServerCore
 from contig.server.tables import TapeTable
@@ -32,7 +33,7 @@ def open_fresh(rng: random.Random, **leaf_or_structure: Any) -> str:
     else:
         payload = mutate.bad_open(rng, good)
     storage = LazyTensorStorage(100_000)
-    core = ServerCore(Loop(), {"fresh": TapeTable(storage)}, None, LIMITS)  # type: ignore[arg-type]
+    core = ServerCore(Loop(), {"fresh": TapeTable(Ingress(storage))}, None, LIMITS)  # type: ignore[arg-type]
 
     def attempt(payload: bytes) -> Transport:
         connection, transport = Connection(core), Transport()

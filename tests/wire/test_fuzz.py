@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 from contig import Layout, LazyTensorStorage, _native
+from contig.replay import Ingress
 from contig.server.connection import Connection
 from contig.server.core import Limits, ServerCore
 from contig.server.tables import QueueTable, TapeTable
@@ -276,7 +277,7 @@ class Arena:
         self.storage.publish(STEP)
         self.asked: list[Any] = []
         self.loop = Loop()
-        tables = {"queue": QueueTable(self.queue), "tape": TapeTable(self.storage)}
+        tables = {"queue": QueueTable(self.queue), "tape": TapeTable(Ingress(self.storage))}
         self.core = ServerCore(self.loop, tables, token, LIMITS, lambda *a: self.asked.append(a))  # type: ignore[arg-type]
         self.seen: dict[tuple[str, int], int] = {}
         self.rejected: Counter[str] = Counter()

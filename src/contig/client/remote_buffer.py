@@ -23,7 +23,7 @@ from ..convert import as_array
 from ..errors import ConnectionClosedError
 from ..layout import Layout
 from ..replay.buffer import BufferStats
-from ..replay.output import to_output
+from ..replay.output import info_of, to_output
 from ..weights.board import Weights
 from ..wire import Type, parse_described
 from .requests import Request
@@ -91,6 +91,11 @@ class RemoteReplayBuffer:
         """Sends one whole trajectory."""
         self._client.send_trajectory(data, **end)
 
+    @property
+    def portable_arguments(self) -> dict[str, Any] | None:
+        """See `TcpClient`."""
+        return self._client.portable_arguments
+
     def flush(self, timeout: float | None = None) -> None:
         """Returns when everything written is in the table."""
         self._client.wait(timeout)
@@ -114,12 +119,7 @@ class RemoteReplayBuffer:
             kind, _, payload = link.collect(self._ask(batch_size), self.sample_timeout_s)
         batch = self._batch(kind, payload)
         out = self._output(batch)
-        if not return_info:
-            return out
-        info = {"index": batch["index"]}
-        if "priority_weight" in batch:
-            info["priority_weight"] = batch["priority_weight"]
-        return out, info
+        return (out, info_of(batch)) if return_info else out
 
     def _ask(self, size: int | None) -> Request:
         asked = struct.pack("<Q", 0 if size is None else whole("batch_size", size, 1, "rows"))

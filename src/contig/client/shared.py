@@ -12,6 +12,7 @@ from __future__ import annotations
 import secrets
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,8 @@ from ..errors import (
     RateLimitError,
 )
 from ..layout import Layout, as_bytes
-from ..sample import RateLimiter
-from ..tape import BatchQueue, SharedStorage, Writer
-from ..tape.env_step import EnvStep
+from ..replay import Ingress
+from ..tape import BatchQueue, Storage
 from ..weights.board import Weights, WeightsBoard, check_version
 from ..wire.announce import FoundServer
 from .stream import StreamWriter
@@ -82,8 +82,7 @@ class SharedClient:
         self._patience_s = _PATIENCE_S if on_full == "block" and send_timeout_s is None else 0.0
         self._board: WeightsBoard | None = None
         self._queue: BatchQueue | None = None
-        self._storage: SharedStorage | None = None
-        self._limiter: RateLimiter | None = None
+        self._ingress: Ingress | None = None
         self._closed = self._gone = False
         self.blocked = 0
         layout = _layout_of(data_sample)
@@ -103,23 +102,19 @@ class SharedClient:
                 f"table {table!r} is a LazyTensorStorage, which has no name to attach to: make the "
                 "server's buffer of a SharedStorage, or use TcpClient"
             )
-        self._storage = SharedStorage.attach(config["name"], config["ndim"])
-        self._storage.bind_keys(*(tuple(k) if isinstance(k, list) else k for k in config["keys"]))
-        if config["limiter"] is not None:
-            timeout_s = 1e9 if self._timeout_s is None else self._timeout_s
-            block = self._on_full == "block"
-            limiter = {**config["limiter"], "block": block, "timeout_s": timeout_s}
-            self._limiter = RateLimiter(**limiter)
+        timeout_s = 1e9 if self._timeout_s is None else self._timeout_s
+        self._ingress = Ingress.attach(config, block=self._on_full == "block", timeout_s=timeout_s)
+        storage = self._ingress.storage
         if layout is not None:
-            self._storage.publish(layout)
-        self.layout = self._storage.layout
+            storage.publish(layout)
+        self.layout = storage.layout
 
     # -- sending ------------------------------------------------------------------------------
 
     def send(self, tree: Any) -> None:
         """Appends one item; of a tape, one row that goes on with this thread's trajectory."""
         if self._queue is None:
-            self._insert(1).add(tree)
+            self._append(Ingress.add, tree)
             return
         native = self._open_queue().native
         if type(tree) is Built and tree.layout == self.layout:
@@ -165,40 +160,39 @@ class SharedClient:
 
     def extend(self, data: Any, *, continues: bool | None = None) -> None:
         """Appends rows to a tape as `ReplayBuffer.extend` takes them."""
-        rows = _rows(data)
-        self._insert(rows).extend(data, continues)
+        self._append(Ingress.extend, data, continues)
 
     def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> None:
         """Appends one step of B envs to a tape as `ReplayBuffer.add_step` does."""
-        some = EnvStep.of(step, env_ids, mask)
-        rows = _rows(some.data) if some.envs is None else len(some.envs)
-        self._insert(rows).add_env_step(some)
+        self._append(Ingress.add_step, step, env_ids, mask)
 
     def send_trajectory(self, tree: Any, **end: Any) -> None:
         """Appends one whole trajectory ``[T, ...]``; arguments as in `extend_trajectory`."""
-        self._insert(_rows(tree)).extend_trajectory(tree, **end)
+        self._append(Ingress.extend_trajectory, tree, **end)
 
     def writer(self) -> StreamWriter:
         """A writer of single steps, which are grouped by trajectory; for one thread."""
-        self._insert(0)
-        assert self._storage is not None
-        return StreamWriter(_SharedTape(self, self._storage))
+        return StreamWriter(_SharedTape(self, self._ready().storage))
 
-    def _insert(self, rows: int) -> Writer:
+    def _append(self, verb: Callable[..., Any], *given: Any, **end: Any) -> None:
+        """One append to a tape, as soon as its limiter lets it through."""
+        ingress = self._ready()
+        try:
+            verb(ingress, *given, go_on=self._check_server, **end)
+        except RateLimitError as error:
+            self.blocked += 1
+            raise (OverloadError if self._on_full == "raise" else TimeoutError)(
+                str(error)
+            ) from error
+
+    def _ready(self) -> Ingress:
+        """The way to a tape. Raises if nothing can be appended any more."""
         if self._closed:
             raise ClosedError("this client is closed")
-        if self._storage is None:
+        if self._ingress is None:
             raise TypeError("this table is a queue of single items: use send")
         self._look()
-        if self._limiter is not None and rows:
-            try:
-                self._limiter.await_insert(self._storage, rows, self._check_server)
-            except RateLimitError as error:
-                self.blocked += 1
-                raise (OverloadError if self._on_full == "raise" else TimeoutError)(
-                    str(error)
-                ) from error
-        return self._storage.default_writer
+        return self._ingress
 
     def _look(self) -> None:
         """Raises if the server is gone. Before each append, so most of the time it only counts."""
@@ -264,7 +258,8 @@ class SharedClient:
         self._found.close()
 
     def _let_go(self) -> None:
-        for part in (self._queue, self._storage, self._board):
+        storage = None if self._ingress is None else self._ingress.storage
+        for part in (self._queue, storage, self._board):
             if part is not None:
                 part.close()
 
@@ -278,7 +273,7 @@ class SharedClient:
 class _SharedTape:
     """Where a StreamWriter's steps go: one append each."""
 
-    def __init__(self, client: SharedClient, storage: SharedStorage) -> None:
+    def __init__(self, client: SharedClient, storage: Storage) -> None:
         schema = storage.schema
         if schema is None:
             raise ValueError("the table has no layout yet: give the client a data_sample")
@@ -288,7 +283,7 @@ class _SharedTape:
         self._ids = secrets.randbelow(2**63 - 1)
 
     def next_id(self) -> int:
-        self._client._insert(0)  # raises if nothing can be appended any more
+        self._client._ready()
         self._ids = (self._ids + 1) & (2**63 - 1)
         return self._ids
 
@@ -300,7 +295,7 @@ class _SharedTape:
         version: int,
         wait: bool = True,
     ) -> None:
-        self._client._insert(1 if wait else 0)
+        self._client._append(Ingress.await_room, 1 if wait else 0)
         self._native.append_part(record, flags, traj_id, version)
 
 
@@ -308,10 +303,3 @@ def _layout_of(sample: Any) -> Layout | None:
     if sample is None or isinstance(sample, Layout):
         return sample
     return Layout(dict(sample) if isinstance(sample, Built) else plain_tree(sample)[0])
-
-
-def _rows(tree: Any) -> int:
-    if isinstance(tree, Batch):
-        return len(tree)
-    plain = plain_tree(tree)[0]
-    return min((x.shape[0] for x in Layout(plain).leaves if x.shape), default=0)

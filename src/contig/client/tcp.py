@@ -211,6 +211,15 @@ class TcpClient:
         """How often a call found too much in flight."""
         return self._link.blocked
 
+    @property
+    def portable_arguments(self) -> dict[str, Any] | None:
+        """Arguments for another one in any process; None if its TLS context cannot leave this."""
+        server = self._link.address
+        if server.tls is not None:
+            return None
+        place = {"host": server.host, "port": server.port, "table": server.table}
+        return {**place, "token": server.token, "reconnect_s": self._link.options.reconnect_s}
+
     # -- weights ------------------------------------------------------------------------------
 
     def weights(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:

@@ -15,7 +15,8 @@ import numpy as np
 
 from ..batch import Batch
 from ..layout import Layout
-from ..tape import LazyTensorStorage, SharedStorage, Storage, storage_of_fd
+from ..replay.ingress import Ingress, attach_storage
+from ..tape import LazyTensorStorage, SharedStorage, Storage
 from ..tape.episodes import FIRST, STEPS_FLAGS, WRITER, read_index
 
 if TYPE_CHECKING:
@@ -43,19 +44,17 @@ class Address(NamedTuple):
     """What a worker needs to reach a storage or a server's table.
 
     Attributes:
+        server: arguments of a RemoteReplayBuffer, for a table elsewhere.
+        storage: where it is on this host, as its `Ingress` describes it.
         fd: of memory that this process has and a worker inherits; -1 if it has a name.
-        name: of shared memory, or of a server's table.
-        server: host, port and the client's options, of a table elsewhere.
-        keys, ndim, on_write, limiter: as the buffer has them.
+        transform, limiter: as the buffer has them.
     """
 
-    fd: int
-    name: str
-    server: tuple[str, int, dict[str, Any]] | None
-    keys: tuple[Any, Any]
-    ndim: int
-    on_write: Callable[[Batch], Any] | None
-    limiter: RateLimiter | None
+    server: dict[str, Any] | None = None
+    storage: dict[str, Any] | None = None
+    fd: int = -1
+    transform: Callable[[Batch], Any] | None = None
+    limiter: RateLimiter | None = None
 
 
 def _always() -> None:
@@ -73,14 +72,8 @@ class StorageSink:
         newest: the seq of the last row it wrote.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        on_write: Callable[[Batch], Any] | None = None,
-        limiter: RateLimiter | None = None,
-    ) -> None:
-        self._storage, self._on_write, self._limiter = storage, on_write, limiter
-        self._writer = storage.writer()
+    def __init__(self, ingress: Ingress) -> None:
+        self._ingress = ingress.apart()
         self.newest = -1
 
     def write(
@@ -96,15 +89,10 @@ class StorageSink:
             tell: called with True right before rows are there, with False if they are not after
                 all: whoever dies in between may have written them.
         """
-        if self._on_write is not None:
-            batch = self._on_write(Batch.from_tree(batch, self._storage.batch_ndim(batch)))
-        if self._limiter is not None:
-            shape = Batch.from_tree(batch, self._storage.batch_ndim(batch)).shape
-            rows = int(np.prod(shape, dtype=np.int64))
-            self._limiter.await_insert(self._storage, rows, go_on)
+        batch = self._ingress.admit(batch, go_on)
         tell(True)
         try:
-            seqs = self._writer.extend(batch)
+            seqs = self._ingress.writer.extend(batch)
         except Exception:
             tell(False)
             raise
@@ -114,12 +102,12 @@ class StorageSink:
     @property
     def writer(self) -> int:
         """Its writer's number; 0 before the first row."""
-        return self._writer.id
+        return self._ingress.writer.id
 
     def fix(self, layout: Layout) -> None:
         """Says what rows will be."""
-        if self._on_write is None:
-            self._storage.publish(layout)
+        if self._ingress.transform is None:
+            self._ingress.storage.publish(layout)
 
     def close(self) -> None:
         """The storage stays open: it is not ours."""
@@ -200,7 +188,7 @@ def sink_of(given: Any, worker: int = 0) -> StorageSink | RemoteSink:
     if not buffers:
         return RemoteSink(given)
     buffer = buffers[worker % len(buffers)]
-    return StorageSink(buffer.storage, buffer._on_write, buffer.limiter)
+    return StorageSink(buffer.ingress)
 
 
 def has_after(storage: Storage, writer: int, newest: int) -> bool:
@@ -216,40 +204,24 @@ def address_of(given: Any, worker: int) -> Address | None:
     """How worker i reaches it from its own process; None if only this process can write there."""
     buffers = buffers_of(given)
     if not buffers:
-        return _remote_address(given)
-    buffer = buffers[worker % len(buffers)]
-    storage = buffer.storage
-    rest = (storage.keys, storage.ndim, buffer._on_write, buffer.limiter)
-    if isinstance(storage, SharedStorage):
-        return Address(-1, storage.name, None, *rest)
-    if isinstance(storage, LazyTensorStorage) and storage.fd >= 0:
-        return Address(storage.fd, "", None, *rest)
-    return None
-
-
-def _remote_address(buffer: RemoteReplayBuffer) -> Address | None:
-    client = buffer._client
-    place = client._link.address
-    if place.tls is not None:
-        return None  # its context stays in this process
-    options = {"reconnect_s": client._link.options.reconnect_s, "token": place.token}
-    server = (place.host, place.port, options)
-    return Address(-1, place.table, server, (None, None), 1, None, None)
+        server = given.portable_arguments
+        return None if server is None else Address(server)
+    ingress = buffers[worker % len(buffers)].ingress
+    storage = ingress.storage
+    fd = storage.fd if isinstance(storage, LazyTensorStorage) else -1
+    if fd < 0 and not isinstance(storage, SharedStorage):
+        return None
+    return Address(None, ingress.describe(), fd, ingress.transform, ingress.limiter)
 
 
 def open_sink(address: Address, layout: str | None) -> StorageSink | RemoteSink:
     """The sink at an address, in a worker."""
-    if address.server is not None:
+    if address.storage is None:
         from ..client import RemoteReplayBuffer
 
-        host, port, options = address.server
+        assert address.server is not None
         sample = None if layout is None else Layout.from_json(json.loads(layout))
-        remote = RemoteReplayBuffer(host, port, address.name, data_sample=sample, **options)
-        return RemoteSink(remote, own=True)
-    storage: Storage
-    if address.fd >= 0:
-        storage = storage_of_fd(os.dup(address.fd), address.ndim)
-    else:
-        storage = SharedStorage.attach(address.name, address.ndim)
-    storage.bind_keys(*address.keys)
-    return StorageSink(storage, address.on_write, address.limiter)
+        return RemoteSink(RemoteReplayBuffer(**address.server, data_sample=sample), own=True)
+    fd = -1 if address.fd < 0 else os.dup(address.fd)
+    storage = attach_storage(address.storage, fd)
+    return StorageSink(Ingress(storage, address.transform, address.limiter))

@@ -1,6 +1,24 @@
-"""Buffers: a storage and a sampler together, alone or as an ensemble."""
+"""Buffers: a storage and a sampler together, alone or as an ensemble; and the one way in.
 
-from .buffer import BufferStats, ReplayBuffer, TensorDictReplayBuffer
-from .ensemble import ReplayBufferEnsemble
+Names load when they are first used: a process that only writes needs little of it.
+"""
 
-__all__ = ["BufferStats", "ReplayBuffer", "ReplayBufferEnsemble", "TensorDictReplayBuffer"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
+
+_WHERE = {
+    "buffer": ("BufferStats", "ReplayBuffer", "TensorDictReplayBuffer"),
+    "ensemble": ("ReplayBufferEnsemble",),
+    "ingress": ("Ingress",),
+}
+__all__, __getattr__, __dir__ = lazy_names(__name__, _WHERE)
+
+if TYPE_CHECKING:
+    from .buffer import BufferStats as BufferStats
+    from .buffer import ReplayBuffer as ReplayBuffer
+    from .buffer import TensorDictReplayBuffer as TensorDictReplayBuffer
+    from .ensemble import ReplayBufferEnsemble as ReplayBufferEnsemble
+    from .ingress import Ingress as Ingress

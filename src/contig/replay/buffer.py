@@ -1,6 +1,6 @@
 """ReplayBuffer: a storage, a sampler, and the road between them.
 
-    add / extend -> transform.on_write -> limiter -> storage (tape)
+    add / extend -> ingress: transform.on_write -> limiter -> storage (tape)
     sample       -> limiter -> sampler.draw -> gather -> transform.on_sample -> output
 
 Thread-safe: any number of threads may write; samplers take turns.
@@ -9,7 +9,6 @@ Thread-safe: any number of threads may write; samplers take turns.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
@@ -19,27 +18,20 @@ import numpy as np
 from ..arguments import check_kind, seconds, whole, whole_numbers
 from ..batch import Batch
 from ..convert import as_array
-from ..errors import (
-    ClosedError,
-    EmptyBufferError,
-    LayoutError,
-    NothingEligibleError,
-    RateLimitError,
-)
-from ..sample import Index, RandomSampler, RateLimiter, Rng, Sampler
+from ..errors import ClosedError, EmptyBufferError, NothingEligibleError, RateLimitError
+from ..sample import Index, RandomSampler, RateLimiter, Request, Rng, Sampler
 from ..tape import LazyTensorStorage, Storage
-from ..tape.env_step import EnvStep
-from ..tape.stacking import stack_rows
 from . import checkpoint
-from .output import to_output
+from .feeding import Feeding
+from .ingress import Ingress
+from .output import info_of, to_output
 from .prefetch import Cancelled, Prefetcher
-from .read import read_batch
+from .read import read_batch, read_rows
 
 __all__ = ["BufferStats", "ReplayBuffer", "TensorDictReplayBuffer"]
 
 # Errors that end when somebody writes.
 _PASSING = (EmptyBufferError, NothingEligibleError, RateLimitError)
-_SLICE_S = 0.1  # waits are cut in pieces, so that Ctrl-C works
 
 
 class BufferStats(NamedTuple):
@@ -92,21 +84,19 @@ class ReplayBuffer:
         check_kind("storage", self.storage, Storage, hint)
         check_kind("sampler", self.sampler, Sampler, "give a sampler such as RandomSampler()")
         self.batch_size = None if batch_size is None else whole("batch_size", batch_size, 1, "rows")
-        if limiter is not None:
-            check_kind("limiter", limiter, RateLimiter, "give RateLimiter(samples_per_insert)")
-        self.limiter = limiter
         prefetch = whole("prefetch", prefetch, 0, "a number of batches")
         self.sample_timeout_s = seconds("sample_timeout_s", sample_timeout_s)
         self.output = output
         self._output = to_output(output, device)
-        self._on_write, self._on_sample = _hooks(transform)
+        on_write, self._on_sample = _hooks(transform)
+        self.ingress = Ingress(self.storage, on_write)
+        self.limiter = limiter
         self.storage.bind_keys(self.sampler.traj_key, self.sampler.end_key)
         self._rng = Rng(seed)
         self._index = Index(self.storage)
         self._turn = threading.RLock()  # one sampler at a time
         self._batches = self._rows_out = 0
-        self._feeders: list[Callable[[], None]] = []
-        self._watched: list[Callable[[], None]] = []  # those of them that every draw asks
+        self._feeding = Feeding()
         self._closed = False
         self._prefetcher = Prefetcher(self.draw, self._mark, prefetch) if prefetch else None
 
@@ -114,53 +104,31 @@ class ReplayBuffer:
 
     def add(self, step: Any) -> int:
         """Appends one row, which goes on with the trajectory until a done row. Returns its seq."""
-        if self._on_write is not None:
-            step = self._on_write(Batch.one(step))
-            return int(self.extend_untransformed(step)[0])
-        if self.limiter is not None:
-            self.limiter.await_insert(self.storage, 1)
-        return self.storage.default_writer.add(step)
+        return self.ingress.add(step)
 
     def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> np.ndarray[Any, Any]:
         """Appends one step of B envs, ``[B, ...]``; row b goes on with env b, or `env_ids[b]`. Rows
         that `mask` has False for are not stored, and end nothing. Returns seqs."""
-        some = EnvStep.of(step, env_ids, mask)
-        if some.envs is None or len(some.envs):
-            if self._on_write is not None:
-                given = Batch.from_tree(some.data, 1)
-                some = some._replace(data=self._on_write(given))
-                rows = _rows_of(some.data, 1)
-                if rows != len(given):
-                    raise LayoutError(
-                        f"add_step: the transform made {rows} rows of {len(given)}, and whose they "
-                        "are is not known then; leave rows out by mask= instead"
-                    )
-            if self.limiter is not None:
-                self.limiter.await_insert(self.storage, _rows_of(some.data, 1))
-        return self.storage.default_writer.add_env_step(some)
+        return self.ingress.add_step(step, env_ids, mask)
 
     def extend(self, data: Any, *, continues: bool | None = None) -> np.ndarray[Any, Any]:
         """Appends rows, or lanes of rows; see `Writer.extend`. Returns seqs."""
-        data = stack_rows(data, self.storage.schema)
-        if self._on_write is not None:
-            data = self._on_write(Batch.from_tree(data, self.storage.batch_ndim(data)))
-        return self.extend_untransformed(data, continues=continues)
-
-    def extend_untransformed(
-        self, data: Any, *, continues: bool | None = None
-    ) -> np.ndarray[Any, Any]:
-        """`extend` without the transform."""
-        if self.limiter is not None:
-            self.limiter.await_insert(self.storage, _rows_of(data, self.storage.batch_ndim(data)))
-        return self.storage.default_writer.extend(data, continues)
+        return self.ingress.extend(data, continues)
 
     def extend_trajectory(self, data: Any, **end: Any) -> np.ndarray[Any, Any]:
         """Appends one whole trajectory; see `Writer.extend_trajectory`. Returns seqs."""
-        if self._on_write is not None:
-            data = self._on_write(Batch.from_tree(data, 1))
-        if self.limiter is not None:
-            self.limiter.await_insert(self.storage, _rows_of(data, 1))
-        return self.storage.default_writer.extend_trajectory(data, **end)
+        return self.ingress.extend_trajectory(data, **end)
+
+    @property
+    def limiter(self) -> RateLimiter | None:
+        """What keeps sampling and writing in proportion."""
+        return self.ingress.limiter
+
+    @limiter.setter
+    def limiter(self, limiter: RateLimiter | None) -> None:
+        if limiter is not None:
+            check_kind("limiter", limiter, RateLimiter, "give RateLimiter(samples_per_insert)")
+        self.ingress.limiter = limiter
 
     def empty(self) -> None:
         """Evicts every row, and throws away what was drawn ahead."""
@@ -188,17 +156,7 @@ class ReplayBuffer:
             # Drawing aside from the prefetcher: what it drew ahead stays in its order.
             batch = self.draw(batch_size)
         out = self._output(batch)
-        if not return_info:
-            return out
-        info = {"index": batch["index"]}
-        if "priority_weight" in batch:
-            info["priority_weight"] = batch["priority_weight"]
-        return out, info
-
-    @property
-    def transforms_writes(self) -> bool:
-        """Whether what is written through it is transformed."""
-        return self._on_write is not None
+        return (out, info_of(batch)) if return_info else out
 
     def draw(self, batch_size: int | None = None, *, of: int | None = None) -> Batch:
         """A batch as numpy, past the prefetcher.
@@ -213,14 +171,15 @@ class ReplayBuffer:
         if size is None:
             raise ValueError("no batch size: give one to sample() or to the buffer")
         size = whole("batch_size", size, 1, "rows")
-        for check in self._watched:
+        for check in self._feeding.watched:
             check()  # raises if the feeder died
         request = self.sampler.request(size if of is None else of)
         if of is not None:
             request = request._replace(groups=size // request.length)
         tape = self.storage.tape
-        if self.limiter is not None:
-            self.limiter.await_sample(self.storage, size, self._go_on)  # counts them
+        limiter = self.ingress.limiter
+        if limiter is not None:
+            limiter.await_sample(self.storage, size, self._go_on)  # counts them
             try:
                 batch = self._read(request)
             except BaseException:
@@ -234,32 +193,19 @@ class ReplayBuffer:
         self._rows_out += len(batch)
         return batch if self._on_sample is None else self._on_sample(batch)
 
-    def _read(self, request: Any) -> Batch:
+    def _read(self, request: Request) -> Batch:
         try:
             with self._turn:
                 return read_batch(self._index, self.sampler, self._rng, request)
         except (EmptyBufferError, NothingEligibleError):
-            if not self._feeders:
+            if not self._feeding.feeders:
                 raise
-        return self._read_when_fed(request)
 
-    def _read_when_fed(self, request: Any) -> Batch:
-        deadline = time.monotonic() + self.sample_timeout_s
-        while True:
-            seen = self.storage.tape.wake_word
-            try:
-                with self._turn:
-                    return read_batch(self._index, self.sampler, self._rng, request)
-            except (EmptyBufferError, NothingEligibleError) as nothing:
-                if not self._feeders:
-                    raise
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise type(nothing)(f"after {self.sample_timeout_s} s: {nothing}") from nothing
-            self._go_on()
-            for check in self._feeders:
-                check()
-            self.storage.tape.wait(seen, min(left, _SLICE_S))
+        def read() -> Batch:
+            with self._turn:
+                return read_batch(self._index, self.sampler, self._rng, request)
+
+        return self._feeding.await_rows(self.storage.tape, read, self._go_on, self.sample_timeout_s)
 
     def _go_on(self) -> None:
         """Called while a draw waits: raises if nobody waits for it any more."""
@@ -267,7 +213,7 @@ class ReplayBuffer:
             raise Cancelled("the batch was drawn ahead and is not wanted any more")
         if self._closed:
             raise ClosedError("this buffer is closed")
-        for check in self._watched:
+        for check in self._feeding.watched:
             check()  # raises if the feeder died
 
     def feed(self, check: Callable[[], None], *, always: bool = False) -> Callable[[], None]:
@@ -280,16 +226,7 @@ class ReplayBuffer:
         Returns:
             a function to call when the feeding ends.
         """
-        self._feeders.append(check)
-        if not always:
-            return lambda: self._feeders.remove(check)
-        self._watched.append(check)
-
-        def end() -> None:
-            self._feeders.remove(check)
-            self._watched.remove(check)
-
-        return end
+        return self._feeding.feed(check, always)
 
     def watch(self, check: Callable[[], None]) -> Callable[[], None]:
         """Has every draw call `check`, which raises if something failed; `sample` does not wait.
@@ -297,8 +234,7 @@ class ReplayBuffer:
         Returns:
             a function to call when that ends.
         """
-        self._watched.append(check)
-        return lambda: self._watched.remove(check)
+        return self._feeding.watch(check)
 
     def __iter__(self) -> Iterator[Any]:
         """Batches without end; of an epoch's sampler, one epoch after another."""
@@ -307,20 +243,7 @@ class ReplayBuffer:
 
     def __getitem__(self, index: Any) -> Any:
         """Stored rows by seq, or, for a slice, by position from the oldest one."""
-        head, tail, _, _ = self.storage.tape.snapshot()
-        if isinstance(index, str):
-            raise TypeError(f"rows are reached by seq; for the leaf {index!r} of all, buffer[:]")
-        if isinstance(index, slice):
-            seqs = np.arange(tail, head, dtype=np.int64)[index]
-        else:
-            seqs = whole_numbers("rows by seq", as_array(index))
-        batch, lost = None, 0
-        if len(seqs) and (int(seqs.min()) < tail or int(seqs.max()) >= head):
-            raise IndexError(f"rows {tail} to {head - 1} are stored, asked for {index!r}")
-        batch, lost = self.storage.gather(np.ascontiguousarray(seqs))
-        if lost:
-            raise IndexError(f"rows below {lost} were evicted while they were read")
-        return self._output(batch)
+        return self._output(read_rows(self.storage, index))
 
     # -- priorities ---------------------------------------------------------------------------
 
@@ -444,13 +367,3 @@ def _hooks(transform: Any) -> tuple[Any, Any]:
             raise TypeError("transform: expected a callable or an object with on_write / on_sample")
         return transform, None
     return on_write, on_sample
-
-
-def _rows_of(data: Any, ndim: int) -> int:
-    shape = data.shape if isinstance(data, Batch) else getattr(data, "batch_size", None)
-    if shape is not None:
-        return int(np.prod(tuple(shape), dtype=np.int64))
-    value = data
-    while isinstance(value, (dict, tuple, list)):
-        value = next(iter(value.values())) if isinstance(value, dict) else value[0]
-    return int(np.prod(np.shape(value)[:ndim], dtype=np.int64))

@@ -8,7 +8,7 @@ from typing import Any
 from ..batch import Batch
 from ..tree import Nested
 
-__all__ = ["to_output"]
+__all__ = ["info_of", "to_output"]
 
 
 def to_output(kind: str, device: Any) -> Callable[[Batch], Any]:
@@ -28,3 +28,11 @@ def to_output(kind: str, device: Any) -> Callable[[Batch], Any]:
         "tensordict": lambda batch: batch.to_tensordict(device),
     }
     return outputs[kind]
+
+
+def info_of(batch: Batch) -> dict[str, Any]:
+    """What `sample` returns beside a batch, if asked."""
+    info = {"index": batch["index"]}
+    if "priority_weight" in batch:
+        info["priority_weight"] = batch["priority_weight"]
+    return info

@@ -1,4 +1,4 @@
-"""From a draw to a batch: gathers rows, and draws again what was evicted meanwhile."""
+"""From a draw, or from seqs, to a batch: gathers rows, draws again what was evicted meanwhile."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import whole_numbers
 from ..batch import Batch, stack_batches
+from ..convert import as_array
 from ..errors import EmptyBufferError, NothingEligibleError
 from ..sample import Draw, Index, Request, Rng, Sampler
 from ..tape import Storage
 from ..tape.schema import INDEX, ExtraLeaf
 
-__all__ = ["read_batch"]
+__all__ = ["read_batch", "read_rows"]
 
 # Tries that lose rows to writers before the lock is taken. A writer that passes by costs a reader
 # a row or two, which the next try finds nearly always: so many in a row mean that writers go round
@@ -141,3 +143,24 @@ def _without_lost(draw: Draw, batch: Batch, gone: np.ndarray[Any, Any]) -> tuple
         return None, bad
     rows = whole if draw.lengths is None else np.repeat(whole, draw.lengths)
     return _finish(batch[np.flatnonzero(rows)], draw.only(whole)), bad
+
+
+def read_rows(storage: Storage, index: Any) -> Batch:
+    """Rows by seq, or, for a slice, by position from the oldest one.
+
+    Raises:
+        IndexError: they are not stored, or not any more.
+    """
+    head, tail, _, _ = storage.tape.snapshot()
+    if isinstance(index, str):
+        raise TypeError(f"rows are reached by seq; for the leaf {index!r} of all, buffer[:]")
+    if isinstance(index, slice):
+        seqs = np.arange(tail, head, dtype=np.int64)[index]
+    else:
+        seqs = whole_numbers("rows by seq", as_array(index))
+    if len(seqs) and (int(seqs.min()) < tail or int(seqs.max()) >= head):
+        raise IndexError(f"rows {tail} to {head - 1} are stored, asked for {index!r}")
+    batch, lost = storage.gather(np.ascontiguousarray(seqs))
+    if lost:
+        raise IndexError(f"rows below {lost} were evicted while they were read")
+    return batch  # type: ignore[no-any-return]

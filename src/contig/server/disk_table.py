@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import StorageFull
 from ..layout import Layout
-from ..sample import RateLimiter
+from ..replay import Ingress
 from ..tape.disk import DiskStorage
 from .tables import Outcome, Sender, TapeTable
 
@@ -20,10 +20,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class DiskTable(TapeTable):
     """Items go to a storage on disk that this process writes to."""
 
-    def __init__(self, storage: DiskStorage, limiter: RateLimiter | None = None) -> None:
-        super().__init__(storage, limiter)
-        self._disk = storage
-        if storage.durability == "durable":
+    def __init__(self, ingress: Ingress, disk: DiskStorage) -> None:
+        super().__init__(ingress)
+        self._disk = disk
+        if disk.durability == "durable":
             self.ack_levels = ("received", "committed", "durable")
 
     def fix(self, layout: Layout) -> None:

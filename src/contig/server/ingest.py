@@ -26,8 +26,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ..sample import RateLimiter
-from ..tape import SharedStorage, Storage, storage_of_fd
+from ..replay import Ingress
 from ..tape.queue import BatchQueue
 from ..weights.board import WeightsBoard
 from ..wire.tls import server_context
@@ -111,15 +110,9 @@ def _table(config: dict[str, Any]) -> Table:
         queue = BatchQueue.attach(config["name"])
         queue.native.lock_timeout_s = _LOCK_S
         return QueueTable(queue)
-    storage: Storage
-    if config["name"] is not None:
-        storage = SharedStorage.attach(config["name"], config["ndim"])
-    else:
-        storage = storage_of_fd(config["fd"], config["ndim"])
-    storage.tape.lock_timeout_s = _LOCK_S
-    storage.bind_keys(*(tuple(k) if isinstance(k, list) else k for k in config["keys"]))
-    limiter = config["limiter"]
-    return TapeTable(storage, None if limiter is None else RateLimiter(**limiter))
+    ingress = Ingress.attach(config, config.get("fd", -1))
+    ingress.storage.tape.lock_timeout_s = _LOCK_S
+    return TapeTable(ingress)
 
 
 async def _serve(control: socket.socket) -> None:

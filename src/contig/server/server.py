@@ -22,7 +22,7 @@ from ..convert import plain_tree
 from ..errors import ClosedError, ServerError
 from ..layout import Layout
 from ..replay import ReplayBuffer
-from ..tape import BatchQueue, SharedStorage
+from ..tape import BatchQueue
 from ..tape.disk import DiskStorage
 from ..weights.board import WeightsBoard, check_version
 from ..wire import HANDSHAKE_S
@@ -55,8 +55,8 @@ def _checked_tables(tables: Any) -> dict[str, ReplayBuffer]:
 
 def _tape_table(buffer: ReplayBuffer) -> Table:
     if isinstance(buffer.storage, DiskStorage):
-        return DiskTable(buffer.storage, buffer.limiter)
-    return TapeTable(buffer.storage, buffer.limiter)
+        return DiskTable(buffer.ingress, buffer.storage)
+    return TapeTable(buffer.ingress)
 
 
 def _check_fits(layout: Layout, max_frame: int) -> None:
@@ -105,12 +105,7 @@ class Server:
                 raise ValueError(
                     f"table {name!r}: {table.storage.path} was opened to read, and a server writes"
                 )
-            if table.transforms_writes:
-                raise ValueError(
-                    f"table {name!r}: its buffer transforms what is written, but clients' rows go "
-                    "straight to its storage: transform them in the clients before they are sent, "
-                    "or when they are sampled (an object with on_sample)"
-                )
+            table.ingress.check_takes_records(f"table {name!r}")
         run = self._run = Running(self.name)
         if given[0]:
             if example is None or batch_size is None:
@@ -329,27 +324,7 @@ class Server:
         """The tables, as another process of this host may attach to them."""
         if self._run.queue is not None:
             return {_DEFAULT: {"kind": "queue", "name": f"{self.name}.queue"}}
-        out = {}
-        for name, buffer in self._buffers.items():
-            limiter = None
-            if buffer.limiter is not None:
-                x = buffer.limiter
-                limiter = {
-                    "samples_per_insert": x.samples_per_insert,
-                    "min_size": x.min_size,
-                    "error_buffer": x.error_buffer,
-                }
-            storage = buffer.storage
-            shared = storage.name if isinstance(storage, SharedStorage) else None
-            keys = [_json_key(k) for k in storage.keys]
-            out[name] = {
-                "kind": "tape",
-                "name": shared,
-                "keys": keys,
-                "limiter": limiter,
-                "ndim": storage.ndim,
-            }
-        return out
+        return {n: {"kind": "tape", **b.ingress.describe()} for n, b in self._buffers.items()}
 
     def _config(self) -> dict[str, Any]:
         assert self.transport is not None
@@ -370,7 +345,3 @@ class Server:
             "metrics_guarded": not is_local(t.host),
             "board": None if self._run.board is None else f"{self.name}.weights",
         }
-
-
-def _json_key(key: Any) -> Any:
-    return list(key) if isinstance(key, tuple) else key

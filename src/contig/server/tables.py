@@ -20,8 +20,7 @@ import numpy as np
 from .. import _native
 from ..errors import LayoutError
 from ..layout import Layout
-from ..sample import RateLimiter
-from ..tape import Storage
+from ..replay import Ingress
 from ..tape.queue import BatchQueue
 from ..wire import Refused
 
@@ -225,10 +224,10 @@ class TapeTable(Table):
 
     kind = "tape"
 
-    def __init__(self, storage: Storage, limiter: RateLimiter | None = None) -> None:
-        self.storage = storage
-        self.ndim = storage.ndim
-        self.limiter = limiter
+    def __init__(self, ingress: Ingress) -> None:
+        self._ingress = ingress
+        self.storage = ingress.storage
+        self.ndim = self.storage.ndim
         self._writers: OrderedDict[int, Any] = OrderedDict()
         self._here: set[int] = set()  # connected, of those with a writer
         self._open: dict[int, int] = {}  # bytes of each writer
@@ -264,11 +263,9 @@ class TapeTable(Table):
         self.storage.tape.leave_all()
 
     def accept(self, receiver: Any, sender: Sender) -> Outcome:
-        most = 1 << 62
-        if self.limiter is not None:
-            most = self.limiter.room(self.storage)
-            if most < 1:
-                return Outcome(sender.next, 0, 0, True)
+        most = self._ingress.room()
+        if most < 1:
+            return Outcome(sender.next, 0, 0, True)
         writer = self._writer(sender.producer)
         self._check_open(sender.producer)
         seen, items, rows, gap = self._append(writer, receiver, sender, most)

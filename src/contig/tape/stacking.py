@@ -1,19 +1,34 @@
-"""A list of rows, as TorchRL's `extend` takes it, as one tree of arrays."""
+"""Rows as callers give them: how many there are, and a list of them as one tree of arrays."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ..batch import Batch
-from ..convert import as_array, plain_tree
+from ..convert import as_array, plain_tree, tensordict_shape
 from ..errors import LayoutError
 from ..tree import flatten, show_path, unflatten
 from .schema import Schema
 
-__all__ = ["stack_rows"]
+__all__ = ["count_rows", "stack_rows"]
+
+
+def count_rows(data: Any, ndim: int) -> int:
+    """How many rows there are by the batch dims of a Batch or TensorDict, else by the first `ndim`
+    dims of one leaf: leaves that disagree are the layout's to refuse."""
+    shape = data.shape if isinstance(data, Batch) else tensordict_shape(data)
+    if shape is None:
+        value = data
+        while isinstance(value, dict) and value:
+            value = next(iter(value.values()))
+        if not hasattr(value, "shape"):  # a number, or another container
+            value = next(iter(flatten(data)[1]), ())
+        shape = np.shape(value)[:ndim]
+    return math.prod(shape)
 
 
 def stack_rows(data: Any, schema: Schema | None) -> Any:
