@@ -114,7 +114,10 @@ class SharedClient:
     def send(self, tree: Any) -> None:
         """Appends one item; of a tape, one row that goes on with this thread's trajectory."""
         if self._queue is None:
-            self._append(Ingress.add, tree)
+            try:
+                self._ready().add(tree, self._check_server)
+            except RateLimitError as error:
+                raise self._no_room(error) from error
             return
         native = self._open_queue().native
         if type(tree) is Built and tree.layout == self.layout:
@@ -180,10 +183,11 @@ class SharedClient:
         try:
             verb(ingress, *given, go_on=self._check_server, **end)
         except RateLimitError as error:
-            self.blocked += 1
-            raise (OverloadError if self._on_full == "raise" else TimeoutError)(
-                str(error)
-            ) from error
+            raise self._no_room(error) from error
+
+    def _no_room(self, error: RateLimitError) -> Exception:
+        self.blocked += 1
+        return (OverloadError if self._on_full == "raise" else TimeoutError)(str(error))
 
     def _ready(self) -> Ingress:
         """The way to a tape. Raises if nothing can be appended any more."""

@@ -13,6 +13,7 @@ from ..errors import LayoutError
 from ..layout import as_bytes
 from ..process import lifetime
 from ..tape.boundaries import fill_flags
+from ..tape.ending import End, last_version, record_columns, zero_flags
 from ..tape.schema import Schema
 
 __all__ = ["StepTarget", "StreamWriter"]
@@ -59,13 +60,11 @@ class StreamWriter:
         Raises:
             LayoutError: the step does not fit; nothing changes.
         """
-        record = self._pack(step)
+        record, stamped = self._pack(step)
         if self._traj_id is None:
             self._traj_id = self._tape.next_id()
         self._flush(0)
-        if policy_version is None:
-            policy_version = _version(self._tape.schema, record)
-        self._held = (record, policy_version)
+        self._held = (record, stamped if policy_version is None else policy_version)
 
     def end_episode(self, *, terminated: bool | None = None, truncated: bool | None = None) -> None:
         """Ends the trajectory at the step appended last.
@@ -74,24 +73,19 @@ class StreamWriter:
         """
         if self._held is None:
             raise ValueError("end_episode before any step")
-        record, _ = self._held
-        said = _ended(self._tape.schema, record)
-        if terminated is None and truncated is None:
-            terminated, truncated = said
-        for name, value, row in (
-            ("terminated", terminated, said[0]),
-            ("truncated", truncated, said[1]),
-        ):
-            if any(said) and value is not None and bool(value) != row:
-                raise LayoutError(
-                    f"end_episode({name}={value}), but the last step says {row}: make them agree, "
-                    "or leave the argument out"
-                )
-        if any(said):
-            terminated, truncated = said
-        terminated, truncated = bool(terminated), bool(truncated) or not terminated
-        _set_flags(self._tape.schema, record, terminated, truncated)
-        self._flush(wire.TERMINATED * terminated | wire.TRUNCATED * truncated)
+        schema, told = self._tape.schema, End(terminated, truncated)
+        columns = record_columns(schema, self._held[0])
+        last = End.of_last_row(schema, columns)
+        wrong = told.contradicted(last)
+        if wrong is not None:
+            raise LayoutError(
+                f"end_episode({wrong}={getattr(told, wrong)}), but the last step says "
+                f"{getattr(last, wrong)}: make them agree, or leave the argument out"
+            )
+        end = told.closing(last)
+        end = End(bool(end.terminated), bool(end.truncated) or not end.terminated)
+        end.write(schema, columns)
+        self._flush(end.flags)
         self._held, self._traj_id, self._began = None, None, False
 
     def close(self) -> None:
@@ -119,18 +113,15 @@ class StreamWriter:
     def __exit__(self, *exc: Any) -> None:
         self.close()
 
-    def _pack(self, step: Any) -> Array:
+    def _pack(self, step: Any) -> tuple[Array, int]:
+        """A step as a record, and the policy's version that it carries."""
         schema = self._tape.schema
-        tree = plain_tree(step)[0]
-        columns, _ = schema.layout.columns(tree, 0, schema.flag_paths)
-        filled = [None if c is None else c[None] for c in columns]
-        given = {x.path for x, c in zip(schema.layout.leaves, columns) if c is not None}
-        if schema.flag_paths.isdisjoint(given):  # `end_episode` will say
-            for i, leaf in enumerate(schema.layout.leaves):
-                if filled[i] is None:
-                    filled[i] = np.zeros((1, *leaf.shape), leaf.dtype)
-        fill_flags(schema.layout, schema.boundaries.flags, filled)
-        return schema.layout.join([as_bytes(c) for c in filled], 1)
+        given, _ = schema.layout.columns(plain_tree(step)[0], 0, schema.flag_paths)
+        columns = [None if c is None else c[None] for c in given]
+        if not zero_flags(schema, columns, 1):  # else `end_episode` will say
+            fill_flags(schema.layout, schema.boundaries.flags, columns)
+        record = schema.layout.join([as_bytes(c) for c in columns], 1)
+        return record, last_version(schema, columns)
 
     def _flush(self, end: int, wait: bool = True) -> None:
         if self._held is None or self._traj_id is None:
@@ -139,43 +130,3 @@ class StreamWriter:
         flags = end | (0 if self._began else wire.BEGINS)
         self._tape.send_part(record, flags, self._traj_id, version, wait)
         self._began = True
-
-
-def _set_flags(schema: Schema, record: Array, terminated: bool, truncated: bool) -> None:
-    """Writes how a trajectory ended into its last row, where the row has such leaves."""
-    parent = schema.boundaries.flags
-    if parent is None:
-        return
-    row = schema.layout.unpack(record.reshape(1, -1))
-    said = {"terminated": terminated, "truncated": truncated, "done": terminated or truncated}
-    for flag, value in said.items():
-        path = (*parent, flag)
-        if path in schema.flag_paths:
-            node = row
-            for key in path:
-                node = node[key]
-            node[...] = node | value if node.dtype == bool else value
-
-
-def _leaf(schema: Schema, record: Array, path: Any) -> Array:
-    node = schema.layout.unpack(record.reshape(1, -1))
-    for key in path:
-        node = node[key]
-    return np.asarray(node)
-
-
-def _ended(schema: Schema, record: Array) -> tuple[bool, bool]:
-    """How a row's own flags say that its trajectory ended: terminated, truncated."""
-    parent = schema.boundaries.flags
-    if parent is None:
-        return False, False
-    paths = [(*parent, flag) for flag in ("terminated", "truncated")]
-    terminated, truncated = (
-        bool(_leaf(schema, record, p).any()) if p in schema.layout.by_path else False for p in paths
-    )
-    return terminated, truncated
-
-
-def _version(schema: Schema, record: Array) -> int:
-    path = schema.boundaries.version
-    return -1 if path is None else int(_leaf(schema, record, path).reshape(-1)[0])

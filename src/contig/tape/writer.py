@@ -15,7 +15,8 @@ from ..convert import as_array, plain_tree, tensordict_shape
 from ..errors import LayoutError
 from ..layout import as_bytes
 from ..tree import Path, flatten, show_path
-from .boundaries import FLAGS, fill_flags
+from .boundaries import fill_flags
+from .ending import End, end_rows, last_version
 from .env_step import EnvStep, check_total
 from .stacking import stack_rows
 
@@ -29,8 +30,6 @@ __all__ = ["Writer", "batch_ndim_of"]
 _NEW, _IF_OPEN, _TOLD = 0, 1, 2
 # native/bind/handles.h: what the lanes of an append are
 _ONE_LANE, _LEADING_DIMS, _EACH_ROW = 0, 1, 2
-
-_TERMINATED, _TRUNCATED = 2, 4
 
 
 class Writer:
@@ -148,18 +147,13 @@ class Writer:
         rows = batch[0]
         if rows == 0:
             return np.empty(0, np.int64)
-        ended = _end_of(schema, columns, rows, terminated, truncated)
-        fill_flags(schema.layout, schema.boundaries.flags, columns)
-        version = -1 if policy_version is None else policy_version
-        if policy_version is None and schema.boundaries.version is not None:
-            stamped = columns[schema.layout.number[schema.boundaries.version]]
-            assert stamped is not None
-            version = int(stamped.reshape(-1)[-1])
+        end = end_rows(schema, columns, rows, End(terminated, truncated))
+        version = last_version(schema, columns) if policy_version is None else policy_version
         first = self._native.append_whole(
             [as_bytes(c) for c in columns],
             [x.offset for x in schema.layout.leaves],
             rows,
-            ended,
+            end.flags,
             self._traj_id(schema, columns) if traj_id is None else traj_id,
             version,
         )
@@ -301,52 +295,3 @@ def batch_ndim_of(schema: Schema, tree: Any, ndim: int) -> int:
             + ("; use add for a single row" if found == 0 else "")
         )
     return found
-
-
-def _end_of(
-    schema: Schema,
-    columns: list[Any],
-    rows: int,
-    terminated: bool | None,
-    truncated: bool | None,
-) -> int:
-    """The run's end flags; writes them into flag columns that the data lacks."""
-    parent, layout = schema.boundaries.flags, schema.layout
-    said = {"terminated": terminated, "truncated": truncated}
-    told = terminated is not None or truncated is not None
-    if parent is not None and not schema.flag_paths.isdisjoint(
-        x.path for x, c in zip(layout.leaves, columns) if c is not None
-    ):
-        filled = list(columns)
-        fill_flags(layout, parent, filled)
-        marks = {f: (*parent, f) for f in said if (*parent, f) in schema.flag_paths}
-        last = {f: bool(filled[layout.number[p]].reshape(-1)[-1]) for f, p in marks.items()}
-        if told and not any(last.values()):  # the rows leave it open: the arguments close it
-            for flag in FLAGS:
-                path = (*parent, flag)
-                if path in schema.flag_paths:
-                    ended = any(said.values()) if flag == "done" else bool(said[flag])
-                    column = filled[layout.number[path]].copy()
-                    column[-1] = ended
-                    columns[layout.number[path]] = column
-        else:
-            for flag, value in said.items():
-                if value is not None and value != last.get(flag, value):
-                    raise LayoutError(
-                        f"{show_path((*parent, flag))}: the last row says {last[flag]}, the "
-                        f"argument {flag}={value}; make them agree or leave the argument out"
-                    )
-            terminated = last.get("terminated", terminated)
-            truncated = last.get("truncated", truncated)
-        told = True
-    elif parent is not None:
-        for flag in ("terminated", "truncated"):
-            leaf = layout.by_path.get((*parent, flag))
-            if leaf is None or leaf.path not in schema.flag_paths:
-                continue
-            column = np.zeros((rows, *leaf.shape), leaf.dtype)
-            column[-1] = bool(said[flag]) if told else flag == "truncated"
-            columns[layout.number[leaf.path]] = column
-    if not told:
-        return _TRUNCATED
-    return _TERMINATED * bool(terminated) | _TRUNCATED * bool(truncated)
