@@ -18,6 +18,7 @@ from ..layout import Layout
 from ..replay.ingress import Ingress, attach_storage
 from ..tape import LazyTensorStorage, SharedStorage, Storage
 from ..tape.episodes import FIRST, STEPS_FLAGS, WRITER, read_index
+from ..tape.stacking import count_rows
 
 if TYPE_CHECKING:
     from ..client import RemoteReplayBuffer
@@ -134,7 +135,7 @@ class RemoteSink:
         while True:
             try:
                 self._buffer.flush(_SLICE_S)
-                return int(np.prod(batch.shape, dtype=np.int64))
+                return count_rows(batch, 1)
             except TimeoutError:
                 if time.monotonic() > deadline:
                     raise TimeoutError(

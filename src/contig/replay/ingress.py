@@ -102,7 +102,8 @@ class Ingress:
         """One row, which goes on with the trajectory until a done row."""
         if self.transform is not None:
             rows = self.transform(Batch.one(step))
-            self._await_rows(rows, go_on)
+            if self.limiter is not None:
+                self._await_rows(rows, go_on)
             return int(self.writer.extend(rows)[0])
         if self.limiter is not None:
             self.limiter.await_insert(self.storage, 1, go_on)
@@ -132,9 +133,7 @@ class Ingress:
         self, data: Any, continues: bool | None = None, go_on: Callable[[], None] = _nobody
     ) -> np.ndarray[Any, Any]:
         """Rows, or lanes of rows; see `Writer.extend`."""
-        if self.transform is not None or self.limiter is not None:
-            data = self.admit(data, go_on)
-        return self.writer.extend(data, continues)
+        return self.writer.extend(self.admit(data, go_on), continues)
 
     def extend_trajectory(
         self, data: Any, go_on: Callable[[], None] = _nobody, **end: Any
@@ -153,13 +152,13 @@ class Ingress:
         if self.transform is not None:
             data = stack_rows(data, self.storage.schema)
             data = self.transform(Batch.from_tree(data, self.storage.batch_ndim(data)))
-        self._await_rows(data, go_on)
+        if self.limiter is not None:
+            self._await_rows(data, go_on)
         return data
 
     def _await_rows(self, data: Any, go_on: Callable[[], None]) -> None:
-        if self.limiter is not None:
-            data = stack_rows(data, self.storage.schema)
-            self.await_room(count_rows(data, self.storage.batch_ndim(data)), go_on)
+        data = stack_rows(data, self.storage.schema)
+        self.await_room(count_rows(data, self.storage.batch_ndim(data)), go_on)
 
     def _transform_step(self, step: Batch) -> Any:
         assert self.transform is not None
