@@ -30,6 +30,7 @@ from ..sample import Index, RandomSampler, RateLimiter, Rng, Sampler
 from ..tape import LazyTensorStorage, Storage
 from ..tape.env_step import EnvStep
 from ..tape.stacking import stack_rows
+from ..tree import first_leaf
 from . import checkpoint
 from .output import to_output
 from .prefetch import Cancelled, Prefetcher
@@ -450,7 +451,4 @@ def _rows_of(data: Any, ndim: int) -> int:
     shape = data.shape if isinstance(data, Batch) else getattr(data, "batch_size", None)
     if shape is not None:
         return int(np.prod(tuple(shape), dtype=np.int64))
-    value = data
-    while isinstance(value, (dict, tuple, list)):
-        value = next(iter(value.values())) if isinstance(value, dict) else value[0]
-    return int(np.prod(np.shape(value)[:ndim], dtype=np.int64))
+    return int(np.prod(np.shape(first_leaf(data))[:ndim], dtype=np.int64))
