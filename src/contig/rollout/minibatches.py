@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from .field import View
-from .gather import clear_rows, take_rows
+from .field import Field, View
 from .hidden import HiddenStates
-from .transition import MiniBatch, mini_batch_type
+from .rows import FilledRows, clear_rows, take_rows
+from .transition import DistillationBatch, MiniBatch, mini_batch_type
 
-__all__ = ["flat", "packed", "padded", "starts"]
+__all__ = ["flat", "packed", "padded", "starts", "steps"]
 
 Tensor = torch.Tensor
 
@@ -45,6 +45,15 @@ def flat(
                 )
 
     return generate()
+
+
+def steps(fields: list[Field | None], filled: FilledRows) -> Iterator[DistillationBatch]:
+    """Steps in time order, all envs of each; None of a field that is not there."""
+    for i in range(filled.rows):
+        row = (filled.first + i) % filled.rows
+        yield DistillationBatch(
+            *(None if f is None else f.build([t[row] for t in f.tensors], 1) for f in fields)
+        )
 
 
 def starts(done: Tensor) -> Tensor:

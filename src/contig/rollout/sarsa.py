@@ -16,8 +16,8 @@ import torch
 
 from ..errors import LayoutError
 from .field import Field, View
+from .rows import FilledRows
 from .storage import RolloutStorage
-from .window import Window
 
 __all__ = ["SarsaRolloutStorage"]
 
@@ -66,10 +66,6 @@ class SarsaRolloutStorage(RolloutStorage):
     def next_critic_observations(self) -> Any:
         return self._next(self._critic, self.num_rows).map(lambda t: t, 2)
 
-    @property
-    def _critic(self) -> str:
-        return "critic_observations" if "critic_observations" in self.fields else "observations"
-
     def _given(self, transition: Any) -> dict[str, Any]:
         for name, after in _NEXT.items():
             value = getattr(transition, after, None)
@@ -80,7 +76,7 @@ class SarsaRolloutStorage(RolloutStorage):
     def _written(self, row: int, transition: Any) -> None:
         super()._written(row, transition)
         self._has_last = True
-        done = self._cuts()[row, :, 0]
+        done = self._fields.cuts()[row, :, 0]
         for name, after in _NEXT.items():
             if name not in self.fields:
                 continue
@@ -129,9 +125,9 @@ class SarsaRolloutStorage(RolloutStorage):
             views["next_critic_obs"] = self._next("critic_observations", rows)
         return views
 
-    def _replay_leaves(self, window: Window) -> dict[str, Any]:
+    def _replay_leaves(self, window: FilledRows) -> dict[str, Any]:
         self._complete()
         out = super()._replay_leaves(window)
-        for name in self._present & _NEXT.keys():
+        for name in self._fields.present & _NEXT.keys():
             out["next"][name[:-1]] = self._next(name, window.rows).map(lambda t: t, 2)
         return out
