@@ -12,8 +12,8 @@ import numpy as np
 from ..batch import Batch
 from ..convert import to_torch
 from ..errors import LayoutError
+from ..trajectory.index import Entry
 from ..trajectory.rlinf import export_rlinf, read_rlinf
-from ..trajectory.table import Entry
 from ..trajectory.trajectory import flatten_trajectory
 from .episodes import Episode, OnEpisode, episodes_of, nested, storage_of
 

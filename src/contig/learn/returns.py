@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native
-from .steps import Array, Steps, number
+from .steps import Array, ScanInput, number
 
 __all__ = [
     "gae",
@@ -49,7 +49,7 @@ def gae(
         ValueError: shapes that differ, or a number out of range, with the argument's name.
     """
     gamma, lmbda = number("gamma", gamma, 0, 1), number("lmbda", lmbda, 0, 1)
-    s = Steps(
+    s = ScanInput(
         reward,
         {"value": value, "next_value": next_value},
         done=done,
@@ -79,7 +79,7 @@ def td0_return(
     cut: Any = None,
 ) -> Any:
     """One-step targets, ``r + gamma (1 - terminated) V'``."""
-    steps = Steps(
+    steps = ScanInput(
         reward,
         {"next_value": next_value},
         done=done,
@@ -102,7 +102,7 @@ def td_lambda_return(
     cut: Any = None,
 ) -> Any:
     """Targets ``r + gamma ((1 - lmbda) V' + lmbda G_next)``; where a run ends, ``r + gamma V'``."""
-    steps = Steps(
+    steps = ScanInput(
         reward,
         {"next_value": next_value},
         done=done,
@@ -128,7 +128,7 @@ def discounted_return(
     With `next_value` a run that does not end terminated goes on with the value of its next state;
     without it nothing is added there.
     """
-    steps = Steps(
+    steps = ScanInput(
         reward,
         {"next_value": next_value},
         done=done,
@@ -139,7 +139,7 @@ def discounted_return(
     return _lambda(steps, gamma, 1.0)
 
 
-def _lambda(s: Steps, gamma: float, lmbda: float) -> Any:
+def _lambda(s: ScanInput, gamma: float, lmbda: float) -> Any:
     gamma, value = number("gamma", gamma, 0, 1), s.floats["next_value"]
     if not s.on_host:
         from .vectorised import lambda_return as run
@@ -178,7 +178,7 @@ def vtrace(
     gamma = number("gamma", gamma, 0, 1)
     rho_clip = number("rho_clip", rho_clip, 0, float("inf"))
     c_clip = number("c_clip", c_clip, 0, float("inf"))
-    s = Steps(
+    s = ScanInput(
         reward,
         {"value": value, "next_value": next_value, "log_rho": log_rho},
         done=done,
@@ -221,7 +221,7 @@ def nstep_return(
     gamma = number("gamma", gamma, 0, 1)
     if int(n) != n or n < 1:
         raise ValueError(f"n: expected a number of steps, at least 1, got {n}")
-    s = Steps(
+    s = ScanInput(
         reward,
         {"next_value": next_value},
         done=done,

@@ -14,7 +14,7 @@ import numpy as np
 from .. import _native
 from ..convert import as_array, cast, to_torch
 
-__all__ = ["Steps", "is_tensor", "number"]
+__all__ = ["ScanInput", "is_tensor", "number"]
 
 Array = np.ndarray[Any, Any]
 Dims = tuple[int, int, int]
@@ -36,7 +36,7 @@ def number(name: str, value: Any, low: float, high: float) -> float:
     return out
 
 
-class Steps:
+class ScanInput:
     """Rewards, values and flags of many steps, all of the reward's shape.
 
     Args:

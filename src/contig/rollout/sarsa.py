@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import LayoutError
-from .field import Field, View
+from .field import Field, FieldView
 from .rows import FilledRows
 from .storage import RolloutStorage
 
@@ -97,7 +97,7 @@ class SarsaRolloutStorage(RolloutStorage):
         self._final = {name: {} for name in _NEXT}
         self._has_last = False
 
-    def _next(self, name: str, rows: int) -> View:
+    def _next(self, name: str, rows: int) -> FieldView:
         """Rows of next observations, final ones in their places."""
         field: Field = self.fields[name]
         tensors = [t[1 : rows + 1] for t in field.tensors]
@@ -107,7 +107,7 @@ class SarsaRolloutStorage(RolloutStorage):
             for row, (envs, kept) in final.items():
                 for tensor, new in zip(tensors, kept):
                     tensor[row].index_copy_(0, envs, new.to(tensor.dtype))
-        return View(tensors, field.build)
+        return FieldView(tensors, field.build)
 
     def _complete(self) -> None:
         if not self._has_last:
@@ -116,7 +116,7 @@ class SarsaRolloutStorage(RolloutStorage):
                 "(and next_critic_observations if there are critic_observations) there"
             )
 
-    def _views(self) -> dict[str, View]:
+    def _views(self) -> dict[str, FieldView]:
         views = super()._views()
         self._complete()
         rows = self.window.rows

@@ -15,7 +15,7 @@ import torch
 from ..arguments import whole
 from ..errors import EmptyBufferError, LayoutError
 from . import minibatches
-from .field import Field, View
+from .field import Field, FieldView
 from .fields import RolloutFields
 from .hidden import HiddenStates
 from .returns import gae, normalize
@@ -251,7 +251,7 @@ class RolloutStorage:
 
     # -- minibatches --------------------------------------------------------------------------
 
-    def _views(self) -> dict[str, View]:
+    def _views(self) -> dict[str, FieldView]:
         """What minibatches carry, by the name there, as rows of storage."""
         rows = self._filled().rows
         named = {**_CARRIED_AS, **{name: name for name in self._carried}}
@@ -285,7 +285,7 @@ class RolloutStorage:
         """
         window = self._filled()
         views = {
-            name: View([window.ordered(t) for t in view.tensors], view.build)
+            name: FieldView([window.ordered(t) for t in view.tensors], view.build)
             for name, view in self._views().items()
         }
         make = minibatches.packed if packed else minibatches.padded

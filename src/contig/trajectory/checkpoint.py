@@ -17,9 +17,9 @@ from typing import Any
 from ..tape import Storage
 from ..tape.disk import DiskStorage, files
 from .folder import CONTIG, METADATA, new_directory, read_json, write_json
-from .journal import Journal
+from .index import Entry
+from .journal import TrajectoryJournal
 from .rows import DiskRows, gather_entry
-from .table import Entry
 
 __all__ = ["is_checkpoint", "save"]
 
@@ -74,7 +74,7 @@ def _link(storage: DiskStorage, folder: Path, entries: list[Entry]) -> None:
     storage.backup_index(folder / "index.sqlite")
     _settle(folder / "index.sqlite")
     files.write_new(folder / "layout.json", files.read(storage.path / "layout.json"))
-    Journal(folder).rewrite(entries)
+    TrajectoryJournal(folder).rewrite(entries)
 
 
 def _sync(path: Path) -> None:

@@ -15,14 +15,14 @@ from typing import Any
 
 from .. import _native
 from ..tape.disk import files
-from .table import Entry
+from .index import Entry
 
-__all__ = ["JOURNAL", "Journal", "read_journal"]
+__all__ = ["JOURNAL", "TrajectoryJournal", "read_journal"]
 
 JOURNAL = "trajectories.jsonl"
 
 
-class Journal:
+class TrajectoryJournal:
     """The file of a directory that is being written. It is made when it is first written to."""
 
     def __init__(self, folder: Path) -> None:

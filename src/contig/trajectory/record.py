@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import LayoutError
 from ..layout import Layout, ShapeDtype
 from ..tree import Path, as_path, show_path
-from .table import Entry
+from .index import Entry
 from .trajectory import Array, Flat, nested
 
 __all__ = ["Optional", "Record", "parse_optional"]

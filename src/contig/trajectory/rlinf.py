@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ..errors import LayoutError
 from .folder import CONTIG, METADATA, new_directory, read_json, write_json
-from .table import Entry
+from .index import Entry
 from .trajectory import BOOTSTRAPPED
 from .unpickle import check_torch, load_arrays
 

@@ -18,8 +18,8 @@ from ..tape import LazyTensorStorage, PackedRows, Snapshot, Storage
 from ..tape.disk import DiskStorage, files
 from ..tape.disk.extents import row_stride
 from ..tape.episodes import NUMBER, read_index
-from .journal import JOURNAL, Journal, read_journal
-from .table import Entry
+from .index import Entry
+from .journal import JOURNAL, TrajectoryJournal, read_journal
 from .trajectory import Array
 
 __all__ = ["DiskRows", "MemoryRows", "ReadRows", "any_lost", "gather_entry"]
@@ -32,7 +32,7 @@ _LOADING = "loading"
 
 
 class MemoryRows:
-    """Rows in memory, for the last so many trajectories; it grows when they become longer.
+    """Rows in memory, of the newest trajectories; it grows when they become longer.
 
     Args:
         window: trajectories to keep; 0: all.
@@ -51,7 +51,7 @@ class MemoryRows:
         self.storage.publish(layout)
 
     def make_room(self, rows: int) -> None:
-        """Grows so that so many rows fit."""
+        """Makes room for more rows."""
         storage = self.storage
         if storage is None or rows <= storage.capacity:
             return
@@ -134,7 +134,7 @@ class DiskRows:
         self.path = path
         self._options: dict[str, Any] = {"max_bytes": max_bytes, "durability": durability}
         self._max_bytes = max_bytes
-        self._journal = Journal(path)
+        self._journal = TrajectoryJournal(path)
         self.storage: Storage | None = None
         self.entries: list[Entry] = []  # as they were found
         self.damaged = 0

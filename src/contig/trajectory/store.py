@@ -15,10 +15,10 @@ from typing import Any
 from ..batch import Batch
 from ..errors import EmptyBufferError, NothingEligibleError
 from ..sample import Rng
+from .index import Entry, TrajectoryIndex
 from .record import Optional, Record
 from .rows import DiskRows, MemoryRows, any_lost, gather_entry
-from .source import Source
-from .table import Entry, Table
+from .source import OpenedDirectory
 from .trajectory import Array, Flat
 
 __all__ = ["Store"]
@@ -46,7 +46,7 @@ class Store:
         self._window, self._max_staleness, self._optional = window, max_staleness, optional
         self.in_memory = path is None
         self.record: Record | None = None
-        self.table = Table(window, max_staleness)
+        self.table = TrajectoryIndex(window, max_staleness)
         self.counter = 0  # the next trajectory's id
         self.came = 0  # trajectories that came in, those that are gone included
         self.rows: DiskRows | MemoryRows = MemoryRows(window)
@@ -123,7 +123,7 @@ class Store:
         if self.rows.storage is None:
             self.record = None
 
-    def replaced(self, source: Source) -> Store:
+    def replaced(self, source: OpenedDirectory) -> Store:
         """A store with other trajectories: in memory a new one, in a directory this one.
 
         Raises:

@@ -16,7 +16,7 @@ from .. import _native
 from ..sample import Rng
 from .trajectory import Array
 
-__all__ = ["Entry", "Table", "Window"]
+__all__ = ["Entry", "TrajectoryIndex", "DrawableRows"]
 
 _FIRST, _COUNT, _END, _VERSION, _NUMBER = range(5)
 
@@ -47,7 +47,7 @@ class Entry(NamedTuple):
         return {**dict(zip(names, self)), "shape": list(self.shape)}
 
 
-class Window(NamedTuple):
+class DrawableRows(NamedTuple):
     """Trajectories that may be drawn from. Immutable.
 
     Attributes:
@@ -78,7 +78,7 @@ class Window(NamedTuple):
         return seqs
 
 
-class Table:
+class TrajectoryIndex:
     """Trajectories in the order in which they came. Thread-safe.
 
     Args:
@@ -101,7 +101,7 @@ class Table:
         self._entries: list[Entry] = []
         self._columns = np.empty((5, 64), np.int64)
         self._start = self._stop = 0
-        self._window: Window | None = None
+        self._window: DrawableRows | None = None
 
     def version_of(self, model_weights_id: str) -> int:
         """The number of these weights; new ones get the next."""
@@ -155,30 +155,30 @@ class Table:
                 for entry in kept:
                     self._put(entry)
 
-    def window(self) -> Window:
+    def window(self) -> DrawableRows:
         """What may be drawn now."""
         with self._lock:
             if self._window is None:
                 self._window = self._make_window()
             return self._window
 
-    def _make_window(self) -> Window:
+    def _make_window(self) -> DrawableRows:
         low = self._start
         if self._window_size:
             low = max(low, self._stop - self._window_size)
         part = self._columns[:, low : self._stop]
         if not part.size:
-            return Window(part[_FIRST], part[_COUNT], part[_END], 0, False)
+            return DrawableRows(part[_FIRST], part[_COUNT], part[_END], 0, False)
         if self._max_staleness is not None:
             part = part[:, part[_VERSION] >= self._newest - self._max_staleness]
-            return Window(part[_FIRST], part[_COUNT], np.cumsum(part[_COUNT]), 0, False)
+            return DrawableRows(part[_FIRST], part[_COUNT], np.cumsum(part[_COUNT]), 0, False)
         base = int(part[_END, 0] - part[_COUNT, 0])
         span = part[_FIRST, -1] + part[_COUNT, -1] - part[_FIRST, 0]
         adjacent = bool(span == part[_END, -1] - base)
-        return Window(part[_FIRST], part[_COUNT], part[_END], base, adjacent)
+        return DrawableRows(part[_FIRST], part[_COUNT], part[_END], base, adjacent)
 
     def rows_needed(self, more: int) -> int:
-        """Rows of the window as it will be when a trajectory of so many rows has come in."""
+        """Rows of the window as it will be when a trajectory of `more` rows has come in."""
         with self._lock:
             low = self._start
             if self._window_size:
