@@ -24,7 +24,7 @@ from .. import _native
 from ..convert import as_array, is_number, numpy_dtype
 from ..errors import LayoutError
 from ..tape.disk import files
-from ..trajectory.unpickle import load_arrays
+from ..unpickle import load_arrays
 
 __all__ = [
     "Frames",

@@ -16,12 +16,12 @@ from .. import _native
 from ..sample import Rng
 from .trajectory import Array
 
-__all__ = ["Entry", "TrajectoryIndex", "DrawableRows"]
+__all__ = ["TrajectoryEntry", "TrajectoryIndex", "DrawableRows"]
 
 _FIRST, _COUNT, _END, _VERSION, _NUMBER = range(5)
 
 
-class Entry(NamedTuple):
+class TrajectoryEntry(NamedTuple):
     """What the index knows of a trajectory.
 
     Attributes:
@@ -98,7 +98,7 @@ class TrajectoryIndex:
             self._newest = -1
 
     def _reset(self) -> None:
-        self._entries: list[Entry] = []
+        self._entries: list[TrajectoryEntry] = []
         self._columns = np.empty((5, 64), np.int64)
         self._start = self._stop = 0
         self._window: DrawableRows | None = None
@@ -107,13 +107,13 @@ class TrajectoryIndex:
         """The number of these weights; new ones get the next."""
         return self._versions.get(model_weights_id, self._newest + 1)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: TrajectoryEntry) -> None:
         with self._lock:
             self._versions.setdefault(entry.model_weights_id, entry.version)
             self._newest = max(self._newest, entry.version)
             self._put(entry)
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: TrajectoryEntry) -> None:
         if self._stop == self._columns.shape[1]:
             # Windows that were handed out keep the old array.
             kept = self._columns[:, self._start : self._stop]
@@ -190,11 +190,11 @@ class TrajectoryIndex:
         ends = self._columns[_END, low : self._stop]
         return int(ends[-1] - ends[0] + counts[0]) if len(ends) else 0
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[TrajectoryEntry]:
         with self._lock:
             return list(self._entries)
 
-    def find(self, trajectory_id: int) -> Entry | None:
+    def find(self, trajectory_id: int) -> TrajectoryEntry | None:
         """The newest one of this id."""
         found = (e for e in reversed(self.entries()) if e.trajectory_id == trajectory_id)
         return next(found, None)

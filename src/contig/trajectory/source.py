@@ -15,7 +15,7 @@ from ..sample import Rng
 from ..tape.disk import files
 from .checkpoint import is_checkpoint
 from .folder import METADATA, read_json, shard
-from .index import Entry
+from .index import TrajectoryEntry
 from .record import Optional, Record
 from .rlinf import RlinfDirectory, read_rlinf
 from .rows import ReadRows, gather_entry
@@ -33,7 +33,7 @@ class OpenedDirectory(NamedTuple):
         optional: fields that may be missing, if the directory says so.
     """
 
-    entries: list[Entry]
+    entries: list[TrajectoryEntry]
     flats: Iterator[Flat]
     metadata: dict[str, Any]
     optional: Optional
@@ -90,7 +90,7 @@ def _open(path: Path, rank: int, world_size: int, newest: int) -> Iterator[Opene
         rows.close()
 
 
-def _from_rows(rows: ReadRows, record: Record, entries: list[Entry]) -> Iterator[Flat]:
+def _from_rows(rows: ReadRows, record: Record, entries: list[TrajectoryEntry]) -> Iterator[Flat]:
     for entry in entries:
         try:
             batch = gather_entry(rows.storage, entry)
@@ -100,7 +100,7 @@ def _from_rows(rows: ReadRows, record: Record, entries: list[Entry]) -> Iterator
         yield Flat(record.columns(batch), entry.shape, length, weights)
 
 
-def _from_rlinf(directory: RlinfDirectory, entries: list[Entry]) -> Iterator[Flat]:
+def _from_rlinf(directory: RlinfDirectory, entries: list[TrajectoryEntry]) -> Iterator[Flat]:
     for entry in entries:
         flat = flatten_trajectory(directory.load(entry))
         if flat.rows != entry.num_samples:
