@@ -127,11 +127,7 @@ class RolloutStorage:
             seen["critic_observations"] = critic_obs_shape
         sizes = (num_envs, num_rewards, self.device, self.num_rows)
         self._fields = RolloutFields(*sizes, seen, actions_shape, self._more_observations)
-
-    @property
-    def fields(self) -> dict[str, Field]:
-        """All fields that were ever stored, by name."""
-        return self._fields.by_name
+        self.fields: dict[str, Field] = self._fields.by_name
 
     @property
     def _critic(self) -> str:
@@ -236,10 +232,8 @@ class RolloutStorage:
             self.fields[name].become(dtype)
         # A loop that goes around is computed aside, and its rows then go where they belong.
         aside = window.first != 0
-        returns, advantages = (
-            torch.empty_like(x) if aside else window.ordered(x)
-            for x in (self.returns, self.advantages)
-        )
+        returns = torch.empty_like(rewards, dtype=dtype) if aside else window.ordered(self.returns)
+        advantages = torch.empty_like(returns) if aside else window.ordered(self.advantages)
         state = (rewards, values, last, done, gamma, lam, time_out, final)
         gae(*state, advantages=advantages, returns=returns)
         if normalize_advantage:
