@@ -101,6 +101,7 @@ bench: $(INSTALL) $(PEERS)  ## Run the benchmarks beside the peer libraries
 	$(BIN)/python -m benchmarks.disk
 	$(BIN)/python -m benchmarks.collect
 	$(BIN)/python -m benchmarks.learn
+	$(BIN)/python -m benchmarks.returns
 
 docs: $(INSTALL) $(DOCS)  ## Run every snippet of README.md and docs/, then render docs/
 	$(BIN)/python tools/check_snippets.py

@@ -6,7 +6,8 @@ for several rounds; a figure is the best of all rounds. Where rsl_rl is not inst
 column says so: nothing takes its place.
 
 The dataset case reads files of 4096 trajectories, 500 frames of the same sizes each, that are in
-the page cache; its figure is transitions a second, loading included.
+the page cache; its figure is transitions a second, loading included. One such file is also read by
+itself, from memory: natively, and by Python's zipfile.
 
 Run: `python -m benchmarks.rollout [--quick] [--peers-python PATH]`; prints JSON, and a table to
 stderr.
@@ -28,7 +29,7 @@ import torch
 
 from benchmarks.timing import Effort, best_us
 from contig import RolloutDataset, RolloutStorage
-from contig.dataset.frames import save_frames
+from contig.dataset import frames
 
 ENVS, STEPS, OBS, ACTIONS, HIDDEN = 4096, 24, 48, 12, 256
 GOALS_US = {
@@ -87,18 +88,18 @@ def peer_cases(python: Path, quick: bool) -> dict[str, float] | str:
     return found
 
 
-def write_files(folder: Path, trajectories: int, frames: int) -> None:
+def write_files(folder: Path, trajectories: int, count: int) -> None:
     draw = np.random.default_rng(0)
     arrays = {
-        "observations": draw.random((frames, OBS), np.float32),
-        "actions": draw.random((frames, ACTIONS), np.float32),
-        "rewards": draw.random(frames, np.float32),
-        "dones": np.zeros(frames, bool),
-        "timeouts": np.zeros(frames, bool),
+        "observations": draw.random((count, OBS), np.float32),
+        "actions": draw.random((count, ACTIONS), np.float32),
+        "rewards": draw.random(count, np.float32),
+        "dones": np.zeros(count, bool),
+        "timeouts": np.zeros(count, bool),
     }
-    first = folder / "trajectory_0" / f"traj_0_{frames}.npz"
+    first = folder / "trajectory_0" / f"traj_0_{count}.npz"
     first.parent.mkdir()
-    save_frames(first, arrays)
+    frames.save_frames(first, arrays)
     data = first.read_bytes()
     for number in range(1, trajectories):
         other = folder / f"trajectory_{number}"
@@ -106,11 +107,22 @@ def write_files(folder: Path, trajectories: int, frames: int) -> None:
         (other / first.name).write_bytes(data)
 
 
+def file_us(effort: Effort) -> dict[str, float]:
+    """Microseconds for one file's bytes to become arrays."""
+    with tempfile.TemporaryDirectory() as name:
+        write_files(Path(name), 1, 500)
+        data = next(Path(name).glob("*/*.npz")).read_bytes()
+    return {
+        "native": best_us(lambda: frames.read_npz(data), effort),
+        "zipfile": best_us(lambda: frames.unzip(data), effort),
+    }
+
+
 def dataset_rate(quick: bool) -> float:
     """Transitions a second of a whole loop, the best of some."""
-    envs, frames = (256, 100) if quick else (ENVS, 500)
+    envs, count = (256, 100) if quick else (ENVS, 500)
     with tempfile.TemporaryDirectory() as name:
-        write_files(Path(name), envs, frames)
+        write_files(Path(name), envs, count)
         dataset = RolloutDataset(name, envs, device="cpu")
         best = 0.0
         for _ in range(2 if quick else 3):
@@ -118,7 +130,7 @@ def dataset_rate(quick: bool) -> float:
             for batch in dataset:
                 rows += len(batch.reward)
             best = max(best, rows / (time.perf_counter() - start))
-            assert rows == envs * frames
+            assert rows == envs * count
     return best
 
 
@@ -132,6 +144,11 @@ def show(out: dict[str, Any]) -> None:
         print(f"{name:18}{ours / 1e3:9.2f} ms  rsl_rl {theirs} {ratio}  {wanted}", file=sys.stderr)
     rate = out["dataset_transitions_per_s"]
     print(f"RolloutDataset    {rate:12,.0f} transitions/s  goal 1,000,000", file=sys.stderr)
+    file = out["frames_file_us"]
+    print(
+        f"a file of frames  {file['native']:9.1f} us  zipfile {file['zipfile']:9.1f} us",
+        file=sys.stderr,
+    )
 
 
 def main() -> None:
@@ -156,6 +173,7 @@ def main() -> None:
         "contig_us": ours,
         "rsl_rl_us": theirs,
         "dataset_transitions_per_s": dataset_rate(args.quick),
+        "frames_file_us": file_us(effort),
     }
     show(out)
     print(json.dumps(out, indent=1))

@@ -61,6 +61,8 @@ Plan::Node Plan::build(nb::handle tree, size_t n_leaves) {
     }
   } else if (nb::isinstance<nb::tuple>(tree) || nb::isinstance<nb::list>(tree)) {
     for (nb::handle child : tree) node.children.emplace_back(nb::none(), build(child, n_leaves));
+  } else if (tree.is(nb::ellipsis())) {
+    node.type = nb::object();  // a container that only Python can walk: no value has this type
   } else {
     node.leaf = nb::cast<int>(tree);
     if (node.leaf < 0 || static_cast<size_t>(node.leaf) >= n_leaves)

@@ -47,7 +47,8 @@ class ColumnSet {
 
 class Plan {
  public:
-  // `tree` mirrors the example: dict, list or tuple of leaf numbers.
+  // `tree` mirrors the example: dict, list or tuple of leaf numbers, and `...` for any other
+  // container.
   Plan(nb::object tree, std::vector<LeafSpec> leaves, std::vector<DualSpec> duals,
        size_t record_size);
 

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "handles.h"
-#include "native/kernels/rollout_gae.h"
+#include "native/kernels/gae.h"
 #include "native/kernels/standardize.h"
 
 namespace contig {

@@ -49,19 +49,6 @@ void each_reversed(const Steps<T>& s, F f) {
 }  // namespace
 
 template <class T>
-void scan_gae(const Steps<T>& s, T lambda, T* advantage, T* target) {
-  const T decay = s.gamma * lambda;
-  each_reversed(s, [s, decay, advantage, target](size_t i, T next, bool) {
-    const T value = s.value[i], further = decay * next;
-    const T delta = s.reward[i] + s.gamma * bootstrap(s, i) - value;
-    const T out = delta + (s.stop[i] ? T(0) : further);
-    advantage[i] = out;
-    target[i] = out + value;
-    return out;
-  });
-}
-
-template <class T>
 void scan_lambda(const Steps<T>& s, T lambda, T* target) {
   const T rest = T(1) - lambda;
   if (s.next_value == nullptr) {
@@ -119,7 +106,6 @@ void scan_nstep(const Steps<T>& s, size_t n, T* target) {
 }
 
 #define CONTIG_SCANS(T)                                                      \
-  template void scan_gae<T>(const Steps<T>&, T, T*, T*);                     \
   template void scan_lambda<T>(const Steps<T>&, T, T*);                      \
   template void scan_vtrace<T>(const Steps<T>&, const T*, const T*, T*, T*); \
   template void scan_nstep<T>(const Steps<T>&, size_t, T*);

@@ -1,4 +1,5 @@
-// Reverse scans over time: advantages and returns of trajectories that lie one after another.
+// Reverse scans over time: returns of trajectories that lie one after another; gae.h has the
+// advantages.
 //
 // Arrays are [outer, time, inner], contiguous; each of the outer * inner lanes is scanned from its
 // last step to its first. `stop` is true where the recursion ends (the last row of an episode or of
@@ -21,10 +22,6 @@ struct Steps {
   const uint8_t* terminated;
   T gamma;
 };
-
-// d = r + gamma V' - V, A = d + gamma lambda A_next; target = A + V.
-template <class T>
-void scan_gae(const Steps<T>& s, T lambda, T* advantage, T* target);
 
 // G = r + gamma ((1 - lambda) V' + lambda G_next), at a stop G = r + gamma V'.
 template <class T>

@@ -1,4 +1,9 @@
 // Zip archives whose members are stored as they are, such as numpy's .npz files.
+//
+// What it gains over Python's zipfile, which reads all others: a file of 500 frames (5 arrays, 124
+// kB) takes 35 us in place of 107, of which 27 are the checksums, and one of 20 frames 10 in place
+// of 74. A RolloutDataset of files of 100 frames hands out a quarter less without it.
+// `python -m benchmarks.rollout` prints both.
 #pragma once
 
 #include <cstddef>

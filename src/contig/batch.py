@@ -6,7 +6,6 @@ referenced. Arrays are made when they are asked for. Not thread-safe to modify, 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -148,11 +147,13 @@ class Batch:
         number = self._layout.number.get(path)
         if number is not None:
             return self._leaf(number)
-        below = [p for p in self._layout.by_path if p[: len(path)] == path]
-        if not below:
+        try:
+            below = self._layout.structure.at(path)
+        except KeyError:
             known = ", ".join(show_path(p) for p in self._layout.by_path)
-            raise KeyError(f"no leaf {show_path(path)}; there are {known}")
-        return functools.reduce(_child, path, self.tree())
+            raise KeyError(f"no leaf {show_path(path)}; there are {known}") from None
+        numbers = self._layout.number
+        return unflatten(below, (self._leaf(numbers[p]) for p in below.paths(path)))
 
     def __contains__(self, key: Any) -> bool:
         path = as_path(key)
@@ -306,10 +307,6 @@ def _row_index(key: Any) -> Any:
             f"rows by {index.dtype}: expected whole numbers, a slice, or a boolean for each row"
         )
     return index if index.ndim else int(index)
-
-
-def _child(node: Any, key: str | int) -> Any:
-    return getattr(node, str(key)) if hasattr(node, "_fields") else node[key]
 
 
 def _rebuild(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contig import QueueRolloutStorage, RolloutDataset, RolloutWriter
-from contig.rollout.gather import clear_rows, take_rows
+from contig.rollout.rows import clear_rows, take_rows
 from tests.dataset.made import trajectory
 from tests.rollout.steps import identity, random_dones, transition
 

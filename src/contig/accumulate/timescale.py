@@ -155,6 +155,11 @@ def _take(want: Structure, data: Any, path: Path, out: list[Any]) -> None:
     """
     if not isinstance(data, dict):
         data, _ = plain_tree(data)
+    if want.spec is not None:
+        _, leaves, found = flatten(data)
+        if found == want:
+            out += leaves
+            return
     if not _is_alike(want, data):
         raise LayoutError(
             f"{show_path(path)}: expected {_describe(want)}, got {_describe_data(data)}; give the "
@@ -189,6 +194,8 @@ def _is_alike(want: Structure, data: Any) -> bool:
         return data is None
     if want.kind == "dict":
         return isinstance(data, Mapping)
+    if want.spec is not None:
+        return False  # `flatten` has found it different
     cls = type(data)
     if want.kind == "namedtuple":
         return isinstance(data, tuple) and (cls.__module__, cls.__qualname__) == want.type_name
@@ -204,7 +211,7 @@ def _describe(want: Structure) -> str:
         return f"a dict of {list(want.keys)}"
     if want.kind == "namedtuple":
         return f"a {want.type_name[1]}{want.keys}"
-    return f"a {want.kind} of {len(want.keys)}"
+    return f"a {want.type_name[1] or want.kind} of {len(want.keys)}"
 
 
 def _describe_data(data: Any) -> str:

@@ -24,7 +24,7 @@ from .. import _native
 from ..convert import as_array, is_number, numpy_dtype
 from ..errors import LayoutError
 from ..tape.disk import files
-from ..trajectory.unpickle import load_arrays
+from ..unpickle import load_arrays
 
 __all__ = [
     "Frames",
@@ -32,7 +32,9 @@ __all__ = [
     "frame_range",
     "load_frames",
     "must_be_finite",
+    "read_npz",
     "save_frames",
+    "unzip",
     "with_flags",
 ]
 
@@ -107,7 +109,7 @@ def load_frames(path: str | Path) -> Frames:
     """
     try:
         with open(path, "rb") as file:
-            data = _read_npz(file.read()) if str(path).endswith(".npz") else load_arrays(file)
+            data = read_npz(file.read()) if str(path).endswith(".npz") else load_arrays(file)
     except _DAMAGED as error:
         raise LayoutError(f"{path} is damaged or no file of frames: {error}") from error
     if not isinstance(data, dict):
@@ -128,11 +130,16 @@ def load_frames(path: str | Path) -> Frames:
     return frames
 
 
-def _read_npz(data: bytes) -> Frames:
+def read_npz(data: bytes) -> Frames:
     """An `.npz` from its bytes: arrays are views of them where nothing is compressed."""
     members = _native.stored_zip(data)  # checks them
-    if members is not None:
-        return {_array_name(name.decode()): _array(data, at, size) for name, at, size in members}
+    if members is None:
+        return unzip(data)
+    return {_array_name(name.decode()): _array(data, at, size) for name, at, size in members}
+
+
+def unzip(data: bytes) -> Frames:
+    """The same of any `.npz`; arrays are copies."""
     out: Frames = {}
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         unpacked = sum(member.file_size for member in archive.infolist())

@@ -12,9 +12,7 @@ import numpy as np
 from ..batch import Batch
 from ..convert import to_torch
 from ..errors import LayoutError
-from ..trajectory.rlinf import export_rlinf, read_rlinf
-from ..trajectory.table import Entry
-from ..trajectory.trajectory import flatten_trajectory
+from ..trajectory import TrajectoryEntry, export_rlinf, flatten_trajectory, read_rlinf
 from .episodes import Episode, OnEpisode, episodes_of, nested, storage_of
 
 __all__ = ["from_rlinf", "to_rlinf"]
@@ -83,10 +81,12 @@ def to_rlinf(
     count = 0
     about: dict[str, Any] = {"trajectory_counter": 0, "seed": 0, _PLAIN: []}
 
-    def entries() -> Iterator[tuple[Entry, dict[str, Any]]]:
+    def entries() -> Iterator[tuple[TrajectoryEntry, dict[str, Any]]]:
         nonlocal count
         for episode in episodes_of(source, drop, on_episode):
-            entry = Entry(uuid.uuid4().hex, count, episode.steps, (episode.steps, 1), 0, "")
+            entry = TrajectoryEntry(
+                uuid.uuid4().hex, count, episode.steps, (episode.steps, 1), 0, ""
+            )
             about["trajectory_counter"] = count = count + 1
             fields, about[_PLAIN] = _fields(episode)
             yield entry, fields

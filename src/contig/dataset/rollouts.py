@@ -5,27 +5,24 @@ trajectory_*/traj_<start>_<end>.npz  ->  a trajectory per env  ->  Transition [n
 
 from __future__ import annotations
 
-import logging
-import time
-from collections import deque
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..arguments import seconds
-from ..errors import LayoutError, NothingEligibleError
+from ..errors import LayoutError
 from .base import RolloutFileBase
 from .frame_slots import FrameSlots
 from .frames import Frames, canonical, frame_range, must_be_finite, with_flags
+from .reading_order import ReadingOrder
 from .source import DirectorySource, Piece, StorageSource, source_of
-from .steps import Transition, part
+from .steps import DatasetTransition, part
 
 __all__ = ["RolloutDataset", "Transition"]
 
-log = logging.getLogger("contig.dataset")
+Transition = DatasetTransition
 
-_POLL_S = 0.05
 _OBSERVATIONS = ("observation", "privileged_observation")
 
 
@@ -35,7 +32,7 @@ class RolloutDataset(RolloutFileBase):
     Each env reads one trajectory after another; no two read the same one in a loop. The dataset
     ends when an env needs a trajectory and `dataset_loops` loops have been handed out; rows that
     the other envs have not come to by then are left (with one env, none). In workers of a
-    DataLoader each reads every so-manieth trajectory, with `num_envs` envs of its own.
+    DataLoader each reads its share of the trajectories, with `num_envs` envs of its own.
 
     - `done` is True at the first frame of a trajectory (`first_frame_done`) and at its last.
     - `timeout` is the file's; also True at a last frame that did not terminate.
@@ -48,7 +45,7 @@ class RolloutDataset(RolloutFileBase):
         num_envs: trajectories that are read side by side.
         dataset_loops: how often the data is handed out.
         random_shuffle_traj_order: another order in each loop; else the oldest first.
-        keep_latest_n_trajs: only the newest so many; 0: all.
+        keep_latest_n_trajs: how many, the newest; 0: all.
         starting_frame_range: [low, high): a trajectory begins at a random frame of these.
         device: where batches go; None: cuda if there is one.
         wait_s: how long to wait for as many trajectories as envs.
@@ -94,23 +91,23 @@ class RolloutDataset(RolloutFileBase):
         self.first_frame_done = first_frame_done
         self.check_finite = check_finite
         self.seed = seed
-        self.num_dataset_looped = 0
         self.source = source_of(data_dir)
-        self._deck: FrameSlots | None = None
+        self._slots: FrameSlots | None = None
         self._forget()
 
     def _forget(self) -> None:
         """Nothing has been looked at or handed out."""
         info = torch.utils.data.get_worker_info()
-        self._worker = (0, 1) if info is None else (info.id, info.num_workers)
-        self._random = np.random.default_rng([self.seed, self._worker[0]])
-        self.num_dataset_looped = 0
-        self._all: list[str] = []  # in the order in which they were seen
-        self._seen: set[str] = set()
-        self._known: list[str] = []  # of this worker, that are there
-        self._taken: set[str] = set()  # of this worker, that came to be read
-        self._unused: deque[str] = deque()  # to be read in this loop
-        self._ended = False
+        worker = (0, 1) if info is None else (info.id, info.num_workers)
+        self._random = np.random.default_rng([self.seed, worker[0]])
+        self._order = ReadingOrder(
+            self.source,
+            worker,
+            loops=self.dataset_loops,
+            newest=self.keep_latest_n_trajs,
+            shuffled=self.random_shuffle_traj_order,
+            random=self._random,
+        )
         count = self.num_envs
         self.traj_identifiers = [""] * count
         self._pieces: list[list[Piece]] = [[] for _ in range(count)]
@@ -137,25 +134,12 @@ class RolloutDataset(RolloutFileBase):
 
         Trajectories that were not there before are to be read next.
         """
-        found = self.source.trajectories()
-        if self.keep_latest_n_trajs:
-            found = found[-self.keep_latest_n_trajs :]
-        rank, world = self._worker
-        # By number among those seen first, so that a later look shards the old ones as before.
-        self._all += [name for name in found if name not in self._seen]
-        self._seen.update(found)
-        there = set(found)
-        mine = [name for name in self._all[rank::world] if name in there]
-        fresh = [name for name in mine if name not in self._taken]
-        self._taken.update(fresh)
-        self._known = mine
-        self._unused.extend(self._ordered(fresh))
-        return len(mine) >= self.num_envs
+        return self._order.look() >= self.num_envs
 
-    def _ordered(self, names: list[str]) -> list[str]:
-        if not self.random_shuffle_traj_order:
-            return names
-        return [names[i] for i in self._random.permutation(len(names))]
+    @property
+    def num_dataset_looped(self) -> int:
+        """How often the data was handed out."""
+        return self._order.looped
 
     # -- envs ---------------------------------------------------------------------------------
 
@@ -163,25 +147,8 @@ class RolloutDataset(RolloutFileBase):
         self._forget()
         if isinstance(self.source, StorageSource):
             self.source.in_worker()
-        self._await_trajectories()
+        self._order.wait_for(self.num_envs, self.wait_s, self.read_dataset_directory)
         self.refresh_handlers(self.all_env_ids)
-
-    def _await_trajectories(self) -> None:
-        deadline = time.monotonic() + self.wait_s
-        told = False
-        while not self.read_dataset_directory():
-            rank, world = self._worker
-            share = f" for worker {rank} of {world}" if world > 1 else ""
-            have = f"{self.source.describe()}: {len(self._known)} trajectories{share}"
-            if time.monotonic() >= deadline:
-                raise NothingEligibleError(
-                    f"{have}, but num_envs={self.num_envs} envs read one each; waited "
-                    f"{self.wait_s} s; record more, or read with fewer envs or workers"
-                )
-            if not told:
-                log.warning("%s, waiting up to %s s for %d", have, self.wait_s, self.num_envs)
-                told = True
-            time.sleep(_POLL_S)
 
     def refresh_handlers(self, env_ids: Any) -> None:
         """Gives some envs new trajectories. One that has handed out no frame of its own keeps
@@ -191,25 +158,6 @@ class RolloutDataset(RolloutFileBase):
                 continue
             self._wanting[env] = True
             self._maintain_handler(int(env))
-
-    def _next_name(self) -> str:
-        if not self._unused and not self._ended:
-            deadline = time.monotonic() + self.follow_s
-            self.read_dataset_directory()
-            while not self._unused and time.monotonic() < deadline:
-                time.sleep(_POLL_S)
-                self.read_dataset_directory()
-        if not self._unused:
-            if not self._ended:
-                self.num_dataset_looped += 1
-            self._ended = self.num_dataset_looped >= self.dataset_loops
-            if self._ended:
-                raise StopIteration(
-                    f"{self.source.describe()}: read {self.dataset_loops} times, as dataset_loops "
-                    "says; reset() starts anew"
-                )
-            self._unused.extend(self._ordered(self._known))
-        return self._unused.popleft()
 
     def _refresh_traj_handler(self, env_idx: int) -> None:
         """Puts an env's cursor into the trajectory ``traj_identifiers[env_idx]``, at a frame of
@@ -235,18 +183,18 @@ class RolloutDataset(RolloutFileBase):
         where = f"{self.source.describe()}: {name}, {piece.file}"
         if self.check_finite:
             must_be_finite(frames, env_idx, piece.start, where)
-        if self._deck is None:
-            self._deck = FrameSlots(frames, self.num_envs, self.device)
-        self._deck.put(env_idx, frames, where)
+        if self._slots is None:
+            self._slots = FrameSlots(frames, self.num_envs, self.device)
+        self._slots.put(env_idx, frames, where)
         self._length[env_idx] = piece.end - piece.start
 
     @property
     def traj_data(self) -> list[dict[str, torch.Tensor]]:
         """The frames that each env reads at present, by field; views, which may be changed."""
-        deck = self._deck
-        if deck is None:
+        slots = self._slots
+        if slots is None:
             return [{} for _ in range(self.num_envs)]
-        return [deck.slot_of(env, int(self._length[env])) for env in range(self.num_envs)]
+        return [slots.slot_of(env, int(self._length[env])) for env in range(self.num_envs)]
 
     def _maintain_handler(self, env_idx: int) -> None:
         """Moves an env on: from the end of a file to the next one; from the end of a trajectory,
@@ -256,7 +204,9 @@ class RolloutDataset(RolloutFileBase):
             StopIteration: all loops have been handed out.
         """
         if self._wanting[env_idx]:
-            self.traj_identifiers[env_idx] = self._next_name()
+            self.traj_identifiers[env_idx] = self._order.next(
+                self.follow_s, self.read_dataset_directory
+            )
             self._refresh_traj_handler(env_idx)
         elif self._cursor[env_idx] >= self._length[env_idx]:
             if self._piece[env_idx] + 1 < len(self._pieces[env_idx]):
@@ -268,11 +218,11 @@ class RolloutDataset(RolloutFileBase):
 
     # -- batches ------------------------------------------------------------------------------
 
-    def get_buffer(self, num_transitions_per_env: int | None = None) -> Transition:
+    def get_buffer(self, num_transitions_per_env: int | None = None) -> DatasetTransition:
         if not self._ready:
             self.reset()
-        assert self._deck is not None
-        fields = self._deck.fields
+        assert self._slots is not None
+        fields = self._slots.fields
         lead = () if num_transitions_per_env is None else (num_transitions_per_env,)
 
         def new(name: str) -> Any:
@@ -281,8 +231,8 @@ class RolloutDataset(RolloutFileBase):
             shape, dtype = fields[name].shape[2:], fields[name].dtype
             return torch.empty(*lead, self.num_envs, *shape, dtype=dtype, device=self.device)
 
-        stored = [*Transition._fields[:6], *_OBSERVATIONS]
-        return Transition._make(new(name) for name in stored)
+        stored = [*DatasetTransition._fields[:6], *_OBSERVATIONS]
+        return DatasetTransition._make(new(name) for name in stored)
 
     def fill_transition(self, buffer: Any, env_ids: Any = None) -> None:
         if not self._ready:
@@ -305,30 +255,30 @@ class RolloutDataset(RolloutFileBase):
 
     def _fill(self, buffer: Any, envs: np.ndarray[Any, Any], whole: bool) -> None:
         """Writes rows of envs that have a frame."""
-        deck = self._deck
-        assert deck is not None
+        slots = self._slots
+        assert slots is not None
         rows: Any = slice(None) if whole else torch.from_numpy(envs).to(self.device)
-        at = deck.index(envs, self._cursor[envs])
-        if type(buffer) is Transition:
-            targets = dict(zip(Transition._fields, buffer))
+        at = slots.index(envs, self._cursor[envs])
+        if type(buffer) is DatasetTransition:
+            targets = dict(zip(DatasetTransition._fields, buffer))
         else:
-            targets = {name: part(buffer, name, None) for name in Transition._fields}
+            targets = {name: part(buffer, name, None) for name in DatasetTransition._fields}
         if all(target is None for target in targets.values()):
             part(buffer, "observation")  # says what is missing
         # Next observations of the file too, before other frames take the place of these.
         read: dict[str, torch.Tensor] = {}
         for name, target in targets.items():
-            if name in deck.fields and target is not None:
-                read[name] = deck.read(name, at, target if whole else None)
+            if name in slots.fields and target is not None:
+                read[name] = slots.read(name, at, target if whole else None)
                 _put(target, rows, read[name])
         follows = [
             name
             for name in _OBSERVATIONS
-            if targets[f"next_{name}"] is not None and f"next_{name}" not in deck.fields
+            if targets[f"next_{name}"] is not None and f"next_{name}" not in slots.fields
         ]
         for name in ("done", "timeout", *follows):
             if name not in read:
-                read[name] = deck.read(name, at)
+                read[name] = slots.read(name, at)
         done, late = read["done"], read["timeout"]
         over = np.asarray(done.cpu()) | np.asarray(late.cpu())  # by the file, before marks
         self._cursor[envs] += 1
@@ -346,11 +296,11 @@ class RolloutDataset(RolloutFileBase):
         for name, flags in (("done", done), ("timeout", late)):
             if targets[name] is not None:
                 _put(targets[name], rows, flags)
-        after = deck.index(envs, np.where(last, 0, self._cursor[envs]))
+        after = slots.index(envs, np.where(last, 0, self._cursor[envs]))
         ends = np.flatnonzero(last | over)
         for name in follows:
             target = targets[f"next_{name}"]
-            new = deck.read(name, after, target if whole else None)
+            new = slots.read(name, after, target if whole else None)
             if len(ends):  # not the next episode's
                 own = torch.from_numpy(ends).to(self.device)
                 new[own] = read[name][own]
@@ -358,7 +308,7 @@ class RolloutDataset(RolloutFileBase):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        state["_deck"], state["_ready"] = None, False
+        state["_slots"], state["_ready"] = None, False
         return state
 
 

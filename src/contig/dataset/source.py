@@ -23,7 +23,7 @@ from ..tree import show_path
 from .codecs import check_codec, decode
 from .frames import Frames, frame_range, load_frames
 
-__all__ = ["DirectorySource", "Piece", "Source", "StorageSource", "source_of"]
+__all__ = ["DirectorySource", "Piece", "FrameSource", "StorageSource", "source_of"]
 
 _SETTLED_NS = 2_000_000_000
 
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
     file: str
 
 
-class Source(ABC):
+class FrameSource(ABC):
     """Trajectories by name."""
 
     @abstractmethod
@@ -56,7 +56,7 @@ class Source(ABC):
         """Where this is, for messages."""
 
 
-def source_of(data: Any) -> Source:
+def source_of(data: Any) -> FrameSource:
     """A source of what a dataset was given: a path, a storage, or a buffer that has one."""
     storage = data if isinstance(data, Storage) else getattr(data, "storage", None)
     if isinstance(storage, Storage):
@@ -69,7 +69,7 @@ def source_of(data: Any) -> Source:
     return DirectorySource(Path(data))
 
 
-class DirectorySource(Source):
+class DirectorySource(FrameSource):
     """``trajectory_*/traj_<start>_<end>.*`` and, for observations in parts, ``metadata.json``."""
 
     def __init__(self, path: Path) -> None:
@@ -191,7 +191,7 @@ def _natural(name: str) -> tuple[int, str]:
     return (int(digits), name) if digits.isdigit() else (-1, name)
 
 
-class StorageSource(Source):
+class StorageSource(FrameSource):
     """Complete trajectories of a storage, as they are committed."""
 
     def __init__(self, storage: Storage) -> None:

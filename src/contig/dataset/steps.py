@@ -14,12 +14,12 @@ from torch.utils.data import default_collate
 
 from ..errors import LayoutError
 
-__all__ = ["Transition", "part", "rows_until", "step_of", "took"]
+__all__ = ["DatasetTransition", "part", "rows_until", "step_of", "took"]
 
 _NOTHING = object()
 
 
-class Transition(NamedTuple):
+class DatasetTransition(NamedTuple):
     """One step of all envs, or T of them; privileged observations are None if there are none."""
 
     observation: Any
@@ -104,17 +104,19 @@ def _is_tensordict(value: Any) -> bool:
     return type(value).__module__.startswith("tensordict") and hasattr(value, "batch_size")
 
 
-def _collate(steps: list[Transition], *, collate_fn_map: Any = None) -> Transition:
+def _collate(steps: list[DatasetTransition], *, collate_fn_map: Any = None) -> DatasetTransition:
     """Steps in a row, ``[T, num_envs, ...]``, for DataLoaders with a batch size."""
     columns = zip(*steps)
-    return Transition._make(None if c[0] is None else default_collate(list(c)) for c in columns)
+    return DatasetTransition._make(
+        None if c[0] is None else default_collate(list(c)) for c in columns
+    )
 
 
 def _teach_data_loaders() -> None:
     """A DataLoader's own way stops at fields that are None; torch has this table for such types."""
     from torch.utils.data._utils.collate import default_collate_fn_map
 
-    default_collate_fn_map[Transition] = _collate
+    default_collate_fn_map[DatasetTransition] = _collate
 
 
 _teach_data_loaders()

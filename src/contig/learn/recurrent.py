@@ -35,10 +35,24 @@ class _Recurrent(torch.nn.Module, ABC):
     """What both modules share: keys, shapes, cutting and packing."""
 
     states: int  # how many hidden states there are
+    name: str  # of the attribute that holds the weights
+    kind: Any  # torch's module for them
 
-    def __init__(self, hidden: tuple[int, int], in_keys: Sequence[Any], out_keys: Sequence[Any]):
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        in_keys: Sequence[Any],
+        out_keys: Sequence[Any],
+        bias: bool = True,
+        dropout: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
         super().__init__()
-        self.num_layers, self.hidden_size = hidden
+        self.num_layers, self.hidden_size = num_layers, hidden_size
         if self.num_layers < 1 or self.hidden_size < 1:
             raise ValueError(
                 f"num_layers {self.num_layers} and hidden_size {self.hidden_size} must be at "
@@ -67,11 +81,13 @@ class _Recurrent(torch.nn.Module, ABC):
         self._input, self._hidden, self._init = ins[0], ins[1:-1], ins[-1]
         self.in_keys, self.out_keys = [_key(k) for k in ins], [_key(k) for k in outs]
         self._outs = outs
+        options = {"dropout": dropout, "device": device, "dtype": dtype}
+        setattr(self, self.name, self.kind(input_size, hidden_size, num_layers, bias, **options))
 
     @property
-    @abstractmethod
     def rnn(self) -> Any:
         """The torch module that holds the weights."""
+        return getattr(self, self.name)
 
     def make_tensordict_primer(self) -> dict[Path, Any]:
         """By path, the hidden states of one environment at a reset: zeros ``[num_layers, hidden]``.
@@ -201,29 +217,8 @@ class GRUModule(_Recurrent):
         device, dtype: of the weights.
     """
 
-    states = 1
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        *,
-        in_keys: Sequence[Any],
-        out_keys: Sequence[Any],
-        bias: bool = True,
-        dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__((num_layers, hidden_size), in_keys, out_keys)
-        self.gru = torch.nn.GRU(
-            input_size, hidden_size, num_layers, bias, dropout=dropout, device=device, dtype=dtype
-        )
-
-    @property
-    def rnn(self) -> Any:
-        return self.gru
+    states, name, kind = 1, "gru", torch.nn.GRU
+    gru: torch.nn.GRU
 
     def _layer(self, number: int, x: Any, begin: list[Any], packing: Packing) -> list[Any]:
         return [gru_layer(x, begin[0], packing.sizes, self._weights(number))]
@@ -240,29 +235,8 @@ class LSTMModule(_Recurrent):
         device, dtype: of the weights.
     """
 
-    states = 2
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        *,
-        in_keys: Sequence[Any],
-        out_keys: Sequence[Any],
-        bias: bool = True,
-        dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__((num_layers, hidden_size), in_keys, out_keys)
-        self.lstm = torch.nn.LSTM(
-            input_size, hidden_size, num_layers, bias, dropout=dropout, device=device, dtype=dtype
-        )
-
-    @property
-    def rnn(self) -> Any:
-        return self.lstm
+    states, name, kind = 2, "lstm", torch.nn.LSTM
+    lstm: torch.nn.LSTM
 
     def _layer(self, number: int, x: Any, begin: list[Any], packing: Packing) -> list[Any]:
         return list(lstm_layer(x, begin[0], begin[1], packing.sizes, self._weights(number)))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native
-from .steps import Array, Steps, number
+from .steps import Array, ScanInput, number
 
 __all__ = [
     "gae",
@@ -49,14 +49,8 @@ def gae(
         ValueError: shapes that differ, or a number out of range, with the argument's name.
     """
     gamma, lmbda = number("gamma", gamma, 0, 1), number("lmbda", lmbda, 0, 1)
-    s = Steps(
-        reward,
-        {"value": value, "next_value": next_value},
-        done=done,
-        terminated=terminated,
-        cut=cut,
-        time_dim=time_dim,
-    )
+    floats = {"value": value, "next_value": next_value}
+    s = ScanInput(reward, floats, (done, terminated, cut), time_dim)
     v, v2 = s.floats["value"], s.floats["next_value"]
     if not s.on_host:
         from .vectorised import gae as run
@@ -79,14 +73,7 @@ def td0_return(
     cut: Any = None,
 ) -> Any:
     """One-step targets, ``r + gamma (1 - terminated) V'``."""
-    steps = Steps(
-        reward,
-        {"next_value": next_value},
-        done=done,
-        terminated=terminated,
-        cut=cut,
-        time_dim=time_dim,
-    )
+    steps = ScanInput(reward, {"next_value": next_value}, (done, terminated, cut), time_dim)
     return _lambda(steps, gamma, 0.0)
 
 
@@ -102,14 +89,7 @@ def td_lambda_return(
     cut: Any = None,
 ) -> Any:
     """Targets ``r + gamma ((1 - lmbda) V' + lmbda G_next)``; where a run ends, ``r + gamma V'``."""
-    steps = Steps(
-        reward,
-        {"next_value": next_value},
-        done=done,
-        terminated=terminated,
-        cut=cut,
-        time_dim=time_dim,
-    )
+    steps = ScanInput(reward, {"next_value": next_value}, (done, terminated, cut), time_dim)
     return _lambda(steps, gamma, number("lmbda", lmbda, 0, 1))
 
 
@@ -128,18 +108,11 @@ def discounted_return(
     With `next_value` a run that does not end terminated goes on with the value of its next state;
     without it nothing is added there.
     """
-    steps = Steps(
-        reward,
-        {"next_value": next_value},
-        done=done,
-        terminated=terminated,
-        cut=cut,
-        time_dim=time_dim,
-    )
+    steps = ScanInput(reward, {"next_value": next_value}, (done, terminated, cut), time_dim)
     return _lambda(steps, gamma, 1.0)
 
 
-def _lambda(s: Steps, gamma: float, lmbda: float) -> Any:
+def _lambda(s: ScanInput, gamma: float, lmbda: float) -> Any:
     gamma, value = number("gamma", gamma, 0, 1), s.floats["next_value"]
     if not s.on_host:
         from .vectorised import lambda_return as run
@@ -178,15 +151,8 @@ def vtrace(
     gamma = number("gamma", gamma, 0, 1)
     rho_clip = number("rho_clip", rho_clip, 0, float("inf"))
     c_clip = number("c_clip", c_clip, 0, float("inf"))
-    s = Steps(
-        reward,
-        {"value": value, "next_value": next_value, "log_rho": log_rho},
-        done=done,
-        terminated=terminated,
-        cut=cut,
-        time_dim=time_dim,
-        partial=("log_rho",),
-    )
+    floats = {"value": value, "next_value": next_value, "log_rho": log_rho}
+    s = ScanInput(reward, floats, (done, terminated, cut), time_dim, partial=("log_rho",))
     v, v2, log = s.floats["value"], s.floats["next_value"], s.floats["log_rho"]
     if not s.on_host:
         from .vectorised import vtrace as run
@@ -221,14 +187,7 @@ def nstep_return(
     gamma = number("gamma", gamma, 0, 1)
     if int(n) != n or n < 1:
         raise ValueError(f"n: expected a number of steps, at least 1, got {n}")
-    s = Steps(
-        reward,
-        {"next_value": next_value},
-        done=done,
-        terminated=terminated,
-        cut=cut,
-        time_dim=time_dim,
-    )
+    s = ScanInput(reward, {"next_value": next_value}, (done, terminated, cut), time_dim)
     value = s.floats["next_value"]
     if not s.on_host:
         from .vectorised import nstep as run

@@ -14,7 +14,7 @@ import numpy as np
 from .. import _native
 from ..convert import as_array, cast, to_torch
 
-__all__ = ["Steps", "is_tensor", "number"]
+__all__ = ["ScanInput", "is_tensor", "number"]
 
 Array = np.ndarray[Any, Any]
 Dims = tuple[int, int, int]
@@ -36,13 +36,13 @@ def number(name: str, value: Any, low: float, high: float) -> float:
     return out
 
 
-class Steps:
+class ScanInput:
     """Rewards, values and flags of many steps, all of the reward's shape.
 
     Args:
         reward: ``[..., time, ...]``; says what the shape is.
         floats: values and the like by name; each of exactly that shape.
-        done, terminated, cut: flags; dims after time may be missing, or be 1.
+        flags: done, terminated, cut; dims after time may be missing, or be 1.
         time_dim: which dim is time.
         partial: names among `floats` that may lack dims as flags may.
 
@@ -54,13 +54,12 @@ class Steps:
         self,
         reward: Any,
         floats: dict[str, Any],
-        *,
-        done: Any,
-        terminated: Any,
-        cut: Any,
+        flags: tuple[Any, Any, Any],
         time_dim: int,
+        *,
         partial: tuple[str, ...] = (),
     ) -> None:
+        done, terminated, cut = flags
         given = {"reward": reward, **floats, "done": done, "terminated": terminated, "cut": cut}
         self.tensors = any(is_tensor(x) for x in given.values())
         self.device = next((x.device for x in given.values() if is_tensor(x)), None)

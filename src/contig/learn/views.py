@@ -153,7 +153,12 @@ def split_trajectories(
         UserWarning,
         stacklevel=2,
     )
-    longest = int(lengths.max()) if n else 0
+    return _padded(data, columns, first, lengths, under)
+
+
+def _padded(data: Any, columns: Columns, first: Array, lengths: Array, prefix: Path | None) -> Any:
+    """Rows ``[trajectories, longest]``, and the mask of real ones."""
+    longest = int(lengths.max(initial=0))
     steps = np.arange(longest)
     mask = steps < lengths[:, None]
     rows = np.where(mask, first[:, None] + steps, 0)
@@ -165,8 +170,8 @@ def split_trajectories(
             out[path] = taken.masked_fill(~_like(mask, None, {path: taken}).reshape(shape), 0)
         else:
             out[path] = np.where(mask.reshape(shape), taken, np.zeros((), taken.dtype))
-    places: list[Path] = [("mask",)] if under is None else [(*under, "mask")]
-    if under is None and any(p[0] == "collector" for p in columns):
+    places: list[Path] = [("mask",)] if prefix is None else [(*prefix, "mask")]
+    if prefix is None and any(p[0] == "collector" for p in columns):
         places.append(MASK)
     for path in places:
         out[path] = _like(mask, data, columns)

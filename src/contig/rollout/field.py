@@ -14,12 +14,12 @@ from ..convert import plain_tree, to_tensordict
 from ..errors import LayoutError
 from ..tree import Path, Structure, flatten, show_path, unflatten
 
-__all__ = ["Field", "View", "example_of"]
+__all__ = ["Field", "FieldView", "example_of"]
 
 Tensor = torch.Tensor
 
 
-class View(NamedTuple):
+class FieldView(NamedTuple):
     """Some tensors of a field, and how they are put together again.
 
     Attributes:
@@ -101,7 +101,7 @@ class Field:
             mine[row].copy_(new)
 
     def assign(self, value: Any, rows: int) -> None:
-        """Writes the first so many rows, ``[rows, N, ...]``.
+        """Writes the first `rows` rows, ``[rows, N, ...]``.
 
         Raises:
             LayoutError: as `check`; nothing is written.
@@ -168,9 +168,9 @@ class Field:
         """Rows [first, last) in the field's own form; views."""
         return self.build([t[first:last] for t in self.tensors], 2)
 
-    def view(self, rows: int) -> View:
-        """The first so many rows."""
-        return View([t[:rows] for t in self.tensors], self.build)
+    def view(self, rows: int) -> FieldView:
+        """The first `rows` rows."""
+        return FieldView([t[:rows] for t in self.tensors], self.build)
 
     def build(self, leaves: list[Tensor], batch_dims: int) -> Any:
         """The field's form from its leaves."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import LayoutError
-from .gather import take_rows
+from .rows import take_rows
 
 __all__ = ["HiddenStates"]
 

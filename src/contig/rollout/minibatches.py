@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from .field import View
-from .gather import clear_rows, take_rows
+from .field import Field, FieldView
 from .hidden import HiddenStates
-from .transition import MiniBatch, mini_batch_type
+from .rows import FilledRows, clear_rows, take_rows
+from .transition import DistillationBatch, MiniBatch, mini_batch_type
 
-__all__ = ["flat", "packed", "padded", "starts"]
+__all__ = ["flat", "packed", "padded", "starts", "steps"]
 
 Tensor = torch.Tensor
 
@@ -25,14 +25,14 @@ _BY_TRAJECTORY = ("obs", "critic_obs", "next_obs", "next_critic_obs")
 
 
 def flat(
-    views: dict[str, View], num_envs: int, batches: int, epochs: int, random: torch.Generator
+    views: dict[str, FieldView], num_envs: int, batches: int, epochs: int, random: torch.Generator
 ) -> Iterator[Any]:
     """Every row once in each epoch."""
     first = views["obs"].tensors[0]
     rows = first.shape[0] * num_envs
     _check(batches, epochs, rows, "rows")
     flat_views = {
-        name: View([t.flatten(0, 1) for t in view.tensors], view.build)
+        name: FieldView([t.flatten(0, 1) for t in view.tensors], view.build)
         for name, view in views.items()
     }
 
@@ -41,10 +41,19 @@ def flat(
             order = torch.randperm(rows, generator=random, device=first.device)
             for chosen in order.tensor_split(batches):
                 yield _batch(
-                    {name: view.map(_Rows(chosen), 1) for name, view in flat_views.items()}
+                    {name: view.map(_PickRows(chosen), 1) for name, view in flat_views.items()}
                 )
 
     return generate()
+
+
+def steps(fields: list[Field | None], filled: FilledRows) -> Iterator[DistillationBatch]:
+    """Steps in time order, all envs of each; None of a field that is not there."""
+    for i in range(filled.rows):
+        row = (filled.first + i) % filled.rows
+        yield DistillationBatch(
+            *(None if f is None else f.build([t[row] for t in f.tensors], 1) for f in fields)
+        )
 
 
 def starts(done: Tensor) -> Tensor:
@@ -55,7 +64,7 @@ def starts(done: Tensor) -> Tensor:
 
 
 def padded(
-    views: dict[str, View], done: Tensor, hidden: HiddenStates, batches: int, epochs: int
+    views: dict[str, FieldView], done: Tensor, hidden: HiddenStates, batches: int, epochs: int
 ) -> Iterator[Any]:
     """Trajectories of some envs, padded to T steps."""
     steps, envs = done.shape
@@ -88,7 +97,7 @@ def padded(
     return generate()
 
 
-class _Rows:
+class _PickRows:
     """Picks rows by number."""
 
     def __init__(self, chosen: Tensor) -> None:
@@ -120,14 +129,14 @@ def _env_rows(steps: int, envs: int, low: int, high: int, device: torch.device) 
 
 
 def packed(
-    views: dict[str, View], done: Tensor, hidden: HiddenStates, batches: int, epochs: int
+    views: dict[str, FieldView], done: Tensor, hidden: HiddenStates, batches: int, epochs: int
 ) -> Iterator[Any]:
     """Rows of some envs, env by env, in time order."""
     steps, envs = done.shape
     _check(batches, epochs, envs, "envs")
     begins = starts(done)
     flat_views = {
-        name: View([t.flatten(0, 1) for t in view.tensors], view.build)
+        name: FieldView([t.flatten(0, 1) for t in view.tensors], view.build)
         for name, view in views.items()
     }
 
@@ -135,7 +144,7 @@ def packed(
         for _ in range(epochs):
             for low, high in _spans(envs, batches):
                 at = begins[:, low:high].t()
-                rows = _Rows(_env_rows(steps, envs, low, high, done.device))
+                rows = _PickRows(_env_rows(steps, envs, low, high, done.device))
                 env, step = at.nonzero(as_tuple=True)
                 yield _batch(
                     {

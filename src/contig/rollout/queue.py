@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from ..arguments import number
+from .rows import FilledRows
 from .storage import RolloutStorage
 from .stored import Stored
-from .window import Window
 
 __all__ = ["ActionLabelRollout", "QueueRolloutStorage"]
 
@@ -62,9 +62,9 @@ class QueueRolloutStorage(RolloutStorage):
         self._rows_filled = 0
 
     @property
-    def window(self) -> Window:
+    def window(self) -> FilledRows:
         full = self._rows_filled == self.num_rows
-        return Window(self.step % self.num_rows if full else 0, self._rows_filled)
+        return FilledRows(self.step % self.num_rows if full else 0, self._rows_filled)
 
     def _next_row(self) -> int:
         if self._rows_filled == self.num_rows < self.max_rows:
@@ -83,9 +83,7 @@ class QueueRolloutStorage(RolloutStorage):
         rows = min(self.num_rows + missing, self.max_rows)
         if rows > self.num_rows:
             self.num_rows = rows
-            with self._results.moving():
-                for field in self.fields.values():
-                    field.grow(rows)
+            self._fields.grow(rows)
             self.hidden.change(self._grown)
 
     def _grown(self, old: torch.Tensor) -> torch.Tensor:
@@ -98,9 +96,7 @@ class QueueRolloutStorage(RolloutStorage):
         window = self.window
         if window.first == 0:
             return
-        with self._results.moving():
-            for field in self.fields.values():
-                field.roll(window.first, window.rows)
+        self._fields.roll(window.first, window.rows)
         self.hidden.change(lambda t: torch.roll(t, -window.first, 0))
         self.step = 0
 

@@ -39,8 +39,11 @@ def gae(
         done: ``[T, N, 1]``; nothing flows over it.
         time_out: ``[T, N, 1]``, also a done, of a state that had a value yet: of `final_values`
             ``[T, N, R]``, or of the row's own state if that is None.
-        advantages, returns: what to fill; all float tensors have one dtype.
+        advantages, returns: what to fill, of one dtype, in which all is computed.
     """
+    dtype = advantages.dtype
+    rewards, values, last_values = rewards.to(dtype), values.to(dtype), last_values.to(dtype)
+    final_values = None if final_values is None else final_values.to(dtype)
     floats = [rewards, values, last_values, advantages, returns]
     if final_values is not None:
         floats.append(final_values)

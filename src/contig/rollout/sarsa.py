@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from ..errors import LayoutError
-from .field import Field, View
+from .field import Field, FieldView
+from .rows import FilledRows
 from .storage import RolloutStorage
-from .window import Window
 
 __all__ = ["SarsaRolloutStorage"]
 
@@ -66,10 +66,6 @@ class SarsaRolloutStorage(RolloutStorage):
     def next_critic_observations(self) -> Any:
         return self._next(self._critic, self.num_rows).map(lambda t: t, 2)
 
-    @property
-    def _critic(self) -> str:
-        return "critic_observations" if "critic_observations" in self.fields else "observations"
-
     def _given(self, transition: Any) -> dict[str, Any]:
         for name, after in _NEXT.items():
             value = getattr(transition, after, None)
@@ -80,7 +76,7 @@ class SarsaRolloutStorage(RolloutStorage):
     def _written(self, row: int, transition: Any) -> None:
         super()._written(row, transition)
         self._has_last = True
-        done = self._cuts()[row, :, 0]
+        done = self._fields.cuts()[row, :, 0]
         for name, after in _NEXT.items():
             if name not in self.fields:
                 continue
@@ -101,7 +97,7 @@ class SarsaRolloutStorage(RolloutStorage):
         self._final = {name: {} for name in _NEXT}
         self._has_last = False
 
-    def _next(self, name: str, rows: int) -> View:
+    def _next(self, name: str, rows: int) -> FieldView:
         """Rows of next observations, final ones in their places."""
         field: Field = self.fields[name]
         tensors = [t[1 : rows + 1] for t in field.tensors]
@@ -111,7 +107,7 @@ class SarsaRolloutStorage(RolloutStorage):
             for row, (envs, kept) in final.items():
                 for tensor, new in zip(tensors, kept):
                     tensor[row].index_copy_(0, envs, new.to(tensor.dtype))
-        return View(tensors, field.build)
+        return FieldView(tensors, field.build)
 
     def _complete(self) -> None:
         if not self._has_last:
@@ -120,7 +116,7 @@ class SarsaRolloutStorage(RolloutStorage):
                 "(and next_critic_observations if there are critic_observations) there"
             )
 
-    def _views(self) -> dict[str, View]:
+    def _views(self) -> dict[str, FieldView]:
         views = super()._views()
         self._complete()
         rows = self.window.rows
@@ -129,9 +125,9 @@ class SarsaRolloutStorage(RolloutStorage):
             views["next_critic_obs"] = self._next("critic_observations", rows)
         return views
 
-    def _replay_leaves(self, window: Window) -> dict[str, Any]:
+    def _replay_leaves(self, window: FilledRows) -> dict[str, Any]:
         self._complete()
         out = super()._replay_leaves(window)
-        for name in self._present & _NEXT.keys():
+        for name in self._fields.present & _NEXT.keys():
             out["next"][name[:-1]] = self._next(name, window.rows).map(lambda t: t, 2)
         return out

@@ -9,7 +9,7 @@ import torch
 
 from ..arguments import whole
 from ..errors import EmptyBufferError, LayoutError
-from .gather import take_rows
+from .rows import take_rows
 
 __all__ = ["StateReplayBuffer"]
 

@@ -15,29 +15,29 @@ import torch
 from ..arguments import whole
 from ..errors import EmptyBufferError, LayoutError
 from . import minibatches
-from .field import Field, View, example_of
+from .field import Field, FieldView
+from .fields import RolloutFields
 from .hidden import HiddenStates
 from .returns import gae, normalize
-from .stored import RESULTS, Results, Stored
+from .rows import FilledRows
+from .stored import RESULTS, Stored
 from .to_replay import leaves_of, write_trajectories
-from .transition import (
-    COLUMNS,
-    FLAGS,
-    DistillationBatch,
-    MiniBatch,
-    Statistics,
-    Transition,
-    as_flags,
-    column,
-)
-from .window import Window
+from .transition import DistillationBatch, MiniBatch, Statistics, Transition, column, fields_of
 
 __all__ = ["RolloutStorage"]
 
-Tensor = torch.Tensor
-
-# Field names of a transition that are called otherwise in the storage.
-_STORED_AS = {"action_mean": "mu", "action_sigma": "sigma"}
+# What minibatches carry: their name of a field, and the storage's.
+_CARRIED_AS = {
+    "obs": "observations",
+    "critic_obs": "critic_observations",
+    "actions": "actions",
+    "values": "values",
+    "advantages": "advantages",
+    "returns": "returns",
+    "old_actions_log_prob": "actions_log_prob",
+    "old_mu": "mu",
+    "old_sigma": "sigma",
+}
 
 
 class RolloutStorage:
@@ -116,44 +116,23 @@ class RolloutStorage:
         self.num_rows = steps
         self.step = 0
         self.check_finite = check_finite
-        self.fields: dict[str, Field] = {}
         self.hidden = HiddenStates(num_envs)
-        self._brought: frozenset[str] = frozenset()  # fields that this rollout's steps have
-        self._assigned: frozenset[str] = frozenset()  # and those given to all of them since
         self._random = torch.Generator(self.device)
         if seed is None:
             self._random.seed()
         else:
             self._random.manual_seed(whole("seed", seed, 0, "None or a whole number"))
-        described = [("observations", obs_shape), ("actions", actions_shape)]
+        seen = {"observations": obs_shape}
         if critic_obs_shape is not None:
-            described.insert(1, ("critic_observations", critic_obs_shape))
-        for name, shape in described:
-            example, known = example_of(shape, num_envs, name)
-            self._declare(name, example, open_dtype=not known)
-        flag, scalar = torch.empty(num_envs, 1, device="meta", dtype=torch.bool), (num_envs, 1)
-        number = torch.empty(num_envs, num_rewards, device="meta")
-        for name in ("rewards", "values", "returns", "advantages"):
-            self._declare(name, number, open_dtype=name in ("rewards", "values"))
-        self._declare("dones", flag)
-        self._declare("actions_log_prob", torch.empty(scalar, device="meta"), open_dtype=True)
-        action = self.fields["actions"].tensors
-        if len(action) == 1 and action[0].is_floating_point():
-            for name in ("mu", "sigma"):
-                example = torch.empty(action[0].shape[1:], device="meta", dtype=action[0].dtype)
-                self._declare(name, example, open_dtype=True)
-        self._results = Results(self.fields)
+            seen["critic_observations"] = critic_obs_shape
+        sizes = (num_envs, num_rewards, self.device, self.num_rows)
+        self._fields = RolloutFields(*sizes, seen, actions_shape, self._more_observations)
+        self.fields: dict[str, Field] = self._fields.by_name
 
     @property
-    def _present(self) -> frozenset[str]:
-        """Fields that the rows have."""
-        return self._brought | self._assigned
-
-    def _declare(self, name: str, example: Any, *, open_dtype: bool = False) -> Field:
-        more = self._more_observations if name.endswith("observations") else 0
-        field = Field(name, example, self.num_rows + more, self.device, open_dtype=open_dtype)
-        self.fields[name] = field
-        return field
+    def _critic(self) -> str:
+        """What the critic sees."""
+        return "critic_observations" if "critic_observations" in self.fields else "observations"
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -170,26 +149,12 @@ class RolloutStorage:
             ValueError: a value is not finite (`check_finite`); nothing is written.
         """
         row = self._next_row()
-        given = self._given(transition)
-        checked = []
-        for name, value in given.items():
-            field = self._field_of(name, value)
-            checked.append((field, field.check(value)))
         fresh = self.window.rows == 0
+        checked = self._fields.check_step(self._given(transition), self.num_rows, fresh)
         states = self.hidden.check(getattr(transition, "hidden_states", None), fresh)
         if self.check_finite:
-            for field, leaves in checked:
-                found = field.first_not_finite(leaves)
-                if found is not None:
-                    raise ValueError(
-                        f"{found[0]}: not finite in env {found[1]} at step {self.step} of the "
-                        "rollout; the step was not stored"
-                    )
-        self._brought, self._assigned = frozenset(given), frozenset()
-        self._results.rows_came()
-        for field, leaves in checked:
-            self.fields[field.name] = field
-            field.write(row, leaves)
+            self._fields.check_finite(checked, self.step)
+        self._fields.write(row, checked)
         self.hidden.write(row, self.num_rows, states)
         self._written(row, transition)
 
@@ -197,61 +162,13 @@ class RolloutStorage:
 
     def _given(self, transition: Any) -> dict[str, Any]:
         """Fields of a transition that are to be stored, by their names here."""
-        wanted = [*self._needed, "values", "actions_log_prob", *_STORED_AS, *self._optional]
-        if "critic_observations" in self.fields:
-            wanted.append("critic_observations")
-        values = {name: getattr(transition, name, None) for name in wanted}
-        for name in (*self._needed, "critic_observations"):
-            if name in values and values[name] is None:
-                raise LayoutError(
-                    f"{name}: the transition has none; every step needs "
-                    f"{', '.join(self._needed)}, and critic_observations if they have a shape"
-                )
-        given = {
-            _STORED_AS.get(name, name): column(name, value) if name in COLUMNS else value
-            for name, value in values.items()
-            if value is not None
-        }
-        if self.window.rows and given.keys() != self._brought:
-            odd = sorted(given.keys() ^ self._brought)[0]
-            now, then = ("given", "missing") if odd in given else ("missing", "given")
-            raise LayoutError(
-                f"{odd}: {now} at this step, {then} at the rollout's first; every step of a "
-                "rollout has the same fields"
-            )
-        return given
-
-    def _field_of(self, name: str, value: Any) -> Field:
-        found = self.fields.get(name)
-        if found is not None:
-            return found
-        if name in ("mu", "sigma"):
-            raise LayoutError(
-                f"{name}: these actions have no mean and sigma; use distribution_params"
-            )
-        if name in COLUMNS:
-            width = 1 if name in FLAGS else self.num_rewards
-            value = torch.empty(self.num_envs, width, dtype=value.dtype, device="meta")
-        return Field(name, value, self.num_rows, self.device)
+        needed = dict.fromkeys((*self._needed, self._critic))
+        return fields_of(transition, tuple(needed), self._optional)
 
     @torch.no_grad()
     def _assign(self, name: str, value: Any) -> None:
-        """Copies a field of all rows, ``[T, N, ...]``.
-
-        Raises:
-            LayoutError: it does not fit; nothing is written.
-        """
-        if name in FLAGS and isinstance(value, torch.Tensor):
-            value = as_flags(name, value)
-        field = self.fields.get(name)
-        if field is None:
-            field = self._field_of(name, Field.first_row(name, value, self.num_envs))
-        field.assign(value, self.num_rows)
-        self.fields[name] = field
-        if name in RESULTS:
-            self._results.made(name)
-        else:
-            self._assigned |= {name}
+        """Copies a field of all rows; what `Stored` does."""
+        self._fields.assign(name, value, self.num_rows)
 
     def _next_row(self) -> int:
         if self.step >= self.num_rows:
@@ -270,11 +187,11 @@ class RolloutStorage:
     # -- returns ------------------------------------------------------------------------------
 
     @property
-    def window(self) -> Window:
+    def window(self) -> FilledRows:
         """The rows that are filled."""
-        return Window(0, self.step)
+        return FilledRows(0, self.step)
 
-    def _filled(self) -> Window:
+    def _filled(self) -> FilledRows:
         window = self.window
         if window.rows == 0:
             raise EmptyBufferError("the rollout is empty: add_transitions comes first")
@@ -294,7 +211,8 @@ class RolloutStorage:
         the value of its last stored state. Rewards stay as they are.
         """
         window = self._filled()
-        if "values" not in self._present:
+        present = self._fields.present
+        if "values" not in present:
             raise LayoutError("values: the transitions have none; returns need them")
         last = column("last_values", last_values).to(self.device)
         values = window.ordered(self.values)
@@ -304,57 +222,34 @@ class RolloutStorage:
             )
         done = window.ordered(self.dones)
         time_out = final = None
-        if "time_outs" in self._present:
+        if "time_outs" in present:
             time_out = window.ordered(self.time_outs)
-            if "final_values" in self._present:
+            if "final_values" in present:
                 final = window.ordered(self.final_values)
         rewards = window.ordered(self.rewards)
         dtype = torch.promote_types(rewards.dtype, values.dtype)
-        rewards, values, last = rewards.to(dtype), values.to(dtype), last.to(dtype)
-        final = None if final is None else final.to(dtype)
-        for name in ("returns", "advantages"):
+        for name in RESULTS:
             self.fields[name].become(dtype)
         # A loop that goes around is computed aside, and its rows then go where they belong.
         aside = window.first != 0
-        returns = torch.empty_like(rewards) if aside else window.ordered(self.returns)
-        advantages = torch.empty_like(rewards) if aside else window.ordered(self.advantages)
-        gae(
-            rewards,
-            values,
-            last,
-            done,
-            gamma,
-            lam,
-            time_out,
-            final,
-            advantages=advantages,
-            returns=returns,
-        )
+        returns = torch.empty_like(rewards, dtype=dtype) if aside else window.ordered(self.returns)
+        advantages = torch.empty_like(returns) if aside else window.ordered(self.advantages)
+        state = (rewards, values, last, done, gamma, lam, time_out, final)
+        gae(*state, advantages=advantages, returns=returns)
         if normalize_advantage:
             normalize(advantages)
         if aside:
             window.scatter(self.returns, returns)
             window.scatter(self.advantages, advantages)
-        self._results.made(*RESULTS)
+        self._fields.results.made(*RESULTS)
 
     # -- minibatches --------------------------------------------------------------------------
 
-    def _views(self) -> dict[str, View]:
+    def _views(self) -> dict[str, FieldView]:
         """What minibatches carry, by the name there, as rows of storage."""
         rows = self._filled().rows
-        named = {
-            "obs": "observations",
-            "critic_obs": "critic_observations",
-            "actions": "actions",
-            "values": "values",
-            "advantages": "advantages",
-            "returns": "returns",
-            "old_actions_log_prob": "actions_log_prob",
-            "old_mu": "mu",
-            "old_sigma": "sigma",
-            **{name: name for name in self._carried},
-        }
-        there = self._present | self._results.usable()
+        named = {**_CARRIED_AS, **{name: name for name in self._carried}}
+        there = self._fields.present | self._fields.results.usable()
         return {k: self.fields[v].view(rows) for k, v in named.items() if v in there}
 
     def mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Iterator[Any]:
@@ -384,13 +279,13 @@ class RolloutStorage:
         """
         window = self._filled()
         views = {
-            name: View([window.ordered(t) for t in view.tensors], view.build)
+            name: FieldView([window.ordered(t) for t in view.tensors], view.build)
             for name, view in self._views().items()
         }
         make = minibatches.packed if packed else minibatches.padded
         return make(
             views,
-            window.ordered(self._cuts())[..., 0],
+            window.ordered(self._fields.cuts())[..., 0],
             self.hidden.ordered(window.ordered),
             num_mini_batches,
             num_epochs,
@@ -398,33 +293,18 @@ class RolloutStorage:
 
     reccurent_mini_batch_generator = recurrent_mini_batch_generator
 
-    def _cuts(self) -> Tensor:
-        dones: Tensor = self.dones
-        return dones | self.time_outs if "time_outs" in self._present else dones
-
     def generator(self) -> Iterator[DistillationBatch]:
         """Steps in time order, ``[N, ...]`` each, for distillation."""
-        window = self._filled()
-        for i in range(window.rows):
-            row = (window.first + i) % window.rows
-            yield DistillationBatch(
-                *(
-                    None
-                    if name not in self._present
-                    else self.fields[name].build([t[row] for t in self.fields[name].tensors], 1)
-                    for name in self._distilled()
-                )
-            )
-
-    def _distilled(self) -> tuple[str, ...]:
-        critic = "critic_observations" if "critic_observations" in self.fields else "observations"
-        return ("observations", critic, "actions", "privileged_actions", "dones")
+        names = ("observations", self._critic, "actions", "privileged_actions", "dones")
+        present = self._fields.present
+        fields = [self.fields[name] if name in present else None for name in names]
+        yield from minibatches.steps(fields, self._filled())
 
     @torch.no_grad()
     def get_statistics(self) -> Statistics:
         """Averages of the rows stored so far. Changes nothing."""
         window = self._filled()
-        starts = minibatches.starts(window.ordered(self._cuts())[..., 0])
+        starts = minibatches.starts(window.ordered(self._fields.cuts())[..., 0])
         length = starts.numel() / starts.sum()
         rewards = window.ordered(self.rewards)
         return Statistics(length, rewards.mean() if self.num_rewards == 1 else rewards.mean((0, 1)))
@@ -446,7 +326,7 @@ class RolloutStorage:
         window = self._filled()
         return write_trajectories(self._replay_leaves(window), buffer, continues)
 
-    def _replay_leaves(self, window: Window) -> dict[str, Any]:
+    def _replay_leaves(self, window: FilledRows) -> dict[str, Any]:
         """Trees of ``[T, N, ...]`` tensors in time order."""
-        present = {name: self.fields[name] for name in self._present}
-        return leaves_of(present, self._cuts(), window)
+        present = {name: self.fields[name] for name in self._fields.present}
+        return leaves_of(present, self._fields.cuts(), window)

@@ -20,12 +20,16 @@ __all__ = [
     "Transition",
     "as_flags",
     "column",
+    "fields_of",
     "mini_batch_type",
 ]
 
 #: Fields with one number, or one per kind of reward, in each row.
 COLUMNS = ("rewards", "dones", "values", "actions_log_prob", "time_outs", "final_values")
 FLAGS = ("dones", "time_outs")
+
+# Fields that are called otherwise in the storage.
+_STORED_AS = {"action_mean": "mu", "action_sigma": "sigma"}
 
 
 @dataclasses.dataclass(eq=False)
@@ -99,6 +103,28 @@ def as_flags(name: str, value: torch.Tensor) -> torch.Tensor:
             f"example {name} > 0"
         )
     return truth
+
+
+def fields_of(
+    transition: Any, needed: tuple[str, ...], optional: tuple[str, ...]
+) -> dict[str, Any]:
+    """What of a transition is to be stored, by the names in the storage.
+
+    Raises:
+        LayoutError: a field that is needed is None.
+    """
+    given = {}
+    for name in (*needed, "values", "actions_log_prob", *_STORED_AS, *optional):
+        value = getattr(transition, name, None)
+        if value is not None:
+            given[_STORED_AS.get(name, name)] = column(name, value) if name in COLUMNS else value
+        elif name in needed:
+            raise LayoutError(
+                f"{name}: the transition has none; every step needs "
+                f"{', '.join(n for n in needed if n != 'critic_observations')}, and "
+                "critic_observations if they have a shape"
+            )
+    return given
 
 
 class MiniBatch(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _native
 from ..layout import Layout, plan_leaf
-from ..tree import Path, Structure, unflatten
+from ..tree import Path
 from .boundaries import Boundaries, dual_ops, optional_flags
 from .folding import ExtraLeaf, Recipe, fold_of
 
@@ -45,7 +45,7 @@ class Schema:
         """The native packer for trees that lack these flags."""
         found = self._plans.get(missing)
         if found is None:
-            tree = _without(self.layout.structure, self.layout, missing)
+            tree = self.layout.structure.numbered(self.layout.number, missing)
             ops = dual_ops(self.layout, self.boundaries.flags, missing)
             leaves = [plan_leaf(x) for x in self.layout.leaves]
             found = _native.Plan(tree, leaves, ops, self.layout.record_size)
@@ -116,27 +116,3 @@ class Schema:
         parsed = json.loads(data)
         keys = parsed["keys"]
         return Schema(Layout.from_json(parsed["layout"]), keys["traj_key"], keys["end_key"])
-
-
-def _without(structure: Structure, layout: Layout, missing: frozenset[Path]) -> Any:
-    """The structure as nested containers of leaf numbers, some leaves left out."""
-
-    def walk(node: Structure, path: Path) -> Any:
-        if node.kind == "leaf":
-            return layout.number[path]
-        if node.kind == "none":
-            return None
-        items = [
-            (key, walk(child, (*path, key)))
-            for key, child in zip(node.keys, node.children)
-            if (*path, key) not in missing
-        ]
-        if node.kind == "dict":
-            return dict(items)
-        # One level: the children are built already.
-        level = Structure(
-            node.kind, node.keys, (Structure("leaf"),) * len(node.keys), node.type_name
-        )
-        return unflatten(level, iter([v for _, v in items]))
-
-    return walk(structure, ())

@@ -2,6 +2,16 @@
 
 from .buffer import TrajectoryReplayBuffer
 from .cache import TrajectoryCache
-from .trajectory import Trajectory
+from .index import TrajectoryEntry
+from .rlinf import export_rlinf, read_rlinf
+from .trajectory import Trajectory, flatten_trajectory
 
-__all__ = ["Trajectory", "TrajectoryCache", "TrajectoryReplayBuffer"]
+__all__ = [
+    "TrajectoryEntry",
+    "Trajectory",
+    "TrajectoryCache",
+    "TrajectoryReplayBuffer",
+    "export_rlinf",
+    "flatten_trajectory",
+    "read_rlinf",
+]

@@ -19,22 +19,17 @@ import numpy as np
 from ..arguments import whole
 from ..batch import Batch
 from ..convert import to_torch
-from ..errors import ClosedError, EmptyBufferError, NothingEligibleError
-from ..replay.prefetch import Prefetcher
-from ..sample import Rng
+from ..errors import ClosedError
 from ..tree import Nested
 from . import checkpoint, rlinf
 from .cache import TrajectoryCache
-from .mixing import join_batches, share
+from .drawing import Drawing
 from .record import Record, parse_optional
-from .source import open_source
+from .source import open_source, resumed_rng
 from .store import Store
 from .trajectory import Array, flatten_trajectory
 
 __all__ = ["TrajectoryReplayBuffer"]
-
-_TRIES = 100  # before adding is stopped for a moment
-_PASSING = (EmptyBufferError, NothingEligibleError)
 
 
 class TrajectoryReplayBuffer:
@@ -45,14 +40,14 @@ class TrajectoryReplayBuffer:
         enable_cache, cache_size: whether, and how many, trajectories that `read_trajectory` gave
             stay in memory, for reading them again. `sample` does not use them: it reads the rows
             that it draws, and no whole trajectories.
-        sample_window_size: sample from the so many newest trajectories; 0: from all.
+        sample_window_size: how many trajectories to sample from, the newest; 0: all.
         auto_save: keep rows in a directory; else the window is kept in memory.
         auto_save_path: that directory. An existing one is opened with what it holds.
         trajectory_format: "pt" or "pkl", of `export_rlinf`.
         optional: fields that a trajectory may lack: a list of those that the first one has, or a
             mapping from fields to a ShapeDtype of one row. Samples then have ``"mask"``: for each
             of them, which rows have it. The others are zeros.
-        max_staleness: sample only what the newest weights, and so many before them, have made
+        max_staleness: how many versions behind the newest weights a trajectory may be
             (`model_weights_id`, in the order in which they first came).
         prefetch: batches drawn ahead in a thread.
         demo_buffer: another buffer that a part of each sample comes from; these rows come last,
@@ -101,11 +96,7 @@ class TrajectoryReplayBuffer:
         self.demo_ratio = demo_ratio
         self.cache = TrajectoryCache(cache_size) if enable_cache else None
         self._output = output
-        self._rng = Rng(seed)
         self._adding = threading.RLock()  # one writer at a time
-        self._turn = threading.RLock()  # one sampler at a time
-        self._taking = threading.Lock()
-        self._ahead = 0  # chunks of the batches that are drawn ahead
         self._closed = False
         self._store = Store(
             sample_window_size,
@@ -114,7 +105,11 @@ class TrajectoryReplayBuffer:
             self.auto_save_path,
             max_bytes,
         )
-        self._prefetcher = Prefetcher(self._draw_ahead, self._mark, prefetch) if prefetch else None
+        self._drawing = Drawing(self._open, self._adding, self._demos, seed, prefetch)
+
+    def _demos(self) -> tuple[Drawing | None, float]:
+        demos = self.demo_buffer
+        return None if demos is None else demos._drawing, self.demo_ratio
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -133,8 +128,7 @@ class TrajectoryReplayBuffer:
         """
         flats = [flatten_trajectory(t) for t in trajectories]
         with self._adding:
-            self._open()
-            return self._store.add(flats)
+            return self._open().add(flats)
 
     def flush(self) -> None:
         """Returns when everything added is committed: it survives any crash of the process.
@@ -142,17 +136,15 @@ class TrajectoryReplayBuffer:
         Raises:
             OSError: it cannot be committed.
         """
-        self._open()
-        storage = self._store.rows.storage
+        storage = self._open().rows.storage
         if storage is not None:
             storage.flush()
 
     def clear(self) -> None:
         """Deletes every trajectory; ids begin at 0 again."""
-        self._drain()
-        with self._turn, self._adding:
-            self._open()
-            self._store.clear()
+        self._drawing.drain()
+        with self._drawing.turn, self._adding:
+            self._open().clear()
             if self.cache is not None:
                 self.cache.clear()
 
@@ -165,79 +157,8 @@ class TrajectoryReplayBuffer:
             EmptyBufferError: nothing was added. NothingEligibleError: all is too stale.
         """
         num_chunks = whole("num_chunks", num_chunks, 1, "a number of steps")
-        if self._prefetcher is None:
-            return self._to_output(*self._draw(num_chunks))
-        with self._taking:
-            if num_chunks != self._ahead:
-                self._drain()
-                self._ahead = num_chunks
-            drawn = self._prefetcher.take(_PASSING)
-        return self._to_output(*drawn)
-
-    def _draw_ahead(self) -> tuple[Batch, int]:
-        return self._draw(self._ahead)
-
-    def _draw(self, n: int) -> tuple[Batch, int]:
-        """A batch, and how many of its rows are demos."""
-        with self._turn:
-            before = self._rng.words.copy()
-            try:
-                return self._draw_both(n)
-            except BaseException:
-                self._rng.words[:] = before  # a draw that failed uses no random numbers up
-                raise
-
-    def _draw_both(self, n: int) -> tuple[Batch, int]:
-        demos = self.demo_buffer
-        if demos is None:
-            return self._draw_own(n), 0
-        count = share(n, self.demo_ratio, self._rng)
-        mine = self._draw_own(n - count) if count < n else None
-        if count == 0:
-            assert mine is not None
-            return mine, 0
-        theirs = demos._draw_own(count)
-        own, other = self._store.record, demos._store.record
-        if own is None:  # there are demos only
-            return theirs, count
-        assert other is not None
-        return join_batches(mine, own, theirs, other), count
-
-    def _draw_own(self, n: int) -> Batch:
-        """Rows of this buffer's own trajectories."""
-        with self._turn:
-            self._open()
-            for _ in range(_TRIES):
-                batch = self._store.try_draw(self._rng, n)
-                if batch is not None:
-                    return batch
-            with self._adding:  # others added faster than we could read
-                batch = self._store.try_draw(self._rng, n)
-            if batch is None:
-                raise NothingEligibleError("the rows that could be sampled are damaged")
-            return batch
-
-    def _to_output(self, batch: Batch, demos: int) -> dict[str, Any]:
-        tree = batch.tree() if self._output == "numpy" else batch.torch()
-        out = Record.output(tree)
-        if self.demo_buffer is not None:
-            is_demo = np.arange(len(batch)) >= len(batch) - demos
-            out["is_demo"] = is_demo if self._output == "numpy" else to_torch(is_demo)
-        return Nested.of(out)  # type: ignore[no-any-return]
-
-    def _mark(self) -> Any:
-        demos = self.demo_buffer
-        return self._rng.state(), None if demos is None else demos._rng.state()
-
-    def _drain(self) -> None:
-        """Throws away what was drawn ahead, and takes its random numbers back."""
-        if self._prefetcher is None:
-            return
-        mark, _ = self._prefetcher.drain()
-        if mark is not None:
-            self._rng.load(mark[0])
-            if self.demo_buffer is not None:
-                self.demo_buffer._rng.load(mark[1])
+        batch, demos = self._drawing.take(num_chunks)
+        return _output(batch, self._output, demos if self.demo_buffer is not None else None)
 
     # -- asking -------------------------------------------------------------------------------
 
@@ -266,7 +187,7 @@ class TrajectoryReplayBuffer:
         return [e.public() for e in self._store.table.entries()]
 
     def is_ready(self, min_size: int) -> bool:
-        """Whether so many trajectories came in; those that the window has let go of count."""
+        """Whether `min_size` trajectories came in; those that the window has let go of count."""
         return max(self._store.came, len(self)) >= min_size
 
     def get_stats(self) -> dict[str, float]:
@@ -314,11 +235,11 @@ class TrajectoryReplayBuffer:
             FileExistsError: something else is there, this buffer's own directory for example.
         """
         path = FilePath(save_path)
-        self._drain()
-        with self._turn, self._adding:
+        self._drawing.drain()
+        with self._drawing.turn, self._adding:
             self._open()
             metadata = {**self._about(), "size": len(self), "total_samples": self.total_samples}
-            metadata["rng"] = self._rng.state()
+            metadata["rng"] = self._drawing.rng.state()
             entries = self._store.table.entries()
             checkpoint.save(path, self._store.rows.storage, entries, metadata, self._live())
 
@@ -349,9 +270,9 @@ class TrajectoryReplayBuffer:
         rank, world = (local_rank, world_size) if is_distributed else (0, 1)
         newest = 0 if self.auto_save else self.sample_window_size
         with open_source(path, rank, world, newest) as source:
-            rng = self._resumed(source.metadata, rank, world)
-            self._drain()
-            with self._turn, self._adding:
+            rng = resumed_rng(source.metadata, self.seed, rank, world)
+            self._drawing.drain()
+            with self._drawing.turn, self._adding:
                 self._open()
                 self._store = self._store.replaced(source)
                 if self.cache is not None:
@@ -359,17 +280,7 @@ class TrajectoryReplayBuffer:
                 if world == 1:
                     counter = int(source.metadata.get("trajectory_counter", 0))
                     self._store.counter = max(self._store.counter, counter)
-                self.seed, self._rng = source.metadata.get("seed", self.seed), rng
-
-    def _resumed(self, metadata: dict[str, Any], rank: int, world: int) -> Rng:
-        """The random numbers to go on with; several ranks have different ones."""
-        rng = Rng(metadata.get("seed", self.seed))
-        if "rng" in metadata:
-            rng.load(metadata["rng"])
-        if world > 1:
-            words = np.random.SeedSequence([*rng.state(), rank]).generate_state(4, np.uint64)
-            rng.load([int(w) for w in words])
-        return rng
+                self.seed, self._drawing.rng = source.metadata.get("seed", self.seed), rng
 
     def export_rlinf(self, save_path: str | FilePath) -> None:
         """Writes RLinf's directory: a file per stored trajectory, in `trajectory_format`.
@@ -378,8 +289,7 @@ class TrajectoryReplayBuffer:
         """
         path = FilePath(save_path)
         with self._adding:
-            self._open()
-            store = self._store
+            store = self._open()
             pairs = ((e, store.whole(store.gather(e), e, to_torch)) for e in store.table.entries())
             rlinf.export_rlinf(path, pairs, self.trajectory_format, self._about(), self._live())
 
@@ -393,9 +303,10 @@ class TrajectoryReplayBuffer:
 
     # -- life ---------------------------------------------------------------------------------
 
-    def _open(self) -> None:
+    def _open(self) -> Store:
         if self._closed:
             raise ClosedError("this buffer is closed")
+        return self._store
 
     def close(self, wait: bool = True) -> None:
         """Ends the prefetching, commits what is left and lets the directory go.
@@ -406,9 +317,8 @@ class TrajectoryReplayBuffer:
         Raises:
             OSError: some trajectories could not be committed.
         """
-        if self._prefetcher is not None:
-            self._prefetcher.close()
-        with self._turn, self._adding:
+        self._drawing.close()
+        with self._drawing.turn, self._adding:
             if not self._closed:
                 self._closed = True
                 self._store.rows.close()
@@ -418,6 +328,15 @@ class TrajectoryReplayBuffer:
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
+
+
+def _output(batch: Batch, kind: str, demos: int | None) -> dict[str, Any]:
+    """A batch as it is handed out; its last `demos` rows are marked."""
+    out = Record.output(batch.tree() if kind == "numpy" else batch.torch())
+    if demos is not None:
+        is_demo = np.arange(len(batch)) >= len(batch) - demos
+        out["is_demo"] = is_demo if kind == "numpy" else to_torch(is_demo)
+    return Nested.of(out)  # type: ignore[no-any-return]
 
 
 def _as_it_is(array: Array) -> Array:

@@ -17,9 +17,9 @@ from typing import Any
 from ..tape import Storage
 from ..tape.disk import DiskStorage, files
 from .folder import CONTIG, METADATA, new_directory, read_json, write_json
-from .journal import Journal
+from .index import TrajectoryEntry
+from .journal import TrajectoryJournal
 from .rows import DiskRows, gather_entry
-from .table import Entry
 
 __all__ = ["is_checkpoint", "save"]
 
@@ -27,7 +27,7 @@ __all__ = ["is_checkpoint", "save"]
 def save(
     path: Path,
     storage: Storage | None,
-    entries: list[Entry],
+    entries: list[TrajectoryEntry],
     metadata: dict[str, Any],
     live: Iterable[Path] = (),
 ) -> None:
@@ -54,7 +54,7 @@ def is_checkpoint(path: Path) -> bool:
     return files.exists(path / "layout.json")
 
 
-def _copy(storage: Storage, folder: Path, entries: list[Entry]) -> None:
+def _copy(storage: Storage, folder: Path, entries: list[TrajectoryEntry]) -> None:
     assert storage.layout is not None
     rows = DiskRows(folder, durability="durable")
     try:
@@ -67,14 +67,14 @@ def _copy(storage: Storage, folder: Path, entries: list[Entry]) -> None:
     _settle(folder / "index.sqlite")
 
 
-def _link(storage: DiskStorage, folder: Path, entries: list[Entry]) -> None:
+def _link(storage: DiskStorage, folder: Path, entries: list[TrajectoryEntry]) -> None:
     storage.flush()
     head, tail, _, _ = storage.tape.snapshot()
     storage.link_rows(folder, tail, head)
     storage.backup_index(folder / "index.sqlite")
     _settle(folder / "index.sqlite")
     files.write_new(folder / "layout.json", files.read(storage.path / "layout.json"))
-    Journal(folder).rewrite(entries)
+    TrajectoryJournal(folder).rewrite(entries)
 
 
 def _sync(path: Path) -> None:

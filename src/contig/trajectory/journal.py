@@ -15,14 +15,14 @@ from typing import Any
 
 from .. import _native
 from ..tape.disk import files
-from .table import Entry
+from .index import TrajectoryEntry
 
-__all__ = ["JOURNAL", "Journal", "read_journal"]
+__all__ = ["JOURNAL", "TrajectoryJournal", "read_journal"]
 
 JOURNAL = "trajectories.jsonl"
 
 
-class Journal:
+class TrajectoryJournal:
     """The file of a directory that is being written. It is made when it is first written to."""
 
     def __init__(self, folder: Path) -> None:
@@ -30,12 +30,12 @@ class Journal:
         self._fd = -1
         self._at = 0
 
-    def open(self) -> dict[int, Entry]:
+    def open(self) -> dict[int, TrajectoryEntry]:
         """What is there, by first seq, made ready to be added to."""
         found, self._at = read_journal(self.path)
         return found
 
-    def add(self, entry: Entry) -> int:
+    def add(self, entry: TrajectoryEntry) -> int:
         """Writes a line; returns where it begins, for `take_back`."""
         if self._fd < 0:
             make = not files.exists(self.path)
@@ -58,7 +58,7 @@ class Journal:
         """The rows of the line that begins there were refused: the next line takes its place."""
         self._at = began
 
-    def rewrite(self, entries: list[Entry]) -> None:
+    def rewrite(self, entries: list[TrajectoryEntry]) -> None:
         """Puts a file with these lines in the place of the old one."""
         self.close()
         data = b"".join(_line(e) for e in entries)
@@ -71,17 +71,17 @@ class Journal:
             self._fd = -1
 
 
-def _line(entry: Entry) -> bytes:
+def _line(entry: TrajectoryEntry) -> bytes:
     text = json.dumps({**entry.public(), "first": entry.first, "version": entry.version})
     data = text.encode()
     return b"%08x %s\n" % (_native.crc32c(data), data)
 
 
-def read_journal(path: Path) -> tuple[dict[int, Entry], int]:
+def read_journal(path: Path) -> tuple[dict[int, TrajectoryEntry], int]:
     """Whole lines by first seq, the last of each; and where the next line begins."""
     data = files.read(path) if files.exists(path) else b""
     end = data.rfind(b"\n") + 1
-    found: dict[int, Entry] = {}
+    found: dict[int, TrajectoryEntry] = {}
     for line in data[:end].splitlines():
         entry = _parse(line)
         if entry is not None:
@@ -89,12 +89,12 @@ def read_journal(path: Path) -> tuple[dict[int, Entry], int]:
     return found, end
 
 
-def _parse(line: bytes) -> Entry | None:
+def _parse(line: bytes) -> TrajectoryEntry | None:
     crc, _, text = line.partition(b" ")
     try:
         if int(crc, 16) != _native.crc32c(text):
             return None
         values: dict[str, Any] = json.loads(text)
-        return Entry(**{**values, "shape": tuple(values["shape"])})
+        return TrajectoryEntry(**{**values, "shape": tuple(values["shape"])})
     except (ValueError, TypeError, KeyError):
         return None

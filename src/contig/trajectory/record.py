@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import LayoutError
 from ..layout import Layout, ShapeDtype
 from ..tree import Path, as_path, show_path
-from .table import Entry
+from .index import TrajectoryEntry
 from .trajectory import Array, Flat, nested
 
 __all__ = ["Optional", "Record", "parse_optional"]
@@ -161,7 +161,9 @@ class Record:
         }
         return {p: batch[(FIELDS, *p)] for p in self.fields if p not in absent}
 
-    def whole(self, batch: Any, entry: Entry, make: Callable[[Array], Any]) -> dict[str, Any]:
+    def whole(
+        self, batch: Any, entry: TrajectoryEntry, make: Callable[[Array], Any]
+    ) -> dict[str, Any]:
         """A trajectory from its rows: fields ``[T, B, ...]``, copied, and what describes it."""
         fields = {
             path: make(column.reshape(*entry.shape[:2], *column.shape[1:]).copy())

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import LayoutError
+from ..unpickle import check_torch, load_arrays
 from .folder import CONTIG, METADATA, new_directory, read_json, write_json
-from .table import Entry
+from .index import TrajectoryEntry
 from .trajectory import BOOTSTRAPPED
-from .unpickle import check_torch, load_arrays
 
 __all__ = ["FORMATS", "INDEX", "RlinfDirectory", "export_rlinf", "read_rlinf"]
 
@@ -43,11 +43,11 @@ class RlinfDirectory(NamedTuple):
 
     path: Path
     metadata: dict[str, Any]
-    entries: list[Entry]
+    entries: list[TrajectoryEntry]
     format: str
-    missing: list[Entry]
+    missing: list[TrajectoryEntry]
 
-    def load(self, entry: Entry) -> dict[str, Any]:
+    def load(self, entry: TrajectoryEntry) -> dict[str, Any]:
         """The fields of one trajectory.
 
         Raises:
@@ -142,9 +142,9 @@ def read_rlinf(path: Path) -> RlinfDirectory:
     return RlinfDirectory(path, metadata, there, form, missing)
 
 
-def _entry(info: dict[str, Any], key: str) -> Entry:
+def _entry(info: dict[str, Any], key: str) -> TrajectoryEntry:
     number = int(info.get("trajectory_id", key if key.isdigit() else -1))
-    return Entry(
+    return TrajectoryEntry(
         uuid=str(info.get("uuid", "" if key.isdigit() else key)),
         trajectory_id=number,
         num_samples=int(info["num_samples"]),
@@ -154,7 +154,7 @@ def _entry(info: dict[str, Any], key: str) -> Entry:
     )
 
 
-def _file_name(entry: Entry, form: str) -> str:
+def _file_name(entry: TrajectoryEntry, form: str) -> str:
     weights = entry.model_weights_id
     if os.path.basename(weights) != weights or "\0" in weights:
         raise LayoutError(f"model_weights_id {weights!r} cannot be part of a file's name")
@@ -163,7 +163,7 @@ def _file_name(entry: Entry, form: str) -> str:
 
 def export_rlinf(
     path: Path,
-    trajectories: Iterable[tuple[Entry, dict[str, Any]]],
+    trajectories: Iterable[tuple[TrajectoryEntry, dict[str, Any]]],
     form: str,
     metadata: dict[str, Any],
     live: Iterable[Path] = (),

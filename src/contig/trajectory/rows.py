@@ -18,8 +18,8 @@ from ..tape import LazyTensorStorage, PackedRows, Snapshot, Storage
 from ..tape.disk import DiskStorage, files
 from ..tape.disk.extents import row_stride
 from ..tape.episodes import NUMBER, read_index
-from .journal import JOURNAL, Journal, read_journal
-from .table import Entry
+from .index import TrajectoryEntry
+from .journal import JOURNAL, TrajectoryJournal, read_journal
 from .trajectory import Array
 
 __all__ = ["DiskRows", "MemoryRows", "ReadRows", "any_lost", "gather_entry"]
@@ -32,7 +32,7 @@ _LOADING = "loading"
 
 
 class MemoryRows:
-    """Rows in memory, for the last so many trajectories; it grows when they become longer.
+    """Rows in memory, of the newest trajectories; it grows when they become longer.
 
     Args:
         window: trajectories to keep; 0: all.
@@ -51,7 +51,7 @@ class MemoryRows:
         self.storage.publish(layout)
 
     def make_room(self, rows: int) -> None:
-        """Grows so that so many rows fit."""
+        """Makes room for more rows."""
         storage = self.storage
         if storage is None or rows <= storage.capacity:
             return
@@ -62,7 +62,7 @@ class MemoryRows:
         larger.restore(_contents(storage), (0, 0))
         self.storage = larger
 
-    def append(self, tree: Any, entry: Entry) -> Entry:
+    def append(self, tree: Any, entry: TrajectoryEntry) -> TrajectoryEntry:
         """Stores a trajectory; its entry with the place where it is."""
         assert self.storage is not None
         return _append(self.storage, tree, entry)
@@ -74,7 +74,7 @@ class MemoryRows:
         self.clear()
 
 
-def _append(storage: Storage, tree: Any, entry: Entry) -> Entry:
+def _append(storage: Storage, tree: Any, entry: TrajectoryEntry) -> TrajectoryEntry:
     seqs = storage.default_writer.extend_trajectory(
         tree, truncated=True, traj_id=entry.trajectory_id, policy_version=entry.version
     )
@@ -105,7 +105,7 @@ def any_lost(seqs: Array, lost: Any) -> bool:
     return bool(lost) and bool((seqs < lost).any())
 
 
-def gather_entry(storage: Storage, entry: Entry) -> Batch:
+def gather_entry(storage: Storage, entry: TrajectoryEntry) -> Batch:
     """All rows of a trajectory.
 
     Raises:
@@ -134,9 +134,9 @@ class DiskRows:
         self.path = path
         self._options: dict[str, Any] = {"max_bytes": max_bytes, "durability": durability}
         self._max_bytes = max_bytes
-        self._journal = Journal(path)
+        self._journal = TrajectoryJournal(path)
         self.storage: Storage | None = None
-        self.entries: list[Entry] = []  # as they were found
+        self.entries: list[TrajectoryEntry] = []  # as they were found
         self.damaged = 0
         if files.exists(path / "layout.json"):
             self.storage = DiskStorage(path, **self._options)
@@ -159,7 +159,7 @@ class DiskRows:
     def make_room(self, rows: int) -> None:
         """The disk has room, or the append raises."""
 
-    def append(self, tree: Any, entry: Entry) -> Entry:
+    def append(self, tree: Any, entry: TrajectoryEntry) -> TrajectoryEntry:
         """Stores a trajectory; its entry with the place where it is."""
         storage = self.storage
         assert storage is not None
@@ -207,7 +207,7 @@ class DiskRows:
         """What a load left that was killed."""
         files.remove_tree(self.path / _LOADING)
 
-    def replace(self, other: DiskRows, entries: list[Entry]) -> None:
+    def replace(self, other: DiskRows, entries: list[TrajectoryEntry]) -> None:
         """Takes over what is in one that `beside` made, in place of everything; if that fails,
         nothing is changed."""
         assert isinstance(other.storage, DiskStorage) and other.storage.schema is not None
@@ -236,7 +236,7 @@ class DiskRows:
         finally:
             files.remove_tree(self.path)
 
-    def seal(self, entries: list[Entry]) -> None:
+    def seal(self, entries: list[TrajectoryEntry]) -> None:
         """Makes the journal durable, with these lines."""
         self._journal.rewrite(entries)
 
@@ -280,8 +280,8 @@ class ReadRows:
 
 
 def _join(
-    episodes: Array, lines: dict[int, Entry], storage: DiskStorage
-) -> tuple[list[Entry], int]:
+    episodes: Array, lines: dict[int, TrajectoryEntry], storage: DiskStorage
+) -> tuple[list[TrajectoryEntry], int]:
     """Entries of the whole trajectories on a tape, and how many cannot be served."""
     entries, damaged = [], 0
     for episode in episodes:

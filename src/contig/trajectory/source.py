@@ -7,21 +7,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..errors import LayoutError
 from ..replay.folder import reading
+from ..sample import Rng
 from ..tape.disk import files
 from .checkpoint import is_checkpoint
 from .folder import METADATA, read_json, shard
+from .index import TrajectoryEntry
 from .record import Optional, Record
 from .rlinf import RlinfDirectory, read_rlinf
 from .rows import ReadRows, gather_entry
-from .table import Entry
 from .trajectory import Flat, flatten_trajectory
 
-__all__ = ["Source", "open_source"]
+__all__ = ["OpenedDirectory", "open_source", "resumed_rng"]
 
 
-class Source(NamedTuple):
+class OpenedDirectory(NamedTuple):
     """What a rank takes from a directory.
 
     Attributes:
@@ -30,15 +33,29 @@ class Source(NamedTuple):
         optional: fields that may be missing, if the directory says so.
     """
 
-    entries: list[Entry]
+    entries: list[TrajectoryEntry]
     flats: Iterator[Flat]
     metadata: dict[str, Any]
     optional: Optional
 
 
+def resumed_rng(metadata: dict[str, Any], seed: int | None, rank: int, world: int) -> Rng:
+    """The random numbers to go on with; several ranks have different ones."""
+    rng = Rng(metadata.get("seed", seed))
+    if "rng" in metadata:
+        rng.load(metadata["rng"])
+    if world > 1:
+        words = np.random.SeedSequence([*rng.state(), rank]).generate_state(4, np.uint64)
+        rng.load([int(w) for w in words])
+    return rng
+
+
 @contextmanager
-def open_source(path: Path, rank: int, world_size: int, newest: int = 0) -> Iterator[Source]:
-    """A rank's part of a directory, or the so many newest trajectories of that part.
+def open_source(
+    path: Path, rank: int, world_size: int, newest: int = 0
+) -> Iterator[OpenedDirectory]:
+    """A rank's part of a directory; of that part only the newest trajectories, if `newest` says
+    how many.
 
     Raises:
         FileNotFoundError: there is none, or not all of it.
@@ -51,27 +68,29 @@ def open_source(path: Path, rank: int, world_size: int, newest: int = 0) -> Iter
 
 
 @contextmanager
-def _open(path: Path, rank: int, world_size: int, newest: int) -> Iterator[Source]:
+def _open(path: Path, rank: int, world_size: int, newest: int) -> Iterator[OpenedDirectory]:
     if not is_checkpoint(path):
         directory = read_rlinf(path)
         part = directory.entries[shard(len(directory.entries), rank, world_size)][-newest:]
-        yield Source(part, _from_rlinf(directory, part), directory.metadata, {})
+        yield OpenedDirectory(part, _from_rlinf(directory, part), directory.metadata, {})
         return
     metadata = read_json(path / METADATA) if files.exists(path / METADATA) else {}
     if not files.exists(path / "layout.json"):  # of a buffer that was empty
-        yield Source([], iter(()), metadata, {})
+        yield OpenedDirectory([], iter(()), metadata, {})
         return
     rows = ReadRows(path)
     try:
         assert rows.storage.layout is not None
         record = Record.stored(rows.storage.layout, {})
         part = rows.entries[shard(len(rows.entries), rank, world_size)][-newest:]
-        yield Source(part, _from_rows(rows, record, part), metadata, record.optional_specs())
+        yield OpenedDirectory(
+            part, _from_rows(rows, record, part), metadata, record.optional_specs()
+        )
     finally:
         rows.close()
 
 
-def _from_rows(rows: ReadRows, record: Record, entries: list[Entry]) -> Iterator[Flat]:
+def _from_rows(rows: ReadRows, record: Record, entries: list[TrajectoryEntry]) -> Iterator[Flat]:
     for entry in entries:
         try:
             batch = gather_entry(rows.storage, entry)
@@ -81,7 +100,7 @@ def _from_rows(rows: ReadRows, record: Record, entries: list[Entry]) -> Iterator
         yield Flat(record.columns(batch), entry.shape, length, weights)
 
 
-def _from_rlinf(directory: RlinfDirectory, entries: list[Entry]) -> Iterator[Flat]:
+def _from_rlinf(directory: RlinfDirectory, entries: list[TrajectoryEntry]) -> Iterator[Flat]:
     for entry in entries:
         flat = flatten_trajectory(directory.load(entry))
         if flat.rows != entry.num_samples:

@@ -15,10 +15,10 @@ from typing import Any
 from ..batch import Batch
 from ..errors import EmptyBufferError, NothingEligibleError
 from ..sample import Rng
+from .index import TrajectoryEntry, TrajectoryIndex
 from .record import Optional, Record
 from .rows import DiskRows, MemoryRows, any_lost, gather_entry
-from .source import Source
-from .table import Entry, Table
+from .source import OpenedDirectory
 from .trajectory import Array, Flat
 
 __all__ = ["Store"]
@@ -46,7 +46,7 @@ class Store:
         self._window, self._max_staleness, self._optional = window, max_staleness, optional
         self.in_memory = path is None
         self.record: Record | None = None
-        self.table = Table(window, max_staleness)
+        self.table = TrajectoryIndex(window, max_staleness)
         self.counter = 0  # the next trajectory's id
         self.came = 0  # trajectories that came in, those that are gone included
         self.rows: DiskRows | MemoryRows = MemoryRows(window)
@@ -83,10 +83,12 @@ class Store:
             self._append(flat, record, tree)
         return list(range(first, self.counter))
 
-    def _append(self, flat: Flat, record: Record, tree: Any, known: Entry | None = None) -> None:
+    def _append(
+        self, flat: Flat, record: Record, tree: Any, known: TrajectoryEntry | None = None
+    ) -> None:
         """Stores a trajectory, as a new one or under the names it had elsewhere."""
         weights = flat.model_weights_id
-        entry = Entry(
+        entry = TrajectoryEntry(
             uuid=known.uuid if known is not None and known.uuid else str(uuid.uuid4()),
             trajectory_id=self.counter if known is None else known.trajectory_id,
             num_samples=flat.rows,
@@ -123,7 +125,7 @@ class Store:
         if self.rows.storage is None:
             self.record = None
 
-    def replaced(self, source: Source) -> Store:
+    def replaced(self, source: OpenedDirectory) -> Store:
         """A store with other trajectories: in memory a new one, in a directory this one.
 
         Raises:
@@ -178,7 +180,7 @@ class Store:
             return None
         return batch  # type: ignore[no-any-return]
 
-    def gather(self, entry: Entry) -> Batch:
+    def gather(self, entry: TrajectoryEntry) -> Batch:
         """All rows of a trajectory.
 
         Raises:
@@ -187,7 +189,9 @@ class Store:
         assert self.rows.storage is not None
         return gather_entry(self.rows.storage, entry)
 
-    def whole(self, batch: Batch, entry: Entry, make: Callable[[Array], Any]) -> dict[str, Any]:
+    def whole(
+        self, batch: Batch, entry: TrajectoryEntry, make: Callable[[Array], Any]
+    ) -> dict[str, Any]:
         """A trajectory from its rows; `make` makes what its fields are to be."""
         assert self.record is not None
         return self.record.whole(batch, entry, make)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from contig.sample import Rng
 from contig.trajectory.cache import TrajectoryCache
-from contig.trajectory.table import Entry, Table
+from contig.trajectory.index import TrajectoryEntry, TrajectoryIndex
 
 OPS = st.lists(
     st.one_of(
@@ -30,10 +30,10 @@ class Model:
 
     def __init__(self, window: int, stale: int | None) -> None:
         self.window_size, self.stale = window, stale
-        self.entries: list[Entry] = []
+        self.entries: list[TrajectoryEntry] = []
         self.weights: list[str] = []
 
-    def window(self) -> list[Entry]:
+    def window(self) -> list[TrajectoryEntry]:
         part = self.entries[-self.window_size :] if self.window_size else self.entries
         if self.stale is None:
             return part
@@ -42,7 +42,7 @@ class Model:
 
 @given(ops=OPS, window=st.integers(0, 4), stale=st.one_of(st.none(), st.integers(0, 2)))
 def test_against_a_list(ops: list[Any], window: int, stale: int | None) -> None:
-    table, model = Table(window, stale), Model(window, stale)
+    table, model = TrajectoryIndex(window, stale), Model(window, stale)
     seq = 0
     for number, op in enumerate(ops):
         if op[0] == "add":
@@ -53,7 +53,9 @@ def test_against_a_list(ops: list[Any], window: int, stale: int | None) -> None:
                 model.weights.append(name)
             version = table.version_of(name)
             assert version == model.weights.index(name)
-            entry = Entry("", number, samples, (samples, 1), 0, name, seq, number, version)
+            entry = TrajectoryEntry(
+                "", number, samples, (samples, 1), 0, name, seq, number, version
+            )
             table.add(entry)
             model.entries.append(entry)
             seq += samples
@@ -82,7 +84,7 @@ def test_against_a_list(ops: list[Any], window: int, stale: int | None) -> None:
         _check_window(table, model)
 
 
-def _check_window(table: Table, model: Model) -> None:
+def _check_window(table: TrajectoryIndex, model: Model) -> None:
     drawable = [e.first + i for e in model.window() for i in range(e.num_samples)]
     found = table.window()
     assert found.total == len(drawable)
@@ -112,10 +114,10 @@ def _numbers_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_adjacent_or_not_the_numbers_are_the_same() -> None:
-    def entry(first: int) -> Entry:
-        return Entry("", 0, 5, (5, 1), 0, "", first)
+    def entry(first: int) -> TrajectoryEntry:
+        return TrajectoryEntry("", 0, 5, (5, 1), 0, "", first)
 
-    near, far = Table(0, None), Table(0, None)
+    near, far = TrajectoryIndex(0, None), TrajectoryIndex(0, None)
     for i in range(4):
         near.add(entry(5 * i))
         far.add(entry(100 * i))

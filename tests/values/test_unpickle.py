@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from contig.trajectory import unpickle
-from contig.trajectory.unpickle import check_torch, load_arrays
+from contig import unpickle
+from contig.unpickle import check_torch, load_arrays
 
 
 def load(data: bytes) -> Any:

@@ -18,7 +18,7 @@ from typing import IO, Any, ClassVar, NoReturn
 
 import numpy as np
 
-from ..convert import as_array
+from .convert import as_array
 
 __all__ = ["check_torch", "load_arrays"]
 

@@ -1,4 +1,4 @@
-"""Rows of a tensor by number.
+"""Rows of a rollout's tensors: those that are filled, in order of time, and some by number.
 
 On the host one thread copies them: torch's threads wait for one another, which takes longer than
 the copying where other processes keep a core busy.
@@ -6,17 +6,36 @@ the copying where other processes keep a core busy.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-__all__ = ["clear_rows", "take_rows"]
+__all__ = ["FilledRows", "clear_rows", "take_rows"]
 
 Tensor = torch.Tensor
 
 # Floats as integers of their size: numpy lacks some of them.
 _AS_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class FilledRows(NamedTuple):
+    """Which rows are filled: `rows` of them, in time order from row `first` on, in a circle."""
+
+    first: int
+    rows: int
+
+    def ordered(self, tensor: Tensor) -> Tensor:
+        """The filled rows in time order; a view unless they go around."""
+        if self.first == 0:
+            return tensor[: self.rows]
+        return torch.cat((tensor[self.first : self.rows], tensor[: self.first]))
+
+    def scatter(self, target: Tensor, rows: Tensor) -> None:
+        """Writes rows in time order to where they belong."""
+        behind = self.rows - self.first
+        target[self.first : self.rows] = rows[:behind]
+        target[: self.first] = rows[behind:]
 
 
 def take_rows(tensor: Tensor, rows: Tensor) -> Tensor:

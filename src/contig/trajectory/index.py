@@ -16,12 +16,12 @@ from .. import _native
 from ..sample import Rng
 from .trajectory import Array
 
-__all__ = ["Entry", "Table", "Window"]
+__all__ = ["TrajectoryEntry", "TrajectoryIndex", "DrawableRows"]
 
 _FIRST, _COUNT, _END, _VERSION, _NUMBER = range(5)
 
 
-class Entry(NamedTuple):
+class TrajectoryEntry(NamedTuple):
     """What the index knows of a trajectory.
 
     Attributes:
@@ -47,7 +47,7 @@ class Entry(NamedTuple):
         return {**dict(zip(names, self)), "shape": list(self.shape)}
 
 
-class Window(NamedTuple):
+class DrawableRows(NamedTuple):
     """Trajectories that may be drawn from. Immutable.
 
     Attributes:
@@ -78,7 +78,7 @@ class Window(NamedTuple):
         return seqs
 
 
-class Table:
+class TrajectoryIndex:
     """Trajectories in the order in which they came. Thread-safe.
 
     Args:
@@ -98,22 +98,22 @@ class Table:
             self._newest = -1
 
     def _reset(self) -> None:
-        self._entries: list[Entry] = []
+        self._entries: list[TrajectoryEntry] = []
         self._columns = np.empty((5, 64), np.int64)
         self._start = self._stop = 0
-        self._window: Window | None = None
+        self._window: DrawableRows | None = None
 
     def version_of(self, model_weights_id: str) -> int:
         """The number of these weights; new ones get the next."""
         return self._versions.get(model_weights_id, self._newest + 1)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: TrajectoryEntry) -> None:
         with self._lock:
             self._versions.setdefault(entry.model_weights_id, entry.version)
             self._newest = max(self._newest, entry.version)
             self._put(entry)
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: TrajectoryEntry) -> None:
         if self._stop == self._columns.shape[1]:
             # Windows that were handed out keep the old array.
             kept = self._columns[:, self._start : self._stop]
@@ -155,30 +155,30 @@ class Table:
                 for entry in kept:
                     self._put(entry)
 
-    def window(self) -> Window:
+    def window(self) -> DrawableRows:
         """What may be drawn now."""
         with self._lock:
             if self._window is None:
                 self._window = self._make_window()
             return self._window
 
-    def _make_window(self) -> Window:
+    def _make_window(self) -> DrawableRows:
         low = self._start
         if self._window_size:
             low = max(low, self._stop - self._window_size)
         part = self._columns[:, low : self._stop]
         if not part.size:
-            return Window(part[_FIRST], part[_COUNT], part[_END], 0, False)
+            return DrawableRows(part[_FIRST], part[_COUNT], part[_END], 0, False)
         if self._max_staleness is not None:
             part = part[:, part[_VERSION] >= self._newest - self._max_staleness]
-            return Window(part[_FIRST], part[_COUNT], np.cumsum(part[_COUNT]), 0, False)
+            return DrawableRows(part[_FIRST], part[_COUNT], np.cumsum(part[_COUNT]), 0, False)
         base = int(part[_END, 0] - part[_COUNT, 0])
         span = part[_FIRST, -1] + part[_COUNT, -1] - part[_FIRST, 0]
         adjacent = bool(span == part[_END, -1] - base)
-        return Window(part[_FIRST], part[_COUNT], part[_END], base, adjacent)
+        return DrawableRows(part[_FIRST], part[_COUNT], part[_END], base, adjacent)
 
     def rows_needed(self, more: int) -> int:
-        """Rows of the window as it will be when a trajectory of so many rows has come in."""
+        """Rows of the window as it will be when a trajectory of `more` rows has come in."""
         with self._lock:
             low = self._start
             if self._window_size:
@@ -190,11 +190,11 @@ class Table:
         ends = self._columns[_END, low : self._stop]
         return int(ends[-1] - ends[0] + counts[0]) if len(ends) else 0
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[TrajectoryEntry]:
         with self._lock:
             return list(self._entries)
 
-    def find(self, trajectory_id: int) -> Entry | None:
+    def find(self, trajectory_id: int) -> TrajectoryEntry | None:
         """The newest one of this id."""
         found = (e for e in reversed(self.entries()) if e.trajectory_id == trajectory_id)
         return next(found, None)
