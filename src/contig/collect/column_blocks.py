@@ -99,18 +99,17 @@ class Blocks:
         layout: of a row.
         lanes: B.
         rows: per lane and block.
+
+    Attributes:
+        block_rows: the same for blocks made from now on.
     """
 
     def __init__(self, layout: Layout, lanes: int, rows: int) -> None:
         self.layout, self.lanes = layout, lanes
-        self._rows = rows
+        self.block_rows = rows
         self._blocks: list[tuple[int, Batch]] = []  # first row, columns; in order, without gaps
         self.position = np.zeros(lanes, np.int64)  # rows each lane has written, ever
         self.first = 0  # rows before the oldest block
-
-    def resize(self, rows: int) -> None:
-        """Blocks made from now on have this many rows per lane."""
-        self._rows = rows
 
     def block_at(self, row: int) -> tuple[int, Batch]:
         """The block that holds a lane's n-th row, and the row it starts at."""
@@ -120,10 +119,10 @@ class Blocks:
         end = self.first if not self._blocks else self._end()
         assert row >= end
         while True:
-            batch = Batch.empty(self.layout, (self.lanes, self._rows))
+            batch = Batch.empty(self.layout, (self.lanes, self.block_rows))
             batch.block[:] = 0
             self._blocks.append((end, batch))
-            end += self._rows
+            end += self.block_rows
             if row < end:
                 return self._blocks[-1]
 

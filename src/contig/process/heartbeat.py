@@ -1,4 +1,4 @@
-"""The page on which a worker process shows what it is doing, and where it is told to hold still."""
+"""A page of shared memory on which a worker shows what it does, and what its collector reads."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import os
 import time
 from typing import NamedTuple
 
-__all__ = ["LIMITS", "Limit", "Heartbeat", "Stage"]
+__all__ = ["HeartbeatPage", "Stage", "Watch"]
 
 _BYTES = 4096
 _STAGE_BITS = 4
+_LOOKS = 5
+_LOOK_S = 0.1
+_SILENT_S = 4.0  # a process that waits shows several times a second that it runs
+_COPYING_S = 20.0  # our own code copies large batches, and nothing else runs meanwhile
+_BOOT_S = 120.0  # until the interpreter and what the job needs is loaded
 
 
 class Stage:
@@ -26,25 +31,25 @@ class Stage:
     FIRST_STEP, READY = 9, 10
 
 
-class Limit(NamedTuple):
+class _Limit(NamedTuple):
     """How long a stage may take: as long as a step, or as long as a start."""
 
     what: str
     quick: bool
 
 
-LIMITS = {
-    Stage.MAKING: Limit("make_env", False),
-    Stage.STEPPING: Limit("env.step", True),
-    Stage.FIRST_STEP: Limit("the first env.step", False),
-    Stage.RESETTING: Limit("env.reset", False),
-    Stage.ACTING: Limit("the policy", True),
-    Stage.FIRST_ACT: Limit("the policy's first call", False),
-    Stage.PROCESSING: Limit("postproc or post_collect_hook", False),
+_LIMITS = {
+    Stage.MAKING: _Limit("make_env", False),
+    Stage.STEPPING: _Limit("env.step", True),
+    Stage.FIRST_STEP: _Limit("the first env.step", False),
+    Stage.RESETTING: _Limit("env.reset", False),
+    Stage.ACTING: _Limit("the policy", True),
+    Stage.FIRST_ACT: _Limit("the policy's first call", False),
+    Stage.PROCESSING: _Limit("postproc or post_collect_hook", False),
 }
 
 
-class Heartbeat:
+class HeartbeatPage:
     """A page of shared memory. Word 3 is the collector's, the others are the worker's.
 
     Word 0 is a counter of stages with the stage in its low bits; word 1 the stretches it has
@@ -61,10 +66,10 @@ class Heartbeat:
         self._count = 0
 
     @staticmethod
-    def create() -> Heartbeat:
+    def create() -> HeartbeatPage:
         fd = os.memfd_create("contig-progress", os.MFD_CLOEXEC)
         os.ftruncate(fd, _BYTES)
-        return Heartbeat(fd)
+        return HeartbeatPage(fd)
 
     def enter(self, stage: int) -> None:
         """Says what comes now."""
@@ -140,3 +145,59 @@ class Heartbeat:
         self._words.release()
         self._map.close()
         os.close(self.fd)
+
+
+class Watch:
+    """Judges by its page whether a worker hangs, or was stopped. For one thread.
+
+    If all processes stood still, a worker gets the time to go on before it is judged: it is looked
+    at several times.
+    """
+
+    def __init__(self, page: HeartbeatPage) -> None:
+        self._page = page
+        self.begin()
+
+    def begin(self) -> None:
+        """What it does counts from now on."""
+        self._word, self._since, self._looks = self._page.now, time.monotonic(), 0
+
+    def hangs(self, step_s: float, start_s: float) -> str | None:
+        """What it has been doing for too long, or None. Asked several times a second."""
+        if self._page.now != self._word:
+            self.begin()
+            return None
+        self._looks += 1
+        if self._looks < _LOOKS:
+            return None
+        spent = time.monotonic() - self._since
+        if not self._page.now:
+            return f"did not start within {_BOOT_S} s" if spent > _BOOT_S else None
+        limit = _LIMITS.get(self._page.stage)
+        if limit is None:
+            return None
+        most = step_s if limit.quick else start_s
+        return f"hangs in {limit.what} for more than {most} s" if spent > most else None
+
+    @property
+    def silence_s(self) -> float:
+        """How long ago it showed that it runs; 0 before it began to."""
+        beat = self._page.beaten
+        return (time.monotonic_ns() - beat) / 1e9 if beat else 0.0
+
+    def silent(self) -> str | None:
+        """What is wrong if it does not even run, as if it was stopped; or None.
+
+        The user's code may hold the interpreter's lock, and then nothing else runs: while it is
+        in such code, `hangs` judges.
+        """
+        stage = self._page.stage
+        waits = stage in (Stage.READY, Stage.HELD)
+        if stage in _LIMITS or self.silence_s < (_SILENT_S if waits else _COPYING_S):
+            return None
+        before = self._page.beaten
+        for _ in range(_LOOKS):
+            time.sleep(_LOOK_S)
+            if self._page.beaten != before:
+                return None
+        return f"gave no sign of life for {self.silence_s:.0f} s; was it stopped?"

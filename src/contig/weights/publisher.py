@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from ..client import RemoteReplayBuffer
-from ..server import Server
-from ..weights.policy import get_weights
-from .weights_feed import WeightsFeed
+from ..errors import WorkerError
+from .feed import BringsWeights, WeightsFeed
+from .policy import get_weights
 
-__all__ = ["WeightPublisher"]
+__all__ = ["PublishesWeights", "WeightPublisher"]
+
+
+@runtime_checkable
+class PublishesWeights(Protocol):
+    """A server from which actors elsewhere get weights."""
+
+    @property
+    def weights_version(self) -> int | None: ...
+    def publish(self, version: int, tree: Any) -> None: ...
 
 
 class WeightPublisher:
@@ -25,8 +33,8 @@ class WeightPublisher:
 
     Args:
         policy: whose weights.
-        buffer: the collector's `replay_buffer`; a server gets what is published, and a remote one
-            may bring weights.
+        buffer: the collector's `replay_buffer`: a server gets what is published, a client of one
+            brings weights, and others have nothing to do with them.
         put: makes weights current for whoever acts, under a version; copies what it keeps.
 
     Attributes:
@@ -35,8 +43,8 @@ class WeightPublisher:
 
     def __init__(self, policy: Any, buffer: Any, put: Callable[[int, Any], None]) -> None:
         self._policy, self._put = policy, put
-        self._server = buffer if isinstance(buffer, Server) else None
-        self._remote = buffer if isinstance(buffer, RemoteReplayBuffer) else None
+        self._server = buffer if isinstance(buffer, PublishesWeights) else None
+        self._remote = buffer if isinstance(buffer, BringsWeights) else None
         self._lock = threading.Lock()
         self._feed: WeightsFeed | None = None
         self.has_weights = get_weights(policy) is not None
@@ -49,6 +57,11 @@ class WeightPublisher:
             newest = self._server.weights_version
             self.version = 0 if newest is None else newest + 1
             self._server.publish(self.version, get_weights(policy))
+
+    @property
+    def from_elsewhere(self) -> bool:
+        """Whether weights may come at any time."""
+        return self._remote is not None
 
     def begin(self) -> None:
         """Takes weights from a remote server from now on."""
@@ -78,10 +91,11 @@ class WeightPublisher:
             self.version = version
         return tree
 
-    @property
-    def failure(self) -> BaseException | None:
-        """What ended the feed from a server too early."""
-        return None if self._feed is None else self._feed.failure
+    def check(self) -> None:
+        """Raises WorkerError if weights from a server have stopped to come."""
+        failure = None if self._feed is None else self._feed.failure
+        if failure is not None:
+            raise WorkerError(f"no weights from the server: {failure}")
 
     def close(self) -> None:
         if self._feed is not None:
