@@ -55,14 +55,12 @@ class Actor:
         if random_frames:
             self._random = RandomPolicy(self._space, None if seed is None else seed + _OTHER)
 
-    def act(self, inputs: dict[Path, Array], hidden: Container[Path]) -> dict[Path, Array]:
-        """What the policy returns, with a random action while those are asked for."""
-        return self.completed(self.policy(inputs), hidden)
-
     def completed(
         self, outputs: dict[Path, Array], hidden: Container[Path] = ()
     ) -> dict[Path, Array]:
         """The policy's outputs, checked, with an action in the dtypes of its space.
+
+        The action is random while those are asked for.
 
         Args:
             hidden: paths of the hidden states that are started at a reset.

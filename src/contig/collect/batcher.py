@@ -57,8 +57,8 @@ class Batcher:
             batch = self._without_nan(blocks.take(rows))
             return [batch if lanes.env.batch_shape else batch.reshape(rows)]
         first = blocks.first
-        out = [blocks.window(lanes.count, first, first + rows)] if rows else []
-        out.append(blocks.window(extra, first + rows, first + rows + 1))
+        out = [blocks.copied(slice(None), first, first + rows)] if rows else []
+        out.append(blocks.copied(slice(extra), first + rows, first + rows + 1))
         return [self._without_nan(batch) for batch in out]
 
     def trajectories(self, fewer: bool = False) -> Batch | None:

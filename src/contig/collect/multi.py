@@ -31,10 +31,9 @@ from .relay import Relay
 from .roller import first_layout
 from .schedule import Schedule
 from .sink import sink_of
-from .supervision import Supervision
 from .vector import as_env
 from .worker_spec import WorkerSpec, specs_for
-from .workers import Workers
+from .workers import Supervision, Workers
 
 __all__ = ["MultiAsyncCollector", "MultiCollector", "MultiSyncCollector"]
 
@@ -114,8 +113,6 @@ class MultiCollector(BaseCollector):
         )
         self._spec.check(replay_buffer is not None)
         self.policy, self.num_workers, self.sync = policy, len(envs), sync
-        self._wrote = 0  # rows, of batches that came back
-        self._finishing = False
         self._board: WeightsBoard | None = None
         self._weights = WeightPublisher(policy, replay_buffer, self._put_weights)
         self._start(envs, cat_results, supervision, max_restarts)
@@ -225,19 +222,15 @@ class MultiCollector(BaseCollector):
 
     def _collect(self) -> Any:
         first_come = not self.sync or self._thread is not None
-        before = self._written
+        before = self._workers.rows
         while True:
             data = self._any_done() if first_come else self._all_done()
             if data is END:
                 return self._finish(before)
-            if data is not None or (self.replay_buffer is not None and self._written):
+            if data is not None or (self.replay_buffer is not None and self._workers.rows):
                 return data
             if self._pausing:
                 return None
-
-    @property
-    def _written(self) -> int:
-        return self._workers.rows if self._relay is None else self._wrote
 
     @property
     def _pausing(self) -> bool:
@@ -283,19 +276,18 @@ class MultiCollector(BaseCollector):
         if spec.split_trajs:
             data = pad_trajectories(data)
         if self.replay_buffer is not None:  # one that only this process can write to
-            self._wrote += self._write(data)
+            self._workers.rows += self._write(data)
         if spec.post_collect_hook is not None:
             spec.post_collect_hook(data)
         return data if self.replay_buffer is None else None
 
     def _finish(self, before: int) -> Any:
         """All frames are there: complete trajectories are written, others counted."""
-        if self._finishing or self._spec.trajs_per_batch is None:
+        if self._workers.finishing or self._spec.trajs_per_batch is None:
             return END
         relay, workers = self._relay, self._workers
         if relay is not None and relay.has_trajectories:
             return self._deliver([])
-        self._finishing = True
         workers.finish()
         while self._schedule.busy:
             if self._pausing:
@@ -308,7 +300,7 @@ class MultiCollector(BaseCollector):
         else:
             workers.dropped_trajectories += len(rest)
             workers.dropped_frames += sum(len(b) for b in rest)
-        return None if self._written > before and self.replay_buffer is not None else END
+        return None if workers.rows > before and self.replay_buffer is not None else END
 
     # -- looking after workers ----------------------------------------------------------------
 

@@ -117,7 +117,7 @@ class Roller:
         inputs[INIT] = lanes.init
         inputs.update(lanes.hidden)
         lanes.say(Stage.FIRST_ACT if lanes.plan is None else Stage.ACTING)
-        outputs = actor.act(inputs, lanes.hidden)
+        outputs = actor.completed(self._policy(inputs), lanes.hidden)
         lanes.say(Stage.FIRST_STEP if lanes.plan is None else Stage.STEPPING)
         step = self._env.advance(actor.action_tree(outputs))
         lanes.say(Stage.IDLE)

@@ -117,7 +117,7 @@ class Worker:
         else:
             while (batch := batcher.trajectories()) is not None:
                 self._give(batch, sink)
-        self._page.finish()
+        self._page.finished += 1
         self._report({"op": "done"})
 
     def _give(self, batch: Any, sink: Any) -> None:
@@ -134,7 +134,7 @@ class Worker:
         frames = int(np.prod(batch.shape, dtype=np.int64))  # whatever postproc made of them
 
         def tell(going: bool) -> None:
-            page.give(frames if going else -frames)
+            page.given += frames if going else -frames
 
         rows = int(sink.write(data, self._hold_still, tell))
         page.wrote(rows, frames, sink.writer, sink.newest)
@@ -170,7 +170,7 @@ class Worker:
 def main() -> None:
     channel, (page,) = enter()
     try:
-        worker = Worker(receive_job(channel), channel, HeartbeatPage(page))
+        worker = Worker(receive_job(channel), channel, HeartbeatPage.attach(page))
         threading.Thread(target=worker.beat, name="contig-heartbeat", daemon=True).start()
         threading.Thread(target=worker.listen, name="contig-commands", daemon=True).start()
         worker.run()

@@ -5,25 +5,18 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..process.channel import Message
 from ..process.heartbeat import HeartbeatPage, Watch
 from ..process.spawn import Child, describe_exit
 from .worker_spec import WorkerSpec
 
-__all__ = ["Event", "WorkerHandle"]
+__all__ = ["Events", "WorkerHandle"]
 
 _STOP_S = 3.0
 # Each worker computes with one thread, unless the environment says otherwise: there are many.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-class Event(NamedTuple):
-    """Something a worker said; None for its end."""
-
-    handle: WorkerHandle
-    message: Message | None
 
 
 class WorkerHandle:
@@ -31,7 +24,7 @@ class WorkerHandle:
 
     Args:
         job: its work.
-        events: where what it says is put, by a thread.
+        events: where what it says is put, by a thread; None for its end.
 
     Attributes:
         asked: frames of the stretch it was told to collect, or None while it has nothing to do.
@@ -42,7 +35,7 @@ class WorkerHandle:
         watch: judges whether it hangs.
     """
 
-    def __init__(self, job: WorkerSpec, events: queue.SimpleQueue[Event]) -> None:
+    def __init__(self, job: WorkerSpec, events: Events) -> None:
         import cloudpickle
 
         self.number = job.number
@@ -61,7 +54,8 @@ class WorkerHandle:
             inherited=job.descriptors,
             environment={name: os.environ.get(name, "1") for name in _THREADS},
         )
-        self.process = self._child.process
+        self.process, self.pid = self._child.process, self._child.pid
+        self.traceback = self._child.traceback
         self._sending = threading.Lock()
         self._reader = threading.Thread(target=self._read, args=(events,), name="contig-worker")
         self._reader.daemon = True
@@ -71,15 +65,11 @@ class WorkerHandle:
         except OSError:
             pass  # it is gone; its event says so
 
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    def _read(self, events: queue.SimpleQueue[Event]) -> None:
+    def _read(self, events: Events) -> None:
         while (message := self._child.channel.receive()) is not None:
-            events.put(Event(self, message))
+            events.put((self, message))
         self.ended = True
-        events.put(Event(self, None))
+        events.put((self, None))
 
     def _send(self, content: dict[str, Any]) -> None:
         try:
@@ -105,22 +95,7 @@ class WorkerHandle:
         self.collected += self.asked or 0
         self.asked = None
 
-    def given(self, relayed: bool, whole: bool) -> int:
-        """Frames that are where they belong: written, or about to be when it died, or sent back.
-
-        Args:
-            relayed: it sends batches back.
-            whole: these are complete trajectories; else a stretch counts when all of it is there.
-        """
-        if not relayed:
-            return self.page.given
-        return self.received if whole else self.collected
-
     # -- end ----------------------------------------------------------------------------------
-
-    def traceback(self) -> str:
-        """Where its threads are now."""
-        return self._child.traceback()
 
     def describe_end(self) -> str:
         """Why it ended, once its socket has."""
@@ -144,3 +119,6 @@ class WorkerHandle:
         self._child.close()
         self._reader.join(_STOP_S)
         self.page.close()
+
+
+Events = queue.SimpleQueue[tuple[WorkerHandle, Message | None]]

@@ -1,24 +1,70 @@
-"""Workers: the worker processes of a collector, started, listened to, and replaced."""
+"""Workers: the processes of a collector, started, listened to, and replaced; their Supervision."""
 
 from __future__ import annotations
 
 import queue
+import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..arguments import seconds
+from ..errors import WorkerError
 from ..process.channel import Message
 from ..process.heartbeat import Stage
 from .relay import Relay
 from .sink import has_after
-from .supervision import Supervision, worker_error
-from .worker_handle import Event, WorkerHandle
+from .worker_handle import Events, WorkerHandle
 from .worker_spec import WorkerSpec
 
-__all__ = ["Workers"]
+__all__ = ["Supervision", "Workers"]
 
 _SLICE_S = 0.05
+_LOOK_S = 0.1
+
+
+def _worker_error(handle: WorkerHandle, why: str) -> WorkerError:
+    return WorkerError(f"worker {handle.number} (pid {handle.pid}) {why}")
+
+
+class Supervision:
+    """Looks at workers ten times a second, however often it is asked.
+
+    Args:
+        step_timeout_s, start_timeout_s: as the collector has them.
+    """
+
+    def __init__(self, step_timeout_s: float, start_timeout_s: float) -> None:
+        self._limits_s = (
+            seconds("step_timeout_s", step_timeout_s),
+            seconds("start_timeout_s", start_timeout_s),
+        )
+        self._looked = self._checked = 0.0
+
+    def failing(self, handles: Sequence[WorkerHandle]) -> Iterator[tuple[WorkerHandle, str]]:
+        """Workers that hang, or do not even run, and why."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        for handle in list(handles):
+            idle = handle.asked is None and handle.ready
+            what = None if idle else handle.watch.hangs(*self._limits_s)
+            if what := what or handle.watch.silent():
+                yield handle, f"{what}:\n{handle.traceback()}"
+
+    def check(self, handles: Sequence[WorkerHandle]) -> None:
+        """Raises WorkerError for one that ended or was stopped. From any thread."""
+        now = time.monotonic()
+        look = now - self._checked > _LOOK_S  # every sample asks
+        self._checked = now if look else self._checked
+        for handle in handles:
+            if handle.dead or not (handle.ended or look):
+                continue
+            why = handle.describe_end() if handle.ended else handle.watch.silent()
+            if why is not None:
+                raise _worker_error(handle, why)
 
 
 class Workers:
@@ -34,7 +80,8 @@ class Workers:
     Attributes:
         handles: the workers, by number.
         done: those whose stretch is there, and not delivered yet.
-        rows: written by all of them, those that were replaced among them.
+        rows: that were written, by all of them or for them.
+        finishing: they were told that all frames are there.
         restarts: how many were replaced.
         dropped_trajectories, dropped_frames: that were not complete at the end, or were lost.
     """
@@ -54,8 +101,8 @@ class Workers:
         self._jobs, self._relay, self._buffers = jobs, relay, buffers
         self._whole = jobs[0].collection.trajs_per_batch is not None
         self._supervision, self._max_restarts = supervision, max_restarts
-        self._finishing = False
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.finishing = False
+        self._events: Events = queue.SimpleQueue()
         self._killer = weakref.finalize(self, _kill, self.handles)
 
     def start(self) -> None:
@@ -68,7 +115,7 @@ class Workers:
 
     def finish(self) -> None:
         """Tells all that all frames are there."""
-        self._finishing = True
+        self.finishing = True
         for handle in self.handles:
             handle.finish()
 
@@ -129,7 +176,7 @@ class Workers:
         asked, rows, given = handle.asked, handle.page.rows, self._given(handle)
         handle.stop()
         if self.restarts >= self._max_restarts:
-            raise worker_error(handle, why)
+            raise _worker_error(handle, why)
         self.restarts += 1
         if self._relay is None:
             self._rows_before += rows
@@ -145,7 +192,7 @@ class Workers:
         fresh.owed = owed
         if asked is None or paused:
             return
-        if self._finishing:
+        if self.finishing:
             fresh.finish()
         elif owed:
             fresh.collect(owed)
@@ -160,12 +207,14 @@ class Workers:
 
     def _given(self, handle: WorkerHandle) -> int:
         """Frames of a worker that ended which are where they belong."""
-        given = handle.given(relayed=self._relay is not None, whole=self._whole)
-        if self._relay is None and self._buffers and handle.page.doubtful:
+        if self._relay is not None:  # a stretch counts when all of it is there
+            return handle.received if self._whole else handle.collected
+        page = handle.page
+        if page.given > page.sure and self._buffers:  # it died while it wrote
             buffer = self._buffers[handle.number % len(self._buffers)]
-            if not has_after(buffer.storage, *handle.page.place):
-                given -= handle.page.doubtful
-        return given
+            if not has_after(buffer.storage, page.writer, page.newest):
+                return page.sure
+        return page.given
 
     def check(self) -> None:
         """Raises WorkerError for one that failed, if none may be replaced. From any thread."""
@@ -178,7 +227,7 @@ class Workers:
         """Tells them not to write, or to go on."""
         for handle in self.handles:
             if not handle.dead:
-                handle.page.hold(still)
+                handle.page.held = still
 
     @property
     def held(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import time
@@ -9,8 +10,8 @@ from typing import NamedTuple
 
 __all__ = ["HeartbeatPage", "Stage", "Watch"]
 
-_BYTES = 4096
-_STAGE_BITS = 4
+_WORDS = "now", "finished", "rows", "held", "given", "beaten", "sure", "writer", "newest"
+_STAGE_MASK = 15
 _LOOKS = 5
 _LOOK_S = 0.1
 _SILENT_S = 4.0  # a process that waits shows several times a second that it runs
@@ -49,101 +50,58 @@ _LIMITS = {
 }
 
 
-class HeartbeatPage:
-    """A page of shared memory. Word 3 is the collector's, the others are the worker's.
+class HeartbeatPage(ctypes.Structure):
+    """Words in shared memory: `held` is the collector's, the others are the worker's.
 
-    Word 0 is a counter of stages with the stage in its low bits; word 1 the stretches it has
-    finished; word 2 the rows it has written; word 3 whether it must not write now; word 4 the
-    frames that it has written, or was about to write when it died; word 5 the time of its last
-    heartbeat, by the clock that all processes of a machine share; word 6 the frames that it has
-    surely written; words 7 and 8 its writer's number and last row.
+    Made by `create`, and by `attach` in the worker. What it says stays after `close`.
     """
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self._map = mmap.mmap(fd, _BYTES)
-        self._words = memoryview(self._map).cast("q")
-        self._count = 0
+    fd: int
+    _fields_ = [(name, ctypes.c_int64) for name in _WORDS]
+    now: int  # a counter of stages, with the stage in its low bits
+    finished: int  # stretches that are done
+    rows: int  # that were written
+    held: int  # whether it must not write now
+    given: int  # frames that were written, or were about to be when it died
+    beaten: int  # when it last showed that it runs, by the clock of the machine; 0 before it does
+    sure: int  # frames that were surely written
+    writer: int  # its writer's number
+    newest: int  # the last row that it surely wrote
 
     @staticmethod
     def create() -> HeartbeatPage:
         fd = os.memfd_create("contig-progress", os.MFD_CLOEXEC)
-        os.ftruncate(fd, _BYTES)
-        return HeartbeatPage(fd)
+        os.ftruncate(fd, mmap.PAGESIZE)
+        return HeartbeatPage.attach(fd)
+
+    @staticmethod
+    def attach(fd: int) -> HeartbeatPage:
+        page = HeartbeatPage.from_buffer(mmap.mmap(fd, mmap.PAGESIZE))
+        page.fd = fd
+        return page
+
+    @property
+    def stage(self) -> int:
+        return self.now & _STAGE_MASK
 
     def enter(self, stage: int) -> None:
         """Says what comes now."""
-        self._count += 1
-        self._words[0] = self._count << _STAGE_BITS | stage
-
-    def finish(self) -> None:
-        """Says that a stretch is done."""
-        self._words[1] += 1
+        self.now = (self.now | _STAGE_MASK) + 1 + stage
 
     def wrote(self, rows: int, frames: int, writer: int, newest: int) -> None:
         """Says that rows were written, which are some frames, and which is the last.
 
-        In this order: whoever dies in between has written them.
+        In this order: whoever dies in between has written them. Before, they are `given`.
         """
-        self._words[6] += frames
-        self._words[2] += rows
-        self._words[7], self._words[8] = writer, newest
-
-    def give(self, frames: int) -> None:
-        """Says that frames are being written; before they are, so that none is counted too late."""
-        self._words[4] += frames
+        self.sure += frames
+        self.rows += rows
+        self.writer, self.newest = writer, newest
 
     def beat(self) -> None:
         """Says that the process runs. Called several times a second by a thread of its own."""
-        self._words[5] = time.monotonic_ns()
-
-    def hold(self, still: bool) -> None:
-        """Tells the worker not to write, or to go on."""
-        self._words[3] = still
-
-    @property
-    def now(self) -> int:
-        """Changes whenever the worker enters a stage."""
-        return self._words[0]
-
-    @property
-    def stage(self) -> int:
-        return self._words[0] & ((1 << _STAGE_BITS) - 1)
-
-    @property
-    def finished(self) -> int:
-        return self._words[1]
-
-    @property
-    def rows(self) -> int:
-        return self._words[2]
-
-    @property
-    def given(self) -> int:
-        return self._words[4]
-
-    @property
-    def doubtful(self) -> int:
-        """Frames that it may have written, or not, if it is dead."""
-        return self._words[4] - self._words[6]
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Its writer's number, and the last row that it surely wrote."""
-        return self._words[7], self._words[8]
-
-    @property
-    def beaten(self) -> int:
-        """When it last said that it runs; 0 before it does."""
-        return self._words[5]
-
-    @property
-    def held(self) -> bool:
-        return bool(self._words[3])
+        self.beaten = time.monotonic_ns()
 
     def close(self) -> None:
-        self._words.release()
-        self._map.close()
         os.close(self.fd)
 
 
