@@ -26,7 +26,7 @@ from contig import (
     WorkerError,
     Writer,
 )
-from contig.collect import worker_handle
+from contig.process import heartbeat
 from tests.collect.envs import Faulty, check_storage, make_steps, steps_of
 from tests.collect.policies import Sleepy, Weighted
 from tests.collect.waiting import WAIT_S, alive, wait_for
@@ -110,7 +110,7 @@ def is_stopped(pid: int) -> bool:
 
 @pytest.mark.parametrize("call", ["iterate", "sample", "shutdown", "resume", "replaced"])
 def test_a_stopped_worker_that_was_idle_is_told_by_any_call(call: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(worker_handle, "_SILENT_S", 2.0)
+    monkeypatch.setattr(heartbeat, "_SILENT_S", 2.0)
     buffer = ReplayBuffer(LazyTensorStorage(10_000), batch_size=8)
     collector = MultiCollector(
         [make_steps] * 2,
@@ -140,7 +140,7 @@ def test_a_stopped_worker_that_was_idle_is_told_by_any_call(call: str, monkeypat
         collector.shutdown()
         return
     if call == "shutdown":
-        wait_for(lambda: collector._handles[1].silence_s > 2.0)
+        wait_for(lambda: collector._workers.handles[1].watch.silence_s > 2.0)
 
     def told() -> bool:
         try:
@@ -450,7 +450,7 @@ def test_a_worker_that_died_between_iterations_is_told_by_any_call(call: str) ->
         wait_for(told)
     else:
         wait_for(lambda: not alive(collector.pids[0]))
-        wait_for(lambda: collector._handles[0].ended)
+        wait_for(lambda: collector._workers.handles[0].ended)
         with pytest.raises(WorkerError, match=said):
             collector.shutdown()
     collector.shutdown()

@@ -22,6 +22,6 @@ def test_shutdown_ends_the_wait() -> None:
         time.sleep(0.01)
     time.sleep(0.5)
     assert len(buffer) <= 60
-    processes = [handle.process for handle in collector._handles]
+    processes = [handle.process for handle in collector._workers.handles]
     collector.shutdown()
     assert [process.returncode for process in processes] == [0, 0]  # not killed

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from .dm import DmEnv, is_dm_env
-
 __all__ = ["PlainEnv", "is_env", "is_gymnasium", "is_vector", "raw_env"]
 
 
@@ -43,6 +41,11 @@ def is_env(given: Any) -> bool:
 def is_vector(env: Any) -> bool:
     module = sys.modules.get("gymnasium")
     return module is not None and isinstance(env, module.vector.VectorEnv)
+
+
+def is_dm_env(env: Any) -> bool:
+    """Whether it has dm_env's interface."""
+    return callable(getattr(env, "observation_spec", None)) and hasattr(env, "action_spec")
 
 
 class PlainEnv:
@@ -84,3 +87,39 @@ class PlainEnv:
         close = getattr(self.env, "close", None)
         if callable(close):
             close()
+
+
+class DmEnv:
+    """A dm_env environment. Its last step is terminated if its discount is 0, else truncated.
+
+    shimmy's own wrapper needs dm_control, which most dm_env environments do not; its translation of
+    specs and time steps, which is used here, needs only dm_env.
+
+    dm_env has no seeds: an environment takes one when it is made. Seeds given here are not used.
+
+    Raises:
+        ImportError: shimmy or dm_env is missing.
+    """
+
+    def __init__(self, env: Any) -> None:
+        try:
+            from shimmy.utils.dm_env import dm_env_step2gym_step, dm_spec2gym_space
+        except ImportError as error:
+            raise ImportError(
+                f"{type(env).__name__} is a dm_env environment, which shimmy translates: "
+                "pip install shimmy dm-env"
+            ) from error
+        self.env = env
+        self._translate = dm_env_step2gym_step
+        self.observation_space = dm_spec2gym_space(env.observation_spec())
+        self.action_space = dm_spec2gym_space(env.action_spec())
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, _, _, _, info = self._translate(self.env.reset())
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Any]:
+        return self._translate(self.env.step(action))  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        self.env.close()

@@ -103,14 +103,19 @@ class BaseCollector(ABC):
             self._check_open()
             if self._paused:
                 raise RuntimeError("this collector is paused: call resume() before the next batch")
-            with self._failing():
-                data = self._collect()
+            data = self._attempt(self._collect)
             if data is END:
                 return
             yield data
 
-    def _failing(self) -> Any:
-        return _Failing(self)
+    def _attempt(self, work: Callable[[], Any]) -> Any:
+        """Does it; what goes wrong, later calls say too."""
+        self.check()
+        try:
+            return work()
+        except Exception as error:
+            self._failure, self._told = error, True
+            raise
 
     def _check_open(self) -> None:
         if self._closed:
@@ -182,8 +187,7 @@ class BaseCollector(ABC):
             while thread is not None and thread.is_alive() and self._busy:
                 self._turn.wait(_SLICE_S)
         if thread is None and not self._closed and self._failure is None:
-            with self._failing():
-                self._settle()
+            self._attempt(self._settle)
         self.check()
 
     def resume(self) -> None:
@@ -251,21 +255,6 @@ class BaseCollector(ABC):
         if kind is not None:
             self._told = True  # one error at a time
         self.async_shutdown()
-
-
-class _Failing:
-    """Remembers what went wrong, so that later calls say it too."""
-
-    def __init__(self, collector: BaseCollector) -> None:
-        self._collector = collector
-
-    def __enter__(self) -> None:
-        self._collector.check()
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception):
-            self._collector._failure = error
-            self._collector._told = True
 
 
 def _again(error: BaseException) -> BaseException:

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import LayoutError
 from .adapters import is_env
 from .env import EnvBase
+from .primers import register_primers
 from .specs import Spec, nest
 from .vector import as_env
 
@@ -32,8 +33,6 @@ class BatchedEnv(EnvBase):
         self._was_reset = False
         self._lanes: Any = None  # what runs them, once it is made
         if policy is not None:
-            from .policy import register_primers
-
             register_primers(self, policy)
 
     @abstractmethod

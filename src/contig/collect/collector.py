@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from ..arguments import whole
 from ..batch import Batch
-from ..client import RemoteReplayBuffer
-from ..errors import ClosedError, WorkerError
+from ..errors import ClosedError
 from ..weights.policy import copy_weights, set_weights
+from ..weights.publisher import WeightPublisher
 from .base import END, BaseCollector
 from .batcher import Batcher
+from .collection import CollectionSpec, FrameBudget
 from .column_blocks import pad_trajectories
-from .frame_budget import FrameBudget
-from .policy import PolicyRunner, register_primers
-from .roller import Roller
 from .vector import as_env
-from .weight_publisher import WeightPublisher
 
-__all__ = ["Collector", "check_arguments", "warn_split"]
-
-
-def warn_split() -> None:
-    warnings.warn(
-        "split_trajs pads every trajectory to the longest; a buffer with a SliceSampler draws "
-        "contiguous ones without padding",
-        stacklevel=3,
-    )
+__all__ = ["Collector"]
 
 
 class Collector(BaseCollector):
@@ -83,39 +71,36 @@ class Collector(BaseCollector):
         seed: int | None = None,
     ) -> None:
         super().__init__(replay_buffer)
-        check_arguments(trajs_per_batch, init_random_frames, max_frames_per_traj, max_restarts)
-        if split_trajs:
-            if replay_buffer is not None or trajs_per_batch is not None:
-                raise ValueError("split_trajs pads what is yielded: not with a buffer or trajs")
-            warn_split()
-        self.env = as_env(env)
-        self.policy = policy
-        whole = replay_buffer is None and trajs_per_batch is None
-        self._pace = FrameBudget(frames_per_batch, total_frames, self.env.num_envs, whole=whole)
-        if auto_register_policy_transforms and policy is not None:
-            register_primers(self.env, policy)
-        runner = PolicyRunner(policy, self.env.action_space, device, seed)
-        self._roller = Roller(
-            self.env,
-            runner,
-            frames_per_batch // self.env.num_envs,
-            random_frames=init_random_frames,
+        whole("max_restarts", max_restarts, 0)
+        self._spec = CollectionSpec(
+            policy=policy,
+            frames_per_batch=frames_per_batch,
+            total_frames=total_frames,
+            trajs_per_batch=trajs_per_batch,
+            set_truncated=set_truncated,
+            init_random_frames=init_random_frames,
             max_frames_per_traj=max_frames_per_traj,
+            reset_at_each_iter=reset_at_each_iter,
+            postproc=postproc,
+            post_collect_hook=post_collect_hook,
+            device=device,
+            split_trajs=split_trajs,
+            register_primers=auto_register_policy_transforms,
             seed=seed,
-            keep_trajectories=trajs_per_batch is not None,
-            drop_ahead=reset_at_each_iter,
         )
-        self._gatherer = Batcher(self._roller, trajs_per_batch, set_truncated, reset_at_each_iter)
-        self._trajs = trajs_per_batch
-        self._postproc, self._hook, self._split = postproc, post_collect_hook, split_trajs
+        self._spec.check(replay_buffer is not None)
+        self.env, self.policy = as_env(env), policy
+        lanes = self.env.num_envs
+        self._budget = FrameBudget(self._spec, lanes, replay_buffer is not None)
+        self._batcher = Batcher(self.env, frames_per_batch // lanes, self._spec)
         self._written = 0
         self.dropped_trajectories = self.dropped_frames = 0
         self._taking = threading.Lock()  # guards the next
         self._pending: tuple[int, Any] | None = None  # weights that the policy has to take yet
         self._weights = WeightPublisher(policy, replay_buffer, self._put_weights)
-        self._acting_on = self._roller.version = self._weights.version
-        if isinstance(replay_buffer, RemoteReplayBuffer):
-            self._roller.poll = self._poll
+        self._acting_on = self._batcher.lanes.version = self._weights.version
+        if self._weights.from_elsewhere:
+            self._batcher.lanes.poll = self._poll
             self._weights.begin()
 
     @property
@@ -126,7 +111,7 @@ class Collector(BaseCollector):
     @property
     def frames(self) -> int:
         """Frames collected so far."""
-        return self._pace.given
+        return self._budget.given
 
     def update_policy_weights_(self, policy_or_state: Any = None) -> None:
         """Counts a new version of the policy, and takes weights over if some are given.
@@ -161,25 +146,25 @@ class Collector(BaseCollector):
                 self._pending = None
             if tree is not None:
                 set_weights(self.policy, tree)
-            self._acting_on = self._roller.version = version
+            self._acting_on = self._batcher.lanes.version = version
         return self._acting_on
 
     def start(self) -> None:
-        self._roller.poll = self._poll
+        self._batcher.lanes.poll = self._poll
         super().start()
 
     def _collect(self) -> Any:
         self._peek()
         while True:
-            frames = self._pace.take()
+            frames = self._budget.take()
             if not frames:
                 return self._finish()
-            self._gatherer.advance(frames)
-            if self._trajs is None:
-                for block in self._gatherer.blocks(frames):
+            self._batcher.advance(frames)
+            if self._spec.trajs_per_batch is None:
+                for block in self._batcher.blocks(frames):
                     data = self._deliver(block)
                 return data
-            while (batch := self._gatherer.trajectories()) is not None:
+            while (batch := self._batcher.trajectories()) is not None:
                 data = self._deliver(batch)
                 if self.replay_buffer is None:
                     return data  # those that are left are found by the next call
@@ -190,31 +175,28 @@ class Collector(BaseCollector):
 
     def _finish(self) -> Any:
         """All frames are there: what is complete is given out, the rest is counted."""
-        if self._trajs is None or self._roller.blocks is None:
+        if self._spec.trajs_per_batch is None or self._batcher.lanes.blocks is None:
             return END
-        last = self._gatherer.trajectories(fewer=self.replay_buffer is not None)
+        last = self._batcher.trajectories(fewer=self.replay_buffer is not None)
         if last is not None:
             return self._deliver(last)
-        self.dropped_trajectories, self.dropped_frames = self._gatherer.unfinished
+        self.dropped_trajectories, self.dropped_frames = self._batcher.unfinished
         return END
 
     def _deliver(self, batch: Batch) -> Any:
-        data: Any = batch if self._postproc is None else self._postproc(batch)
-        if self._split:
+        spec = self._spec
+        data: Any = batch if spec.postproc is None else spec.postproc(batch)
+        if spec.split_trajs:
             data = pad_trajectories(data)
-        if self.replay_buffer is None:
-            if self._hook is not None:
-                self._hook(data)
-            return data
-        self._write(data)
-        self._written += 1
-        if self._hook is not None:
-            self._hook(data)
-        return None
+        if self.replay_buffer is not None:
+            self._write(data)
+            self._written += 1
+        if spec.post_collect_hook is not None:
+            spec.post_collect_hook(data)
+        return data if self.replay_buffer is None else None
 
     def _peek(self) -> None:
-        if self._weights.failure is not None:
-            raise WorkerError(f"no weights from the server: {self._weights.failure}")
+        self._weights.check()
 
     _watch = _peek
 
@@ -222,18 +204,3 @@ class Collector(BaseCollector):
         self._weights.close()
         if self._thread is None or not self._thread.is_alive():
             self.env.close()
-
-
-def check_arguments(
-    trajs_per_batch: int | None,
-    init_random_frames: int,
-    max_frames_per_traj: int | None,
-    max_restarts: int,
-) -> None:
-    """Raises ValueError for numbers that mean nothing."""
-    if trajs_per_batch is not None:
-        whole("trajs_per_batch", trajs_per_batch, 1)
-    if max_frames_per_traj is not None:
-        whole("max_frames_per_traj", max_frames_per_traj, 1)
-    whole("init_random_frames", init_random_frames, 0)
-    whole("max_restarts", max_restarts, 0)

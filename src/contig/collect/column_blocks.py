@@ -99,18 +99,17 @@ class Blocks:
         layout: of a row.
         lanes: B.
         rows: per lane and block.
+
+    Attributes:
+        block_rows: the same for blocks made from now on.
     """
 
     def __init__(self, layout: Layout, lanes: int, rows: int) -> None:
         self.layout, self.lanes = layout, lanes
-        self._rows = rows
+        self.block_rows = rows
         self._blocks: list[tuple[int, Batch]] = []  # first row, columns; in order, without gaps
         self.position = np.zeros(lanes, np.int64)  # rows each lane has written, ever
         self.first = 0  # rows before the oldest block
-
-    def resize(self, rows: int) -> None:
-        """Blocks made from now on have this many rows per lane."""
-        self._rows = rows
 
     def block_at(self, row: int) -> tuple[int, Batch]:
         """The block that holds a lane's n-th row, and the row it starts at."""
@@ -120,10 +119,10 @@ class Blocks:
         end = self.first if not self._blocks else self._end()
         assert row >= end
         while True:
-            batch = Batch.empty(self.layout, (self.lanes, self._rows))
+            batch = Batch.empty(self.layout, (self.lanes, self.block_rows))
             batch.block[:] = 0
             self._blocks.append((end, batch))
-            end += self._rows
+            end += self.block_rows
             if row < end:
                 return self._blocks[-1]
 
@@ -155,32 +154,23 @@ class Blocks:
 
     def take(self, rows: int) -> Batch:
         """The oldest block, ``[B, rows]``; a shorter one is copied out of it."""
-        _, batch = self._blocks.pop(0)
-        self.first += batch.shape[1]
-        return batch if batch.shape[1] == rows else cut_time(batch, rows)
+        _, batch = self._blocks[0]
+        whole = batch.shape[1] == rows
+        out = batch if whole else self.copied(slice(None), self.first, self.first + rows)
+        self.forget(self.first + batch.shape[1])
+        return out
 
-    def window(self, lanes: int, first: int, last: int) -> Batch:
-        """Rows [first, last) of the first lanes, copied, ``[lanes, last - first]``."""
-        out = Batch.empty(self.layout, (lanes, last - first))
+    def copied(self, lanes: slice, first: int, last: int) -> Batch:
+        """Rows [first, last) of some lanes, ``[lanes, last - first]``."""
+        out = Batch.empty(self.layout, (len(range(*lanes.indices(self.lanes))), last - first))
         at = first
         while at < last:
             start, batch = self.block_at(at)
             stop = min(last, start + batch.shape[1])
             for path in self.layout.by_path:
-                out[path][:, at - first : stop - first] = batch[path][
-                    :lanes, at - start : stop - start
-                ]
+                part = batch[path][lanes, at - start : stop - start]
+                out[path][:, at - first : stop - first] = part
             at = stop
-        return out
-
-    def rows(self, lane: int, first: int, last: int) -> list[Batch]:
-        """A lane's rows [first, last), flat, in pieces."""
-        out = []
-        while first < last:
-            start, batch = self.block_at(first)
-            stop = min(last, start + batch.shape[1])
-            out.append(_lane_rows(batch, lane, first - start, stop - start))
-            first = stop
         return out
 
     def forget(self, row: int) -> None:
@@ -188,21 +178,6 @@ class Blocks:
         while self._blocks and self._blocks[0][0] + self._blocks[0][1].shape[1] <= row:
             start, batch = self._blocks.pop(0)
             self.first = start + batch.shape[1]
-
-
-def _lane_rows(batch: Batch, lane: int, first: int, last: int) -> Batch:
-    out = Batch.empty(batch.layout, (last - first,))
-    for path in batch.layout.by_path:
-        out[path][...] = batch[path][lane, first:last]
-    return out
-
-
-def cut_time(batch: Batch, rows: int) -> Batch:
-    """The first rows of every lane, ``[B, rows]``."""
-    out = Batch.empty(batch.layout, (batch.shape[0], rows))
-    for path in batch.layout.by_path:
-        out[path][...] = batch[path][:, :rows]
-    return out
 
 
 def join_batches(batches: Sequence[Batch], how: str | int) -> Batch:

@@ -23,7 +23,7 @@ from ..tree import Path
 from .places import check_apart
 from .specs import Array, Spec, as_reward, nest, spec_of_space
 
-__all__ = ["EnvBase", "Leaves", "Step"]
+__all__ = ["EnvBase", "Leaves", "Step", "wide"]
 
 _INIT: Path = ("is_init",)
 
@@ -190,7 +190,7 @@ class EnvBase(ABC):
         Returns:
             a Batch ``[T]``, or ``[B, T]`` of a batched environment.
         """
-        from .rollout import rollout
+        from .roller import rollout
 
         return rollout(self, max_steps, policy, seed)
 
@@ -241,7 +241,7 @@ class EnvBase(ABC):
             obs, done = after, terminated | truncated
             if done.any():
                 fresh = self.begin_lanes(done)
-                obs = Leaves(np.where(_wide(done, o), f, o) for o, f in zip(after, fresh))
+                obs = Leaves(np.where(wide(done, o), f, o) for o, f in zip(after, fresh))
         return Step(after, reward, terminated, truncated, obs, given.stepped)
 
     def hidden(self) -> dict[Path, Array]:
@@ -281,7 +281,8 @@ def _what(given: Any) -> str:
     return f"{len(given)} values" if isinstance(given, tuple) else type(given).__name__
 
 
-def _wide(mask: Array, like: Array) -> Array:
+def wide(mask: Array, like: Array) -> Array:
+    """A mask of lanes with as many dims as an array."""
     return mask.reshape(mask.shape + (1,) * (like.ndim - 1))
 
 

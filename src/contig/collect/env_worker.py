@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import struct
 import sys
-import traceback
 from typing import Any
 
-from ..process.channel import Channel
-from ..process.trace import Trace
+from ..process.spawn import enter, receive_job
+from ..process.trace import tell_failure
 from .batched import make_lane
 from .env import EnvBase
 from .parallel import COMMAND, shared_block
@@ -56,33 +54,26 @@ def _action(columns: dict[Any, Any], single: bool, lane: int, space: Any) -> Any
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    channel, _ = enter()
     quiet()
-    line = socket.socket(fileno=int(sys.argv[1]))
-    Trace.answer(int(sys.argv[2]))
-    channel = Channel(line)
     ready = False
     try:
-        first = channel.receive()
-        if first is None:
-            return
-        sys.path[:] = first.content["path"]
+        env = make_lane(receive_job(channel))
         import cloudpickle
 
-        env = make_lane(cloudpickle.loads(first.raw))
         spec = (env.spec.leaves, env.spec.root, env.spec.sources)
         about = (spec, env.action_space, env.primers, env.marks_init)
         channel.send({}, cloudpickle.dumps(about))
         ready = True
-        _serve(env, line)
+        _serve(env, channel.line)
         env.close()
     except BaseException:
         try:
             if ready:
-                line.sendall(b"e")
-            channel.send({"error": traceback.format_exc()})
+                channel.line.sendall(b"e")
         except OSError:
             pass
+        tell_failure(channel)
         sys.exit(1)
 
 

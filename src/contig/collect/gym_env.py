@@ -9,6 +9,7 @@ import numpy as np
 
 from .adapters import is_env, is_vector, raw_env
 from .env import EnvBase, Leaves, Step
+from .primers import register_primers
 from .specs import Array, Spec, as_reward, at_lane, spec_of_space, spec_of_value
 
 __all__ = ["GymEnv"]
@@ -38,8 +39,6 @@ class GymEnv(EnvBase):
         self._raw: Any = None
         self._was_reset = False
         if policy is not None:
-            from .policy import register_primers
-
             register_primers(self, policy)
 
     # -- recipe -------------------------------------------------------------------------------

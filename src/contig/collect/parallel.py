@@ -11,11 +11,9 @@ import os
 import socket
 import struct
 import subprocess
-import sys
 import weakref
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -23,8 +21,7 @@ from ..arguments import seconds
 from ..batch import Batch
 from ..errors import LayoutError, WorkerError
 from ..layout import Layout, ShapeDtype
-from ..process.channel import Channel
-from ..process.trace import Trace
+from ..process.spawn import Child, describe_exit
 from .batched import BatchedEnv, check_lanes
 from .env import Leaves, Step
 from .places import say_moved
@@ -98,7 +95,7 @@ class ParallelEnv(BatchedEnv):
     @property
     def pids(self) -> list[int]:
         """Of the processes."""
-        return [p.pid for p in self._made().processes]
+        return [child.pid for child in self._made().children]
 
     def _reset(self, lanes: Array, seed: int | None) -> Leaves:
         self._was_reset = True
@@ -132,28 +129,13 @@ class _Children:
         self._step_s, self._start_s, self._limit_s = step_s, start_s, _START_S
         self._met: set[bytes] = set()  # commands that were given before
 
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self._channels: list[Channel] = []
-        self._traces: list[Trace] = []
-        self._closer = weakref.finalize(self, _end, self.processes, self._channels, self._traces)
-        root = str(Path(__file__).parents[2])
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.children: list[Child] = []
+        self._closer = weakref.finalize(self, _end, self.children)
         for recipe in made:
-            mine, theirs = socket.socketpair()
-            self._traces.append(Trace())
-            fds = [theirs.fileno(), self._traces[-1].fd]
-            self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-P", "-m", "contig.collect.env_worker", *map(str, fds)],
-                    pass_fds=fds,
-                    env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-                    stdin=subprocess.DEVNULL,
-                )
-            )
-            theirs.close()
-            mine.settimeout(_START_S)
-            self._channels.append(Channel(mine))
-            self._channels[-1].send({"path": sys.path}, cloudpickle.dumps(recipe))
+            child = Child("contig.collect.env_worker", environment={"OMP_NUM_THREADS": "1"})
+            self.children.append(child)
+            child.channel.line.settimeout(_START_S)
+            child.give(cloudpickle.dumps(recipe))
         try:
             self._meet(len(made))
         except BaseException:
@@ -163,12 +145,13 @@ class _Children:
     def _meet(self, lanes: int) -> None:
         import cloudpickle
 
+        self._lines = [child.channel.line for child in self.children]
         said = []
-        for number, channel in enumerate(self._channels):
-            message = channel.receive()
+        for number, child in enumerate(self.children):
+            message = child.channel.receive()
             if message is None or "error" in message.content:
                 self._fail(number, message.content["error"] if message else None)
-            said.append(cloudpickle.loads(message.raw))  # type: ignore[union-attr]
+            said.append(cloudpickle.loads(message.raw))
         specs = [Spec(*spec) for spec, *_ in said]
         check_lanes(specs)
         self.spec = specs[0]
@@ -183,9 +166,8 @@ class _Children:
         fd = os.memfd_create("contig-envs", os.MFD_CLOEXEC)
         os.ftruncate(fd, layout.block_columns(lanes).nbytes)
         self.block = shared_block(fd, self.spec, self.actions, lanes)
-        for number, channel in enumerate(self._channels):
-            place = struct.pack("<qq", number, lanes)
-            socket.send_fds(channel.line, [place], [fd])
+        for number, line in enumerate(self._lines):
+            socket.send_fds(line, [struct.pack("<qq", number, lanes)], [fd])
         os.close(fd)
 
     def tell(self, what: bytes, lanes: list[int], seeds: list[int]) -> None:
@@ -193,38 +175,36 @@ class _Children:
         limit_s = self._step_s if what in self._met else self._start_s
         if limit_s != self._limit_s:
             self._limit_s = limit_s
-            for channel in self._channels:
-                channel.line.settimeout(limit_s)
+            for line in self._lines:
+                line.settimeout(limit_s)
         for lane in lanes:
             try:
-                self._channels[lane].line.sendall(COMMAND.pack(what, seeds[lane]))
+                self._lines[lane].sendall(COMMAND.pack(what, seeds[lane]))
             except OSError:
                 pass  # what it said last is read below
         for lane in lanes:
-            line = self._channels[lane].line
             try:
-                answer = line.recv(1)
+                answer = self._lines[lane].recv(1)
             except TimeoutError:
-                where = self._traces[lane].ask(self.processes[lane])
-                self.processes[lane].kill()
+                where = self.children[lane].traceback()
+                self.children[lane].kill()
                 self._fail(lane, f"hangs for more than {limit_s} s:\n{where}")
             except OSError:
                 answer = b""
             if answer != b"k":
-                message = self._channels[lane].receive() if answer else None
+                message = self.children[lane].channel.receive() if answer else None
                 self._fail(lane, message.content["error"] if message else None)
         self._met.add(what)
 
-    def _fail(self, number: int, said: str | None) -> None:
-        process = self.processes[number]
+    def _fail(self, number: int, said: str | None) -> NoReturn:
+        child = self.children[number]
         if said is None:
             try:
-                code = process.wait(_STOP_S)
-                said = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+                said = describe_exit(child.process.wait(_STOP_S))
             except subprocess.TimeoutExpired:
-                said = f"does not answer:\n{self._traces[number].ask(process)}"
-                process.kill()
-        raise WorkerError(f"environment {number} (pid {process.pid}) failed: {said}")
+                said = f"does not answer:\n{child.traceback()}"
+                child.kill()
+        raise WorkerError(f"environment {number} (pid {child.pid}) failed: {said}")
 
     def read(self, name: str) -> Leaves:
         """The lanes' observations, copied."""
@@ -234,16 +214,8 @@ class _Children:
         self._closer()
 
 
-def _end(
-    processes: list[subprocess.Popen[bytes]], channels: list[Channel], traces: list[Trace]
-) -> None:
-    for channel in channels:
-        channel.close()
-    for process in processes:
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    for trace in traces:
-        trace.close()
+def _end(children: list[Child]) -> None:
+    for child in children:
+        child.close()
+    for child in children:
+        child.end(_STOP_S)

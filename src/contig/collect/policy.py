@@ -1,4 +1,4 @@
-"""Policies: what they are given, what they may return, and what their hidden states need.
+"""Policies: what they are given, and what they may return.
 
 A policy gets a mapping with a leading env dim: torch tensors if it is or holds an nn.Module, a
 TensorDict if it is a TensorDictModule, else numpy. It returns a mapping (nested, or with tuple
@@ -17,11 +17,10 @@ from ..convert import as_array, plain_tree, to_tensordict, to_torch
 from ..errors import LayoutError
 from ..tree import Path, as_path, show_path
 from ..weights.policy import modules_of
-from .env import EnvBase
 from .random_policy import RandomPolicy
 from .specs import Array, nest
 
-__all__ = ["PolicyRunner", "policy_primers", "register_primers"]
+__all__ = ["PolicyRunner"]
 
 _INIT: Path = ("is_init",)
 
@@ -138,41 +137,3 @@ def _kind(policy: Any) -> str:
     if tensordict is not None and isinstance(policy, tensordict.TensorDictModuleBase):
         return "tensordict"
     return "torch" if modules_of(policy) else "numpy"
-
-
-# -- hidden states ------------------------------------------------------------------------------
-
-
-def policy_primers(policy: Any) -> dict[Path, Array]:
-    """The hidden states that a policy's recurrent parts ask for, by `make_tensordict_primer`."""
-    from .wrappers import TensorDictPrimer
-
-    parts: list[Any] = [policy]
-    for module in modules_of(policy):
-        parts.extend(module.modules())
-    held = getattr(policy, "__dict__", {})
-    parts.extend(x for x in held.values() if hasattr(x, "make_tensordict_primer"))
-    out: dict[Path, Array] = {}
-    for part in parts:
-        make = getattr(part, "make_tensordict_primer", None)
-        if not callable(make):
-            continue
-        primer = make()
-        if not isinstance(primer, TensorDictPrimer):
-            if not isinstance(primer, Mapping):
-                raise TypeError(
-                    f"{type(part).__name__}.make_tensordict_primer: expected a "
-                    f"contig.TensorDictPrimer or a mapping, got {type(primer).__name__}"
-                )
-            primer = TensorDictPrimer(None, primer)
-        out.update(primer.defaults)
-    return out
-
-
-def register_primers(env: EnvBase, policy: Any) -> None:
-    """Gives an environment what a policy's recurrent parts need and it lacks."""
-    wanted = policy_primers(policy)
-    if wanted:
-        env.marks_init = True
-    for path, value in wanted.items():
-        env.primers.setdefault(path, value)

@@ -141,38 +141,38 @@ def _is_dict(space: Any) -> bool:
     return isinstance(getattr(space, "spaces", None), Mapping)
 
 
-def _space_leaves(space: Any, path: Path) -> dict[Path, ShapeDtype]:
-    inside = getattr(space, "spaces", None)
-    if isinstance(inside, Mapping):
-        items = [(str(k), v) for k, v in inside.items()]
-    elif isinstance(inside, tuple):
-        items = [(str(i), v) for i, v in enumerate(inside)]
-    else:
-        if getattr(space, "shape", None) is None or getattr(space, "dtype", None) is None:
-            raise LayoutError(
-                f"{show_path(path)}: a {type(space).__name__} space has no fixed shape and dtype; "
-                "wrap the environment so that it emits arrays of one shape"
-            )
-        return {path: ShapeDtype(tuple(space.shape), np.dtype(space.dtype))}
+def _flat_leaves(node: Any, path: Path, inside: Any, leaf: Any) -> dict[Path, ShapeDtype]:
+    """The leaves below a node, by path: what is `inside` it, or what it is as a `leaf`."""
+    children = inside(node)
+    if isinstance(children, tuple):
+        children = dict(enumerate(children))
+    if not isinstance(children, Mapping):
+        return {path: leaf(node, path)}
     out: dict[Path, ShapeDtype] = {}
-    for key, child in items:
-        out.update(_space_leaves(child, (*path, key)))
+    for key, child in children.items():
+        out.update(_flat_leaves(child, (*path, str(key)), inside, leaf))
     return out
+
+
+def _space_leaves(space: Any, path: Path) -> dict[Path, ShapeDtype]:
+    return _flat_leaves(space, path, lambda x: getattr(x, "spaces", None), _space_leaf)
+
+
+def _space_leaf(space: Any, path: Path) -> ShapeDtype:
+    if getattr(space, "shape", None) is None or getattr(space, "dtype", None) is None:
+        raise LayoutError(
+            f"{show_path(path)}: a {type(space).__name__} space has no fixed shape and dtype; "
+            "wrap the environment so that it emits arrays of one shape"
+        )
+    return ShapeDtype(tuple(space.shape), np.dtype(space.dtype))
 
 
 def _value_leaves(value: Any, path: Path) -> dict[Path, ShapeDtype]:
-    if isinstance(value, Mapping):
-        items = [(str(k), v) for k, v in value.items()]
-    elif isinstance(value, tuple):
-        items = [(str(i), v) for i, v in enumerate(value)]
-    else:
-        if isinstance(value, list):
-            value = np.asarray(value)
-        return {path: ShapeDtype(*leaf_spec(value, path))}
-    out: dict[Path, ShapeDtype] = {}
-    for key, child in items:
-        out.update(_value_leaves(child, (*path, key)))
-    return out
+    return _flat_leaves(value, path, lambda x: x, _value_leaf)
+
+
+def _value_leaf(value: Any, path: Path) -> ShapeDtype:
+    return ShapeDtype(*leaf_spec(np.asarray(value) if isinstance(value, list) else value, path))
 
 
 def _dict_spec(leaves: Mapping[Path, ShapeDtype]) -> Spec:

@@ -11,6 +11,7 @@ from ..errors import LayoutError
 from .adapters import is_env, is_vector
 from .env import EnvBase, Leaves, Step
 from .gym_env import GymEnv
+from .primers import register_primers
 from .specs import Array, as_reward, at_lane
 
 __all__ = ["VectorEnv", "as_env"]
@@ -46,8 +47,6 @@ class VectorEnv(EnvBase):
         self._ended = np.zeros(self.num_envs, bool)  # lanes whose next step is a reset
         self._was_reset = False
         if policy is not None:
-            from .policy import register_primers
-
             register_primers(self, policy)
 
     def __getstate__(self) -> dict[str, Any]:

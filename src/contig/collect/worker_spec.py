@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from .collection import CollectionSpec
 from .sink import Address, address_of
 
 __all__ = ["WorkerSpec", "specs_for"]
@@ -15,62 +17,65 @@ class WorkerSpec(NamedTuple):
 
     Attributes:
         number: the worker's.
-        env, policy: an environment (or what makes it), and how to act.
-        device, seed, random_frames, max_frames_per_traj, set_truncated, reset_at_each_iter,
-            trajs_per_batch, register_primers: as the collector has them.
+        env: an environment, or what makes it.
+        collection: what it collects: its share of it.
         rows: per lane and stretch.
         lanes: environments in it, as the collector counted them.
         address: where to write; None: batches go back to the collector.
-        postproc, hook: run in the worker if it writes.
         layout: of rows, as JSON, if the collector knows it.
         board: descriptor of the weights, or -1.
     """
 
     number: int
     env: Any
-    policy: Any
-    device: Any
-    seed: int | None
-    random_frames: int
-    max_frames_per_traj: int | None
-    set_truncated: bool
-    reset_at_each_iter: bool
-    trajs_per_batch: int | None
-    register_primers: bool
+    collection: CollectionSpec
     rows: int
     lanes: int
     address: Address | None
-    postproc: Any
-    hook: Any
     layout: str | None
     board: int
 
-    def after(self, frames: int) -> WorkerSpec:
-        """The same with as many random frames as are left after so many."""
-        return self._replace(random_frames=max(self.random_frames - frames, 0))
+    @property
+    def descriptors(self) -> list[int]:
+        """What it needs to inherit."""
+        fds = [self.board, -1 if self.address is None else self.address.fd]
+        return [fd for fd in fds if fd >= 0]
+
+    def after(self, frames: int, later: int) -> WorkerSpec:
+        """The work of one that replaces it.
+
+        Args:
+            frames: that were collected; only so many fewer are random.
+            later: how far its seeds are moved on.
+        """
+        whole = self.collection
+        left = max(whole.init_random_frames - frames, 0)
+        seed = None if whole.seed is None else whole.seed + later
+        return self._replace(collection=replace(whole, init_random_frames=left, seed=seed))
 
 
 def specs_for(envs: Sequence[Any], like: WorkerSpec, replay_buffer: Any) -> list[WorkerSpec]:
-    """A job for each of some environments.
+    """The work of each of some workers.
 
     Args:
-        like: what they have in common; its seed is the first worker's, its random frames are those
-            of all together, and its functions run where the rows are written.
-        replay_buffer: where to; None: batches go back.
+        envs: one for each.
+        like: what they have in common; its seed is the first worker's, and its random frames are
+            those of all together.
+        replay_buffer: where to write; None: batches go back.
     """
-    share, more = divmod(like.random_frames, len(envs))
+    whole = like.collection
+    share, more = divmod(whole.init_random_frames, len(envs))
     out = []
     for number, env in enumerate(envs):
         address = None if replay_buffer is None else address_of(replay_buffer, number)
-        out.append(
-            like._replace(
-                number=number,
-                env=env,
-                seed=None if like.seed is None else like.seed + number * like.lanes,
-                random_frames=share + (number < more),
-                address=address,
-                postproc=like.postproc if address is not None else None,
-                hook=like.hook if address is not None else None,
-            )
+        own = replace(
+            whole,
+            seed=None if whole.seed is None else whole.seed + number * like.lanes,
+            init_random_frames=share + (number < more),
         )
+        if address is None:
+            # The collector counts trajectories out, and calls the user's functions.
+            single = None if whole.trajs_per_batch is None else 1
+            own = replace(own, trajs_per_batch=single, postproc=None, post_collect_hook=None)
+        out.append(like._replace(number=number, env=env, collection=own, address=address))
     return out

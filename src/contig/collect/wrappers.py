@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..convert import as_array
 from ..layout import ShapeDtype
-from ..tree import Path, as_path, show_path
-from .env import EnvBase, Leaves, Step
+from .env import EnvBase, Leaves, Step, wide
 from .places import check_apart
+from .primers import default_values
 from .specs import Array, Spec
 from .vector import as_env
 
@@ -100,26 +99,13 @@ class TensorDictPrimer(_Wrapper):
     """
 
     def __init__(self, env: Any, primers: Mapping[Any, Any]) -> None:
-        self.defaults = {as_path(k): _default(as_path(k), v) for k, v in primers.items()}
+        self.defaults = default_values(primers)
         if env is not None:
             super().__init__(env)
             self.primers.update(self.defaults)
 
     def single(self) -> Any:
         return self.env.single()
-
-
-def _default(path: Path, value: Any) -> Array:
-    if isinstance(value, ShapeDtype):
-        return np.zeros(value.shape, value.dtype)
-    if isinstance(value, tuple) and all(isinstance(n, int) for n in value):
-        return np.zeros(value, np.float32)
-    array = np.array(as_array(value))
-    if array.dtype == object:
-        raise ValueError(
-            f"{show_path(path)}: expected an array, a ShapeDtype or a shape, got {value!r}"
-        )
-    return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
 class StepCounter(_Wrapper):
@@ -170,7 +156,7 @@ class StepCounter(_Wrapper):
             if cut.any():
                 truncated = truncated | cut
                 fresh = self.env.begin_lanes(cut)
-                obs = Leaves(np.where(_wide(cut, o), f, o) for o, f in zip(obs, fresh))
+                obs = Leaves(np.where(wide(cut, o), f, o) for o, f in zip(obs, fresh))
                 done = done | cut
         self._counts[done] = 0
         return step._replace(
@@ -178,7 +164,3 @@ class StepCounter(_Wrapper):
             truncated=truncated,
             obs=Leaves([*obs, self._counts.copy()]),
         )
-
-
-def _wide(mask: Array, like: Array) -> Array:
-    return mask.reshape(mask.shape + (1,) * (like.ndim - 1))

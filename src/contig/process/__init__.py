@@ -1,1 +1,7 @@
-"""Child processes: started, talked to, watched, and what they failed with."""
+"""Child processes: started, talked to, watched, and what they failed with.
+
+spawn       Child: the command line, what it inherits, its end; and what the child does first
+channel     messages in both directions over one socket
+heartbeat   a page of shared memory on which a child shows what it is doing
+trace       the traceback of a child that failed, or hangs
+"""

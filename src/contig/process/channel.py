@@ -1,9 +1,9 @@
-"""What a collector and its workers say to each other over an inherited socket.
+"""What a process and its children say to each other over an inherited socket.
 
-    header (kind, sizes) | JSON | raw bytes
+    header (sizes) | JSON | raw bytes
 
-The first message is the job, by cloudpickle, so that lambdas and classes of scripts work. Nothing
-is pickled after that: commands and reports are JSON, and batches are their own bytes.
+Commands and reports are JSON, and arrays are their own bytes: nothing is pickled, but for the job
+that a child gets first, see `spawn`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import _native
-from ..batch import Batch
-from ..layout import Layout
+if TYPE_CHECKING:
+    import asyncio
 
-__all__ = ["Channel", "Message", "batch_of", "batch_parts"]
+__all__ = ["Channel", "Message", "encode_message", "read_message"]
 
 _HEAD = struct.Struct("<IQ")
 _MOST_JSON = 1 << 28
@@ -35,6 +34,24 @@ class Message(NamedTuple):
     raw: bytearray
 
 
+def encode_message(content: dict[str, Any], raw_bytes: int = 0) -> bytes:
+    """A message, without the raw bytes that follow it."""
+    text = json.dumps(content).encode()
+    return _HEAD.pack(len(text), raw_bytes) + text
+
+
+async def read_message(reader: asyncio.StreamReader) -> dict[str, Any] | None:
+    """The content of the next message, in an event loop; None if the other end is gone."""
+    head = await reader.read(1)
+    if not head:
+        return None
+    head += await reader.readexactly(_HEAD.size - 1)
+    text_bytes, raw_bytes = _HEAD.unpack(head)
+    content = json.loads(await reader.readexactly(text_bytes))
+    await reader.readexactly(raw_bytes)
+    return content  # type: ignore[no-any-return]
+
+
 class Channel:
     """One end of the socket. One thread may receive while another sends."""
 
@@ -47,9 +64,8 @@ class Channel:
         Raises:
             OSError: the other end is gone.
         """
-        text = json.dumps(content).encode()
         view = memoryview(raw).cast("B") if len(raw) else b""
-        self.line.sendall(_HEAD.pack(len(text), len(view)) + text)
+        self.line.sendall(encode_message(content, len(view)))
         if len(view):
             self.line.sendall(view)
 
@@ -85,15 +101,3 @@ class Channel:
         except OSError:
             pass
         self.line.close()
-
-
-def batch_parts(batch: Batch) -> tuple[dict[str, Any], Any]:
-    """A batch as a message's content and bytes."""
-    return {"layout": batch.layout.to_json(), "shape": list(batch.shape)}, batch.block
-
-
-def batch_of(content: dict[str, Any], raw: bytearray) -> Batch:
-    """The batch of a message."""
-    block = _native.Block(len(raw))
-    memoryview(block)[:] = raw
-    return Batch(block, Layout.from_json(content["layout"]), tuple(content["shape"]))

@@ -1,4 +1,8 @@
-"""Where the threads of another process are, asked for by a signal that needs no cooperation."""
+"""What a child process failed with, by its own account; and where its threads are, without it.
+
+The first is a message, ``{"op": "failed", "error": traceback}``. The second is asked for by a
+signal, which needs no cooperation.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,23 @@ import os
 import signal
 import subprocess
 import time
+import traceback
 
-__all__ = ["Trace"]
+from .channel import Channel
+
+__all__ = ["Trace", "tell_failure"]
 
 _ANSWER_S = 1.0
+
+
+def tell_failure(channel: Channel) -> bool:
+    """In the child, while an exception is handled: tells its traceback; False if nobody listens."""
+    try:
+        channel.line.setblocking(True)  # an event loop may have had it
+        channel.send({"op": "failed", "error": traceback.format_exc()})
+    except OSError:
+        return False
+    return True
 
 
 class Trace:

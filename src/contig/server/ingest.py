@@ -1,7 +1,7 @@
 """The ingest process.
 
-It is started by a Server with a control socket as its one argument, and ends when that closes. The
-first line on it is the configuration; then JSON lines go both ways:
+It is started by a Server with a channel to it, and ends when that closes. The first message is the
+configuration; then these go both ways:
 
     learner -> ingest   {"op": "stats", "id": 1} {"op": "board", "name": ...} {"op": "published"}
                         {"op": "stop", "final": true}
@@ -14,10 +14,8 @@ Requests to sample go to the learner's process and back over a second socket, as
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
-import signal
 import socket
 import ssl
 import struct
@@ -26,6 +24,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from ..process.channel import encode_message, read_message
+from ..process.spawn import enter
+from ..process.trace import tell_failure
 from ..replay import Ingress
 from ..tape.queue import BatchQueue
 from ..weights.board import WeightsBoard
@@ -117,11 +118,13 @@ def _table(config: dict[str, Any]) -> Table:
 
 async def _serve(control: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    reader, writer = await asyncio.open_connection(sock=control, limit=16 << 20)
-    config = json.loads(await reader.readline())
+    reader, writer = await asyncio.open_connection(sock=control)
+    config = await read_message(reader)
+    if config is None:
+        return
 
     def say(**content: Any) -> None:
-        writer.write(json.dumps(content).encode() + b"\n")
+        writer.write(encode_message(content))
 
     answers, questions = await asyncio.open_connection(sock=socket.socket(fileno=config["service"]))
 
@@ -162,8 +165,7 @@ async def _serve(control: socket.socket) -> None:
     await ingest.listen(socket.socket(fileno=config["listening"]))
     say(op="ready")
     final = False  # a learner that is gone without a word will be started again
-    while line := await reader.readline():
-        asked = json.loads(line)
+    while (asked := await read_message(reader)) is not None:
         if asked["op"] == "stats":
             say(op="counted", counters=vars(core.stats))
             say(op="stats", id=asked["id"], stats=core_stats(core))
@@ -204,22 +206,16 @@ def _give_way() -> None:
 
 
 def main() -> None:
-    # Ctrl-C goes to the whole group; the learner decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel, _ = enter()
     logging.basicConfig(level=logging.WARNING)
     _give_way()
     raise_descriptor_limit(Limits().max_connections)
-    control = socket.socket(fileno=int(sys.argv[1]))
     try:
         with asyncio.Runner(loop_factory=_fast_loop()) as runner:
-            runner.run(_serve(control))
+            runner.run(_serve(channel.line))
     except (ConnectionError, asyncio.IncompleteReadError):
         pass  # the learner is gone
     except Exception:
-        text = json.dumps({"op": "failed", "error": traceback.format_exc()})
-        try:
-            control.setblocking(True)
-            control.sendall(text.encode() + b"\n")
-        except OSError:
+        if not tell_failure(channel):
             traceback.print_exc()
         sys.exit(1)

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from ..errors import ServerError
+from ..process.spawn import Child, describe_exit
 from .core import CoreStats
 from .metrics import counted
 from .sampling_service import SampleService
 
 __all__ = ["IngestProcess"]
 
-# It runs none of the user's code, so it must not find any, neither in the working directory nor
-# where PYTHONPATH points (`-I`): what it needs beyond the interpreter's own is looked for last.
-_PROGRAM = (
-    "import json, sys; sys.path += json.loads(sys.argv.pop(1)); "
-    "from contig.server.ingest import main; main()"
-)
-
 _START_S = 30.0
 _STOP_S = 5.0
-
-
-def _places() -> list[str]:
-    """Where this process found contig and what it needs."""
-    modules = [sys.modules[name] for name in ("contig", "numpy", "optree")]
-    return list(dict.fromkeys(str(Path(m.__file__ or "").parents[1]) for m in modules))
 
 
 class IngestProcess:
@@ -78,17 +62,15 @@ class IngestProcess:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     def _start(self) -> None:
-        mine, theirs = socket.socketpair()
         service = self._service.attach()
-        fds = [theirs.fileno(), service.fileno(), self._listening.fileno(), *self._fds]
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", _PROGRAM, json.dumps(_places()), str(theirs.fileno())],
-            pass_fds=fds,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
+        child = self._child = Child(
+            "contig.server.ingest",
+            inherited=[service.fileno(), self._listening.fileno(), *self._fds],
+            environment={"OPENBLAS_NUM_THREADS": "1"},
+            isolated=True,
         )
         config = {
             **self.config,
@@ -97,66 +79,58 @@ class IngestProcess:
             "parent": os.getpid(),
             "counters": self._counters,
         }
-        theirs.close()
         service.close()
-        self._control = mine
         self._ready = threading.Event()
         self._told = None
-        self._reader = threading.Thread(target=self._read, args=(mine,), name="contig-control")
+        self._reader = threading.Thread(target=self._read, args=(child,), name="contig-control")
         self._reader.daemon = True
         self._reader.start()
         self._send(config)
         deadline = time.monotonic() + _START_S
         while not self._ready.wait(0.05) and not self._stopping:
-            if self._process.poll() is not None:
+            if child.process.poll() is not None:
                 time.sleep(0.05)  # what it said last may be on its way
                 raise ServerError(f"the ingest process did not start:\n{self._told or '(silent)'}")
             if time.monotonic() > deadline:
-                self._process.kill()
+                child.kill()
                 raise ServerError(f"the ingest process did not start within {_START_S} s")
 
     def _send(self, content: dict[str, Any]) -> None:
-        line = json.dumps(content).encode() + b"\n"
         try:
             with self._lock:
-                self._control.sendall(line)
+                self._child.channel.send(content)
         except OSError:
             pass  # it is gone; `check` says so
 
-    def _read(self, control: socket.socket) -> None:
-        try:
-            self._read_lines(control)
-        except OSError:
-            pass  # it is gone; `_watch` notices
-
-    def _read_lines(self, control: socket.socket) -> None:
-        with control, control.makefile("rb") as lines:
-            for line in lines:
-                said = json.loads(line)
-                if said["op"] == "ready":
-                    self._ready.set()
-                elif said["op"] == "failed":
-                    self._told = said["error"]
-                elif said["op"] == "counted":
-                    self._counters = said["counters"]
-                else:
-                    with self._arrived:
-                        self._last_stats = said["stats"]
-                        if said.get("id") in self._answers:
-                            self._answers[said["id"]] = said["stats"]
-                        self._arrived.notify_all()
+    def _read(self, child: Child) -> None:
+        while (message := child.channel.receive()) is not None:
+            said = message.content
+            if said["op"] == "ready":
+                self._ready.set()
+            elif said["op"] == "failed":
+                self._told = said["error"]
+            elif said["op"] == "counted":
+                self._counters = said["counters"]
+            else:
+                with self._arrived:
+                    self._last_stats = said["stats"]
+                    if said.get("id") in self._answers:
+                        self._answers[said["id"]] = said["stats"]
+                    self._arrived.notify_all()
+        child.close()  # it is gone; `_watch` notices
 
     def _watch(self) -> None:
         """Waits for the process's end; starts another one if that is allowed."""
         while True:
-            code = self._process.wait()
+            code = self._child.process.wait()
             if self._stopping:
                 return
             time.sleep(0.02)
-            reason = f"exit code {code}" if code >= 0 else f"killed by signal {-code}"
             said = f":\n{self._told}" if self._told else ""
             if self.restarts >= self._max_restarts:
-                self._failure = f"the ingest process (pid {self.pid}) died: {reason}{said}"
+                self._failure = (
+                    f"the ingest process (pid {self.pid}) died: {describe_exit(code)}{said}"
+                )
                 return
             self.restarts += 1
             with self._starting:
@@ -211,10 +185,6 @@ class IngestProcess:
         self._stopping = True
         with self._starting:
             self._send({"op": "stop", "final": final})
-            try:
-                self._process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            self._child.end(_STOP_S)
             self._reader.join(_STOP_S)  # what it said last
         self._watcher.join(_STOP_S)

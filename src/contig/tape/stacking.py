@@ -11,7 +11,7 @@ import numpy as np
 from ..batch import Batch
 from ..convert import as_array, plain_tree, tensordict_shape
 from ..errors import LayoutError
-from ..tree import flatten, show_path, unflatten
+from ..tree import first_leaf, flatten, show_path, unflatten
 from .schema import Schema
 
 __all__ = ["count_rows", "stack_rows"]
@@ -22,12 +22,7 @@ def count_rows(data: Any, ndim: int) -> int:
     dims of one leaf: leaves that disagree are the layout's to refuse."""
     shape = data.shape if isinstance(data, Batch) else tensordict_shape(data)
     if shape is None:
-        value = data
-        while isinstance(value, dict) and value:
-            value = next(iter(value.values()))
-        if not hasattr(value, "shape"):  # a number, or another container
-            value = next(iter(flatten(data)[1]), ())
-        shape = np.shape(value)[:ndim]
+        shape = np.shape(first_leaf(data))[:ndim]
     return math.prod(shape)
 
 

@@ -43,18 +43,25 @@ def check_version(version: Any, least: int = 0, name: str = "version") -> None:
 class WeightsBoard:
     """The newest version of one pytree.
 
-    Made by `create` (by the one process that publishes) or `attach`. Thread-safe to read; publish
-    from one thread at a time.
+    Made by `create` (by the one process that publishes), `attach` or `inherit`. Thread-safe to
+    read; publish from one thread at a time.
+
+    Attributes:
+        fd: a descriptor of its memory, by which a child process can `inherit` it.
     """
 
     def __init__(self, segment: Segment) -> None:
+        self.fd = segment.fd
         self._native = _native.Board(segment.control)
         self.layout = Layout.from_json(json.loads(self._native.schema))
         self._closer = weakref.finalize(self, Segment.close, segment)
 
     @staticmethod
     def create(tree: Any, name: str | None = None) -> WeightsBoard:
-        """A board for trees like this one; nothing is published yet."""
+        """A board for trees like this one, in memory without a name if it has none.
+
+        Nothing is published yet.
+        """
         layout = Layout(plain_tree(tree)[0])
         schema = json.dumps(layout.to_json()).encode()
         nbytes = _native.Board.bytes_for(layout.record_size, len(schema))
@@ -68,6 +75,11 @@ class WeightsBoard:
     def attach(name: str) -> WeightsBoard:
         """The board of this name, which must exist."""
         return opened(Segment.attach(name), WeightsBoard)
+
+    @staticmethod
+    def inherit(fd: int) -> WeightsBoard:
+        """The board of a parent process, by a descriptor that is this one's from now on."""
+        return opened(Segment.from_fd(fd), WeightsBoard)
 
     @property
     def newest(self) -> int | None:

@@ -1,21 +1,16 @@
-"""A policy's weights: taken out as a pytree, put back, and shared with worker processes."""
+"""A policy's weights: taken out as a pytree, and put back."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from .. import _native
 from ..convert import plain_tree, to_torch
-from ..layout import Layout
-from ..tape.segment import Segment
-from .board import WeightsBoard
 
-__all__ = ["attach_board", "copy_weights", "get_weights", "make_board", "modules_of", "set_weights"]
+__all__ = ["copy_weights", "get_weights", "modules_of", "set_weights"]
 
 
 def modules_of(policy: Any) -> list[Any]:
@@ -94,21 +89,3 @@ def copy_weights(tree: Any) -> Any:
 
 def _tensor(value: Any) -> Any:
     return to_torch(value) if isinstance(value, np.ndarray) else value
-
-
-def make_board(tree: Any) -> tuple[WeightsBoard, int]:
-    """A board for weights like these, in memory without a name, and its descriptor."""
-    layout = Layout(tree)
-    schema = json.dumps(layout.to_json()).encode()
-    nbytes = _native.Board.bytes_for(layout.record_size, len(schema))
-
-    def form(memory: np.ndarray[Any, Any]) -> None:
-        _native.Board.format(memory, layout.record_size, schema)
-
-    segment = Segment.anonymous(nbytes, form, nbytes)
-    return WeightsBoard(segment), segment.fd
-
-
-def attach_board(fd: int) -> WeightsBoard:
-    """The board of another process, by a descriptor, which it owns from now on."""
-    return WeightsBoard(Segment.from_fd(fd))
