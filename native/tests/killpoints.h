@@ -26,8 +26,6 @@ using rows::Row;
 
 using Image = std::vector<uint8_t>;
 
-constexpr uint64_t kEnded = kTerminated | kTruncated;
-
 // ---- memory that is shared with the child ------------------------------------------------------
 
 class Memory {

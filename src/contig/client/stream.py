@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .. import wire
+from .._native import RunFlag
 from ..convert import plain_tree
 from ..errors import LayoutError
 from ..layout import as_bytes
@@ -91,7 +91,7 @@ class StreamWriter:
             terminated, truncated = said
         terminated, truncated = bool(terminated), bool(truncated) or not terminated
         _set_flags(self._tape.schema, record, terminated, truncated)
-        self._flush(wire.TERMINATED * terminated | wire.TRUNCATED * truncated)
+        self._flush(RunFlag.TERMINATED * terminated | RunFlag.TRUNCATED * truncated)
         self._held, self._traj_id, self._began = None, None, False
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class StreamWriter:
         if self._held is None or self._traj_id is None:
             return
         record, version = self._held
-        flags = end | (0 if self._began else wire.BEGINS)
+        flags = end | (0 if self._began else RunFlag.BEGINS)
         self._tape.send_part(record, flags, self._traj_id, version, wait)
         self._began = True
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._native import Continue, Lanes, RunFlag
 from ..batch import Batch
 from ..convert import as_array, plain_tree, tensordict_shape
 from ..errors import LayoutError
@@ -25,12 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Writer", "batch_ndim_of"]
 
-# native/tape/trajectories.h: enum class Continue
-_NEW, _IF_OPEN, _TOLD = 0, 1, 2
-# native/bind/handles.h: what the lanes of an append are
-_ONE_LANE, _LEADING_DIMS, _EACH_ROW = 0, 1, 2
-
-_TERMINATED, _TRUNCATED = 2, 4
+# Looked up once: that takes longer than handing one over.
+_NEW, _IF_OPEN, _TOLD = Continue
+_ONE_LANE, _LEADING_DIMS, _EACH_ROW = Lanes
 
 
 class Writer:
@@ -205,8 +203,8 @@ class Writer:
         schema: Schema,
         tree: Any,
         batch_ndim: int,
-        lanes_are: int,
-        rule: int,
+        lanes_are: Lanes,
+        rule: Continue,
         envs: np.ndarray[Any, Any] | None = None,
     ) -> tuple[int, int]:
         first = self._native.extend(self._plan, tree, batch_ndim, lanes_are, rule, envs)
@@ -219,8 +217,8 @@ class Writer:
         schema: Schema,
         tree: Any,
         batch_ndim: int,
-        lanes_are: int,
-        rule: int,
+        lanes_are: Lanes,
+        rule: Continue,
         envs: np.ndarray[Any, Any] | None = None,
     ) -> tuple[int, int]:
         """The slower way: converts, casts, completes flags, or says what is wrong."""
@@ -348,5 +346,5 @@ def _end_of(
             column[-1] = bool(said[flag]) if told else flag == "truncated"
             columns[layout.number[leaf.path]] = column
     if not told:
-        return _TRUNCATED
-    return _TERMINATED * bool(terminated) | _TRUNCATED * bool(truncated)
+        return int(RunFlag.TRUNCATED)
+    return RunFlag.TERMINATED * bool(terminated) | RunFlag.TRUNCATED * bool(truncated)

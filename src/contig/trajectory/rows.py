@@ -17,7 +17,8 @@ from ..layout import Layout
 from ..tape import LazyTensorStorage, PackedRows, Snapshot, Storage
 from ..tape.disk import DiskStorage, files
 from ..tape.disk.extents import row_stride
-from ..tape.episodes import NUMBER, read_index
+from ..tape.entry import ENTRY
+from ..tape.episodes import read_index
 from .journal import JOURNAL, Journal, read_journal
 from .table import Entry
 from .trajectory import Array
@@ -84,7 +85,6 @@ def _append(storage: Storage, tree: Any, entry: Entry) -> Entry:
 def _contents(storage: Storage) -> Snapshot:
     """A copy of everything on a tape that nobody writes to meanwhile."""
     table = read_index(storage.tape)
-    words = table.words[np.argsort(table.words[:, NUMBER])]
     size = storage.tape.record_size
     seqs = np.arange(table.tail, table.head, dtype=np.int64)
     records = np.empty(len(seqs) * size, np.uint8)
@@ -93,7 +93,7 @@ def _contents(storage: Storage) -> Snapshot:
         PackedRows(records, table.tail, size),
         table.tail,
         table.head,
-        words,
+        table.by_number(),
         int(storage.tape.trajectories),
     )
 
@@ -200,7 +200,7 @@ class DiskRows:
             return
         first = storage.first_extent_behind(int(other.tape.snapshot()[0]))
         nothing = PackedRows(np.zeros(0, np.uint8), first, storage.tape.record_size)
-        none = np.zeros((0, 16), np.int64)
+        none = np.zeros(0, ENTRY)
         storage.restore(Snapshot(nothing, first, first, none, 0), (0, 0))
 
     def _remove_loading(self) -> None:
