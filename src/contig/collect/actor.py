@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..keys import INIT
 from ..tree import Path
-from .column_blocks import INIT
 from .specs import Array, at_lane
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..batch import Batch
+from ..keys import REWARD
 from ..tree import Path
-from .column_blocks import REWARD, check_nan
+from .column_blocks import check_nan
 from .roller import Roller
 
 __all__ = ["Batcher"]

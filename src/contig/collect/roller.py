@@ -15,16 +15,10 @@ import numpy as np
 
 from ..batch import Batch, stack_batches
 from ..errors import LayoutError
+from ..keys import DONE, INIT, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, VERSION
 from ..process.heartbeat import Stage
 from ..tree import Path, show_path
 from .column_blocks import (
-    DONE,
-    INIT,
-    REWARD,
-    TERMINATED,
-    TRAJ,
-    TRUNCATED,
-    VERSION,
     Blocks,
     RowPlan,
     check_nan,
@@ -175,11 +169,11 @@ class Roller:
         if batch[DONE][at]:
             return
         batch[DONE][at] = batch[TRUNCATED][at] = True
-        old, new = batch[TRAJ][at], self.ids.next()
+        old, new = batch[TRAJ_IDS][at], self.ids.next()
         for later in range(row + 1, newest + 1):
             start, batch = blocks.block_at(later)
-            if batch[TRAJ][lane, later - start] == old:
-                batch[TRAJ][lane, later - start] = new
+            if batch[TRAJ_IDS][lane, later - start] == old:
+                batch[TRAJ_IDS][lane, later - start] = new
         if self.traj[lane] == old:
             if self.keep:
                 self.finished.append(Finished(lane, int(self.start[lane]), row + 1))
@@ -242,7 +236,7 @@ class Roller:
         for path in (*self.plan.next_obs, REWARD):
             check_nan(path, values[path])
         values[TERMINATED], values[TRUNCATED], values[DONE] = step.terminated, truncated, done
-        values[TRAJ] = self.traj
+        values[TRAJ_IDS] = self.traj
         values[VERSION] = np.full(self.lanes, self.version, np.int64)
         self._count_random(stepped)
         self.blocks.put(values, stepped)

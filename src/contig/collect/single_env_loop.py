@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..keys import DONE, INIT, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, VERSION
 from ..process.heartbeat import Stage
 from .actor import SingleActor
-from .column_blocks import DONE, INIT, REWARD, TERMINATED, TRAJ, TRUNCATED, VERSION, check_nan
+from .column_blocks import check_nan
 from .specs import as_reward
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def advance_single(roller: Roller) -> None:
     col_obs, col_next = before[0], after[0]
     columns = {p: batch[p][0] for p in plan.outputs}
     col_action = columns.get(("action",))
-    col_reward, col_init, col_traj = batch[REWARD][0], batch[INIT][0], batch[TRAJ][0]
+    col_reward, col_init, col_traj = batch[REWARD][0], batch[INIT][0], batch[TRAJ_IDS][0]
     col_done, col_terminated, col_truncated = (batch[p][0] for p in (DONE, TERMINATED, TRUNCATED))
     number = not plan.reward  # a reward is one number
     policy, init = roller.policy, bool(roller.init[0])

@@ -12,6 +12,7 @@ import numpy as np
 from ..batch import Batch
 from ..convert import to_torch
 from ..errors import LayoutError
+from ..keys import DONE, REWARD, TERMINATED, TRUNCATED
 from ..trajectory.rlinf import export_rlinf, read_rlinf
 from ..trajectory.table import Entry
 from ..trajectory.trajectory import flatten_trajectory
@@ -25,10 +26,10 @@ _PLACES = {
     "curr_obs": ("observation",),
     "next_obs": ("next", "observation"),
     "actions": ("action",),
-    "rewards": ("next", "reward"),
-    "terminations": ("next", "terminated"),
-    "truncations": ("next", "truncated"),
-    "dones": ("next", "done"),
+    "rewards": REWARD,
+    "terminations": TERMINATED,
+    "truncations": TRUNCATED,
+    "dones": DONE,
 }
 
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from ..batch import Batch, stack_batches
 from ..errors import EmptyBufferError, NothingEligibleError
+from ..keys import INDEX
 from ..sample import Draw, Index, Request, Rng, Sampler
 from ..tape import Storage
-from ..tape.schema import INDEX, ExtraLeaf
+from ..tape.schema import ExtraLeaf
 
 __all__ = ["read_batch"]
 

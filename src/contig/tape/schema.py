@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _native
+from ..keys import INDEX
 from ..layout import Layout, plan_leaf
 from ..tree import Path, Structure, unflatten
 from .boundaries import Boundaries, dual_ops, optional_flags
 from .folding import ExtraLeaf, Recipe, fold_of
 
-__all__ = ["INDEX", "ExtraLeaf", "Schema", "Wide"]
-
-INDEX: Path = ("index",)
+__all__ = ["ExtraLeaf", "Schema", "Wide"]
 
 
 class Wide(NamedTuple):

@@ -14,9 +14,10 @@ from .._native import Continue, Lanes, RunFlag
 from ..batch import Batch
 from ..convert import as_array, plain_tree, tensordict_shape
 from ..errors import LayoutError
+from ..keys import FLAGS
 from ..layout import as_bytes
 from ..tree import Path, flatten, show_path
-from .boundaries import FLAGS, fill_flags
+from .boundaries import fill_flags
 from .env_step import EnvStep, check_total
 from .stacking import stack_rows
 
