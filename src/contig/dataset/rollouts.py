@@ -35,7 +35,7 @@ class RolloutDataset(RolloutFileBase):
     Each env reads one trajectory after another; no two read the same one in a loop. The dataset
     ends when an env needs a trajectory and `dataset_loops` loops have been handed out; rows that
     the other envs have not come to by then are left (with one env, none). In workers of a
-    DataLoader each reads every so-manieth trajectory, with `num_envs` envs of its own.
+    DataLoader the trajectories are dealt out one by one; each has `num_envs` envs of its own.
 
     - `done` is True at the first frame of a trajectory (`first_frame_done`) and at its last.
     - `timeout` is the file's; also True at a last frame that did not terminate.
@@ -48,7 +48,7 @@ class RolloutDataset(RolloutFileBase):
         num_envs: trajectories that are read side by side.
         dataset_loops: how often the data is handed out.
         random_shuffle_traj_order: another order in each loop; else the oldest first.
-        keep_latest_n_trajs: only the newest so many; 0: all.
+        keep_latest_n_trajs: how many of the newest to read; 0: all.
         starting_frame_range: [low, high): a trajectory begins at a random frame of these.
         device: where batches go; None: cuda if there is one.
         wait_s: how long to wait for as many trajectories as envs.

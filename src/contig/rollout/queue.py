@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from ..arguments import number
+from .filled import FilledRows
 from .storage import RolloutStorage
 from .stored import Stored
-from .window import Window
 
 __all__ = ["ActionLabelRollout", "QueueRolloutStorage"]
 
@@ -62,9 +62,9 @@ class QueueRolloutStorage(RolloutStorage):
         self._rows_filled = 0
 
     @property
-    def window(self) -> Window:
+    def window(self) -> FilledRows:
         full = self._rows_filled == self.num_rows
-        return Window(self.step % self.num_rows if full else 0, self._rows_filled)
+        return FilledRows(self.step % self.num_rows if full else 0, self._rows_filled)
 
     def _next_row(self) -> int:
         if self._rows_filled == self.num_rows < self.max_rows:

@@ -16,8 +16,8 @@ import torch
 
 from ..errors import LayoutError
 from .field import Field, View
+from .filled import FilledRows
 from .storage import RolloutStorage
-from .window import Window
 
 __all__ = ["SarsaRolloutStorage"]
 
@@ -129,7 +129,7 @@ class SarsaRolloutStorage(RolloutStorage):
             views["next_critic_obs"] = self._next("critic_observations", rows)
         return views
 
-    def _replay_leaves(self, window: Window) -> dict[str, Any]:
+    def _replay_leaves(self, window: FilledRows) -> dict[str, Any]:
         self._complete()
         out = super()._replay_leaves(window)
         for name in self._present & _NEXT.keys():

@@ -16,6 +16,7 @@ from ..arguments import whole
 from ..errors import EmptyBufferError, LayoutError
 from . import minibatches
 from .field import Field, View, example_of
+from .filled import FilledRows
 from .hidden import HiddenStates
 from .returns import gae, normalize
 from .stored import RESULTS, Results, Stored
@@ -30,7 +31,6 @@ from .transition import (
     as_flags,
     column,
 )
-from .window import Window
 
 __all__ = ["RolloutStorage"]
 
@@ -270,11 +270,11 @@ class RolloutStorage:
     # -- returns ------------------------------------------------------------------------------
 
     @property
-    def window(self) -> Window:
+    def window(self) -> FilledRows:
         """The rows that are filled."""
-        return Window(0, self.step)
+        return FilledRows(0, self.step)
 
-    def _filled(self) -> Window:
+    def _filled(self) -> FilledRows:
         window = self.window
         if window.rows == 0:
             raise EmptyBufferError("the rollout is empty: add_transitions comes first")
@@ -446,7 +446,7 @@ class RolloutStorage:
         window = self._filled()
         return write_trajectories(self._replay_leaves(window), buffer, continues)
 
-    def _replay_leaves(self, window: Window) -> dict[str, Any]:
+    def _replay_leaves(self, window: FilledRows) -> dict[str, Any]:
         """Trees of ``[T, N, ...]`` tensors in time order."""
         present = {name: self.fields[name] for name in self._present}
         return leaves_of(present, self._cuts(), window)

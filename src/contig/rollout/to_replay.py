@@ -11,7 +11,7 @@ import torch
 from ..batch import Batch
 from ..convert import as_array, plain_tree
 from .field import Field
-from .window import Window
+from .filled import FilledRows
 
 __all__ = ["leaves_of", "write_trajectories"]
 
@@ -24,7 +24,7 @@ _LEAVES = {
 }
 
 
-def leaves_of(fields: dict[str, Field], cuts: torch.Tensor, window: Window) -> dict[str, Any]:
+def leaves_of(fields: dict[str, Field], cuts: torch.Tensor, window: FilledRows) -> dict[str, Any]:
     """Trees of ``[T, N, ...]`` tensors in time order.
 
     Args:

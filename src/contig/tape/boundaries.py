@@ -16,7 +16,7 @@ from ..keys import DONE, FLAGS, INIT, NEXT, REWARD, TRAJ_IDS, VERSION
 from ..layout import Layout, Leaf
 from ..tree import Path, as_path, show_path
 
-__all__ = ["Boundaries", "complete_flags", "fill_flags"]
+__all__ = ["Boundaries", "complete_flags", "fill_flags", "merged_keys"]
 
 _IDS: tuple[Path, ...] = (TRAJ_IDS, ("episode",))
 _REWARDS: tuple[Path, ...] = (REWARD, REWARD[1:])
@@ -233,3 +233,18 @@ def fill_flags(layout: Layout, parent: Path | None, columns: list[Any]) -> None:
             "and_not": lambda a, b: a & ~b,
         }[op](given[a], given[b])
         columns[numbers[to]] = np.ascontiguousarray(value.astype(layout.leaves[numbers[to]].dtype))
+
+
+def merged_keys(bound: tuple[Any, Any], wanted: tuple[Any, Any]) -> tuple[Any, Any]:
+    """`traj_key` and `end_key` of a storage, when a sampler asks for some, too.
+
+    Raises:
+        ValueError: others were bound before.
+    """
+    for name, new, old in zip(("traj_key", "end_key"), wanted, bound):
+        if new is not None and old is not None and as_path(new) != as_path(old):
+            raise ValueError(
+                f"{name} {show_path(as_path(new))} differs from {show_path(as_path(old))}, which "
+                "another sampler of this storage asked for"
+            )
+    return (wanted[0] or bound[0], wanted[1] or bound[1])

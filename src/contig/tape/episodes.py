@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import _native
 from .._native import RunFlag
 from .entry import ENTRY, ends_of, flags_of, steps_of
 
-__all__ = ["EPISODE", "IndexTable", "read_index"]
+__all__ = ["EPISODE", "EpisodeReader", "IndexTable", "read_index"]
 
 EPISODE = np.dtype(
     [
@@ -73,3 +75,31 @@ def read_index(tape: Any) -> IndexTable:
     entries = entries.compress(ends_of(entries) > tail)
     order = np.lexsort((entries["number"], entries["ordinal"]))
     return IndexTable(entries.take(order), head, tail)
+
+
+class EpisodeReader:
+    """Finds rows of single episodes, in a mirror of the index that is kept up to date. Thread-safe.
+
+    Args:
+        tape: the native one.
+    """
+
+    def __init__(self, tape: Any) -> None:
+        self._tape = tape
+        self._lock = threading.Lock()
+        self.mirror: Any = None  # made when it is needed
+
+    def rows_of(self, ordinal: int) -> np.ndarray[Any, Any]:
+        """Seqs of an episode's rows, at the cost of what was written since the last call."""
+        with self._lock:
+            if self.mirror is None:
+                self.mirror = _native.View(self._tape)
+            return self.mirror.rows_of(ordinal) if ordinal >= 0 else np.empty(0, np.int64)
+
+    @property
+    def stale(self) -> bool:
+        """Whether a checkpoint took the place of everything since the last call."""
+        return bool(self.mirror.stale)
+
+    def close(self) -> None:
+        self.mirror = None

@@ -13,7 +13,7 @@ from ..keys import DONE, NEXT, REWARD, STEPS
 from ..layout import Layout
 from ..tree import Path
 
-__all__ = ["ExtraLeaf", "Fold", "Recipe", "Steps", "fold_of"]
+__all__ = ["ExtraLeaf", "Fold", "Recipe", "FoldedSteps", "fold_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -39,7 +39,7 @@ class Recipe:
     discount: tuple[float, ...]
 
 
-class Steps(NamedTuple):
+class FoldedSteps(NamedTuple):
     """The rows that follow each row of a draw, itself first, one group after another.
 
     Attributes:

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _native
+from ..errors import LayoutError
 from ..keys import INDEX
 from ..layout import Layout, plan_leaf
-from ..tree import Path, Structure, unflatten
+from ..tree import Path, Structure, show_path, unflatten
 from .boundaries import Boundaries, dual_ops, optional_flags
 from .folding import ExtraLeaf, Recipe, fold_of
 
-__all__ = ["ExtraLeaf", "Schema", "Wide"]
+__all__ = ["ExtraLeaf", "Schema", "Wide", "row_layout"]
 
 
 class Wide(NamedTuple):
@@ -139,3 +140,18 @@ def _without(structure: Structure, layout: Layout, missing: frozenset[Path]) -> 
         return unflatten(level, iter([v for _, v in items]))
 
     return walk(structure, ())
+
+
+def row_layout(tree: Any, batch_ndim: int) -> tuple[Layout, int]:
+    """The layout of a row of data with up to so many batch dims, and how many it has.
+
+    Raises:
+        LayoutError: some leaf has none, and there should be one.
+    """
+    full = Layout(tree)
+    ndim = min([batch_ndim, *(len(x.shape) for x in full.leaves)]) if batch_ndim else 0
+    if batch_ndim and ndim == 0:
+        scalar = next(x.path for x in full.leaves if not x.shape)
+        raise LayoutError(f"{show_path(scalar)}: no leading dim; use add for a single row")
+    leaves = [(x.path, x.shape[ndim:], x.dtype) for x in full.leaves]
+    return Layout.of(full.structure, leaves), ndim

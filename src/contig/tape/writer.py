@@ -6,7 +6,7 @@ from another thread, after a fork or after pickling it becomes a new one that co
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,11 +19,8 @@ from ..layout import as_bytes
 from ..tree import Path, flatten, show_path
 from .boundaries import fill_flags
 from .env_step import EnvStep, check_total
+from .schema import Schema
 from .stacking import stack_rows
-
-if TYPE_CHECKING:
-    from .schema import Schema
-    from .storage import Storage
 
 __all__ = ["Writer", "batch_ndim_of"]
 
@@ -32,10 +29,26 @@ _NEW, _IF_OPEN, _TOLD = Continue
 _ONE_LANE, _LEADING_DIMS, _EACH_ROW = Lanes
 
 
+class Appendable(Protocol):
+    """What a writer appends to: a storage, or one that is far away."""
+
+    capacity: int
+    ndim: int
+
+    @property
+    def schema(self) -> Schema | None: ...
+
+    def check_open(self) -> None: ...
+
+    def define(self, tree: Any, batch_ndim: int) -> Schema: ...
+
+    def native_writer(self, schema: Schema) -> Any: ...
+
+
 class Writer:
     """Appends rows to a storage. Each method is one atomic append and returns seqs."""
 
-    def __init__(self, storage: Storage, orphans: list[Any] | None = None) -> None:
+    def __init__(self, storage: Appendable, orphans: list[Any] | None = None) -> None:
         self._storage = storage
         self._orphans = orphans or []  # what another writer had open when this one was made of it
         self._native: Any = None
@@ -262,8 +275,9 @@ class Writer:
         return _writer_of, (self._storage, held)
 
 
-def _writer_of(storage: Storage, orphans: list[Any]) -> Writer:
-    return storage.writer(orphans)
+def _writer_of(storage: Any, orphans: list[Any]) -> Writer:
+    writer: Writer = storage.writer(orphans)
+    return writer
 
 
 def _tree_of(data: Any, schema: Schema | None) -> tuple[Any, tuple[int, ...] | None]:

@@ -45,7 +45,7 @@ class TrajectoryReplayBuffer:
         enable_cache, cache_size: whether, and how many, trajectories that `read_trajectory` gave
             stay in memory, for reading them again. `sample` does not use them: it reads the rows
             that it draws, and no whole trajectories.
-        sample_window_size: sample from the so many newest trajectories; 0: from all.
+        sample_window_size: how many of the newest trajectories to sample from; 0: all.
         auto_save: keep rows in a directory; else the window is kept in memory.
         auto_save_path: that directory. An existing one is opened with what it holds.
         trajectory_format: "pt" or "pkl", of `export_rlinf`.
@@ -271,7 +271,7 @@ class TrajectoryReplayBuffer:
 
     def get_stats(self) -> dict[str, float]:
         """Counters, by name."""
-        window = self._store.table.window()
+        window = self._store.table.candidates()
         return {
             "num_trajectories": len(self),
             "total_samples": self.total_samples,

@@ -33,7 +33,7 @@ _LOADING = "loading"
 
 
 class MemoryRows:
-    """Rows in memory, for the last so many trajectories; it grows when they become longer.
+    """Rows in memory, for the newest trajectories; it grows when they become longer.
 
     Args:
         window: trajectories to keep; 0: all.
@@ -52,7 +52,7 @@ class MemoryRows:
         self.storage.publish(layout)
 
     def make_room(self, rows: int) -> None:
-        """Grows so that so many rows fit."""
+        """Grows if that many rows do not fit."""
         storage = self.storage
         if storage is None or rows <= storage.capacity:
             return
@@ -79,7 +79,7 @@ def _append(storage: Storage, tree: Any, entry: Entry) -> Entry:
     seqs = storage.default_writer.extend_trajectory(
         tree, truncated=True, traj_id=entry.trajectory_id, policy_version=entry.version
     )
-    return entry._replace(first=int(seqs[0]), number=int(storage.tape.trajectories) - 1)
+    return entry._replace(first=int(seqs[0]), ordinal=int(storage.tape.trajectories) - 1)
 
 
 def _contents(storage: Storage) -> Snapshot:
@@ -300,5 +300,5 @@ def _join(
             )
         else:
             version = int(episode["policy_version"])
-            entries.append(entry._replace(number=int(episode["id"]), version=version))
+            entries.append(entry._replace(ordinal=int(episode["id"]), version=version))
     return entries, damaged

@@ -16,9 +16,9 @@ from .. import _native
 from ..sample import Rng
 from .trajectory import Array
 
-__all__ = ["Entry", "Table", "Window"]
+__all__ = ["Entry", "Table", "Candidates"]
 
-_FIRST, _COUNT, _END, _VERSION, _NUMBER = range(5)
+_FIRST, _COUNT, _END, _VERSION, _ORDINAL = range(5)
 
 
 class Entry(NamedTuple):
@@ -27,7 +27,7 @@ class Entry(NamedTuple):
     Attributes:
         num_samples: T * B.
         first: seq of its first row.
-        number: its `id` in the storage's `episodes()`.
+        ordinal: its `id` in the storage's `episodes()`.
         version: of its weights: 0, 1, 2 ... in the order in which they first came.
     """
 
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
     max_episode_length: int
     model_weights_id: str
     first: int = -1
-    number: int = -1
+    ordinal: int = -1
     version: int = 0
 
     def public(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Entry(NamedTuple):
         return {**dict(zip(names, self)), "shape": list(self.shape)}
 
 
-class Window(NamedTuple):
+class Candidates(NamedTuple):
     """Trajectories that may be drawn from. Immutable.
 
     Attributes:
@@ -101,7 +101,7 @@ class Table:
         self._entries: list[Entry] = []
         self._columns = np.empty((5, 64), np.int64)
         self._start = self._stop = 0
-        self._window: Window | None = None
+        self._candidates: Candidates | None = None
 
     def version_of(self, model_weights_id: str) -> int:
         """The number of these weights; new ones get the next."""
@@ -123,10 +123,10 @@ class Table:
             self._columns[:, : self._stop] = kept
         end = int(self._columns[_END, self._stop - 1]) if self._stop else 0
         row = (entry.first, entry.num_samples, end + entry.num_samples)
-        self._columns[:, self._stop] = (*row, entry.version, entry.number)
+        self._columns[:, self._stop] = (*row, entry.version, entry.ordinal)
         self._stop += 1
         self._entries.append(entry)
-        self._window = None
+        self._candidates = None
 
     def drop_before(self, seq: int) -> None:
         """Forgets trajectories whose first row is gone."""
@@ -144,38 +144,38 @@ class Table:
     def _drop_oldest(self, count: int) -> None:
         del self._entries[:count]
         self._start += count
-        self._window = None
+        self._candidates = None
 
-    def drop(self, numbers: Collection[int]) -> None:
-        """Forgets trajectories by `number`: their rows are damaged."""
+    def drop(self, ordinals: Collection[int]) -> None:
+        """Forgets trajectories by `ordinal`: their rows are damaged."""
         with self._lock:
-            kept = [e for e in self._entries if e.number not in numbers]
+            kept = [e for e in self._entries if e.ordinal not in ordinals]
             if len(kept) < len(self._entries):
                 self._reset()
                 for entry in kept:
                     self._put(entry)
 
-    def window(self) -> Window:
+    def candidates(self) -> Candidates:
         """What may be drawn now."""
         with self._lock:
-            if self._window is None:
-                self._window = self._make_window()
-            return self._window
+            if self._candidates is None:
+                self._candidates = self._find_candidates()
+            return self._candidates
 
-    def _make_window(self) -> Window:
+    def _find_candidates(self) -> Candidates:
         low = self._start
         if self._window_size:
             low = max(low, self._stop - self._window_size)
         part = self._columns[:, low : self._stop]
         if not part.size:
-            return Window(part[_FIRST], part[_COUNT], part[_END], 0, False)
+            return Candidates(part[_FIRST], part[_COUNT], part[_END], 0, False)
         if self._max_staleness is not None:
             part = part[:, part[_VERSION] >= self._newest - self._max_staleness]
-            return Window(part[_FIRST], part[_COUNT], np.cumsum(part[_COUNT]), 0, False)
+            return Candidates(part[_FIRST], part[_COUNT], np.cumsum(part[_COUNT]), 0, False)
         base = int(part[_END, 0] - part[_COUNT, 0])
         span = part[_FIRST, -1] + part[_COUNT, -1] - part[_FIRST, 0]
         adjacent = bool(span == part[_END, -1] - base)
-        return Window(part[_FIRST], part[_COUNT], part[_END], base, adjacent)
+        return Candidates(part[_FIRST], part[_COUNT], part[_END], base, adjacent)
 
     def rows_needed(self, more: int) -> int:
         """Rows of the window as it will be when a trajectory of so many rows has come in."""

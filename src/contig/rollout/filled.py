@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Window"]
+__all__ = ["FilledRows"]
 
 Tensor = torch.Tensor
 
 
-class Window(NamedTuple):
+class FilledRows(NamedTuple):
     """Which rows are filled: `rows` of them, in time order from row `first` on, in a circle."""
 
     first: int
