@@ -9,10 +9,10 @@ import numpy as np
 
 from .._native import RunFlag
 from ..convert import plain_tree
-from ..errors import LayoutError
 from ..layout import as_bytes
 from ..process import lifetime
 from ..tape.boundaries import fill_flags
+from ..tape.ending import end_record, record_leaf
 from ..tape.schema import Schema
 
 __all__ = ["StepTarget", "StreamWriter"]
@@ -75,23 +75,7 @@ class StreamWriter:
         if self._held is None:
             raise ValueError("end_episode before any step")
         record, _ = self._held
-        said = _ended(self._tape.schema, record)
-        if terminated is None and truncated is None:
-            terminated, truncated = said
-        for name, value, row in (
-            ("terminated", terminated, said[0]),
-            ("truncated", truncated, said[1]),
-        ):
-            if any(said) and value is not None and bool(value) != row:
-                raise LayoutError(
-                    f"end_episode({name}={value}), but the last step says {row}: make them agree, "
-                    "or leave the argument out"
-                )
-        if any(said):
-            terminated, truncated = said
-        terminated, truncated = bool(terminated), bool(truncated) or not terminated
-        _set_flags(self._tape.schema, record, terminated, truncated)
-        self._flush(RunFlag.TERMINATED * terminated | RunFlag.TRUNCATED * truncated)
+        self._flush(end_record(self._tape.schema, record, terminated, truncated))
         self._held, self._traj_id, self._began = None, None, False
 
     def close(self) -> None:
@@ -141,41 +125,6 @@ class StreamWriter:
         self._began = True
 
 
-def _set_flags(schema: Schema, record: Array, terminated: bool, truncated: bool) -> None:
-    """Writes how a trajectory ended into its last row, where the row has such leaves."""
-    parent = schema.boundaries.flags
-    if parent is None:
-        return
-    row = schema.layout.unpack(record.reshape(1, -1))
-    said = {"terminated": terminated, "truncated": truncated, "done": terminated or truncated}
-    for flag, value in said.items():
-        path = (*parent, flag)
-        if path in schema.flag_paths:
-            node = row
-            for key in path:
-                node = node[key]
-            node[...] = node | value if node.dtype == bool else value
-
-
-def _leaf(schema: Schema, record: Array, path: Any) -> Array:
-    node = schema.layout.unpack(record.reshape(1, -1))
-    for key in path:
-        node = node[key]
-    return np.asarray(node)
-
-
-def _ended(schema: Schema, record: Array) -> tuple[bool, bool]:
-    """How a row's own flags say that its trajectory ended: terminated, truncated."""
-    parent = schema.boundaries.flags
-    if parent is None:
-        return False, False
-    paths = [(*parent, flag) for flag in ("terminated", "truncated")]
-    terminated, truncated = (
-        bool(_leaf(schema, record, p).any()) if p in schema.layout.by_path else False for p in paths
-    )
-    return terminated, truncated
-
-
 def _version(schema: Schema, record: Array) -> int:
     path = schema.boundaries.version
-    return -1 if path is None else int(_leaf(schema, record, path).reshape(-1)[0])
+    return -1 if path is None else int(record_leaf(schema, record, path).reshape(-1)[0])

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .._native import Continue, Lanes, RunFlag
+from .._native import Continue, Lanes
 from ..batch import Batch
 from ..convert import as_array, plain_tree, tensordict_shape
 from ..errors import LayoutError
-from ..keys import FLAGS
 from ..layout import as_bytes
 from ..tree import Path, flatten, show_path
 from .boundaries import fill_flags
+from .ending import end_columns
 from .env_step import EnvStep, check_total
 from .schema import Schema
 from .stacking import stack_rows
@@ -160,7 +160,7 @@ class Writer:
         rows = batch[0]
         if rows == 0:
             return np.empty(0, np.int64)
-        ended = _end_of(schema, columns, rows, terminated, truncated)
+        ended = end_columns(schema, columns, rows, terminated, truncated)
         fill_flags(schema.layout, schema.boundaries.flags, columns)
         version = -1 if policy_version is None else policy_version
         if policy_version is None and schema.boundaries.version is not None:
@@ -314,52 +314,3 @@ def batch_ndim_of(schema: Schema, tree: Any, ndim: int) -> int:
             + ("; use add for a single row" if found == 0 else "")
         )
     return found
-
-
-def _end_of(
-    schema: Schema,
-    columns: list[Any],
-    rows: int,
-    terminated: bool | None,
-    truncated: bool | None,
-) -> int:
-    """The run's end flags; writes them into flag columns that the data lacks."""
-    parent, layout = schema.boundaries.flags, schema.layout
-    said = {"terminated": terminated, "truncated": truncated}
-    told = terminated is not None or truncated is not None
-    if parent is not None and not schema.flag_paths.isdisjoint(
-        x.path for x, c in zip(layout.leaves, columns) if c is not None
-    ):
-        filled = list(columns)
-        fill_flags(layout, parent, filled)
-        marks = {f: (*parent, f) for f in said if (*parent, f) in schema.flag_paths}
-        last = {f: bool(filled[layout.number[p]].reshape(-1)[-1]) for f, p in marks.items()}
-        if told and not any(last.values()):  # the rows leave it open: the arguments close it
-            for flag in FLAGS:
-                path = (*parent, flag)
-                if path in schema.flag_paths:
-                    ended = any(said.values()) if flag == "done" else bool(said[flag])
-                    column = filled[layout.number[path]].copy()
-                    column[-1] = ended
-                    columns[layout.number[path]] = column
-        else:
-            for flag, value in said.items():
-                if value is not None and value != last.get(flag, value):
-                    raise LayoutError(
-                        f"{show_path((*parent, flag))}: the last row says {last[flag]}, the "
-                        f"argument {flag}={value}; make them agree or leave the argument out"
-                    )
-            terminated = last.get("terminated", terminated)
-            truncated = last.get("truncated", truncated)
-        told = True
-    elif parent is not None:
-        for flag in ("terminated", "truncated"):
-            leaf = layout.by_path.get((*parent, flag))
-            if leaf is None or leaf.path not in schema.flag_paths:
-                continue
-            column = np.zeros((rows, *leaf.shape), leaf.dtype)
-            column[-1] = bool(said[flag]) if told else flag == "truncated"
-            columns[layout.number[leaf.path]] = column
-    if not told:
-        return int(RunFlag.TRUNCATED)
-    return RunFlag.TERMINATED * bool(terminated) | RunFlag.TRUNCATED * bool(truncated)
