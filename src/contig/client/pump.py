@@ -9,7 +9,7 @@ import ssl
 import time
 from typing import TYPE_CHECKING, NoReturn
 
-from .._native import Received
+from .._native import InflightEvent, Received
 from ..wire import Type, frame
 from ..wire.heartbeat import Pulse
 from .handshake import Accepted, raise_refusal
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Pump"]
 
 _MORE, _READY, _GROW, _ = Received
-_STOPPED, _REFUSED, _CLOSED, _SILENT, _DRAINED = 0, 2, 3, 5, 6  # native/wire/inflight.h; 1: a frame
+_STOPPED, _, _REFUSED, _CLOSED, _, _SILENT, _DRAINED = InflightEvent
 
 
 class Pump:
