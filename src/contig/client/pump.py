@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Pump"]
 
-_MORE, _READY, _GROW, _ = Received
-_STOPPED, _, _REFUSED, _CLOSED, _, _SILENT, _DRAINED = InflightEvent
+_MORE, _READY, _GROW, _BAD = Received
+_STOPPED, _FRAME, _REFUSED, _CLOSED, _FAILED, _SILENT, _DRAINED = InflightEvent
 
 
 class Pump:

@@ -36,7 +36,7 @@ __all__ = ["Connection"]
 
 log = logging.getLogger("contig.transport")
 
-_MORE, _READY, _GROW, _ = Received
+_MORE, _READY, _GROW, _BAD = Received
 _FIRST_BUFFER = 4096
 _AGAIN_S = 0.05
 _PATIENCE_S = 0.001  # for room in a table: stopping to read, and starting again, takes longer
