@@ -188,7 +188,7 @@ std::string bytes_of(nb::handle bytes) {
   return std::string(whole.c_str(), whole.size());
 }
 
-int run(Inflight& flight, int socket, int wake, Receiver& receiver) {
+Inflight::Event run(Inflight& flight, int socket, int wake, Receiver& receiver) {
   int error = 0;
   Inflight::Event event;
   {
@@ -200,11 +200,19 @@ int run(Inflight& flight, int socket, int wake, Receiver& receiver) {
     PyErr_SetFromErrno(PyExc_OSError);
     throw nb::python_error();
   }
-  return static_cast<int>(event);
+  return event;
 }
 
 void bind_flight(nb::module_& m) {
   nb::class_<Inflight::Part>(m, "OutPart", nb::type_slots(part_slots));
+  nb::enum_<Inflight::Event>(m, "InflightEvent", nb::is_arithmetic())
+      .value("STOPPED", Inflight::Event::stopped)
+      .value("FRAME", Inflight::Event::frame)
+      .value("REFUSED", Inflight::Event::refused)
+      .value("CLOSED", Inflight::Event::closed)
+      .value("FAILED", Inflight::Event::failed)
+      .value("SILENT", Inflight::Event::silent)
+      .value("DRAINED", Inflight::Event::drained);
   nb::class_<Inflight>(m, "Inflight")
       .def(nb::init<uint64_t, bool, uint64_t, uint64_t, uint64_t>(), nb::arg("record_size"),
            nb::arg("padded"), nb::arg("first"), nb::arg("frame_bytes"), nb::arg("max_frames"))

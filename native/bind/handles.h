@@ -112,14 +112,15 @@ class WriterHandle {
 
   // Each returns the first seq, or -1 if the plan did not understand the tree.
   int64_t add(const Plan& plan, nb::handle tree);
-  // Lanes are: 0, none (one run of rows); 1, all batch dims but the last; 2, single rows.
+  // What the lanes of an append are: one run of rows; all batch dims but the last; single rows.
+  enum class Lanes { one, leading_dims, each_row };
   // With `envs`, each row is the next one of that lane instead.
-  int64_t extend(const Plan& plan, nb::handle tree, size_t batch_ndim, int lanes_are, int rule,
+  int64_t extend(const Plan& plan, nb::handle tree, size_t batch_ndim, Lanes are, Continue rule,
                  std::optional<Seqs> envs);
   int64_t append_records(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records,
-                         uint64_t lanes, int rule);
-  int64_t append_columns(nb::list arrays, nb::list offsets, uint64_t rows, uint64_t lanes, int rule,
-                         std::optional<Seqs> envs);
+                         uint64_t lanes, Continue rule);
+  int64_t append_columns(nb::list arrays, nb::list offsets, uint64_t rows, uint64_t lanes,
+                         Continue rule, std::optional<Seqs> envs);
   int64_t append_whole(nb::list arrays, nb::list offsets, uint64_t rows, uint64_t flags,
                        int64_t traj_id, int64_t version);
   uint64_t id() const { return writer_.id(); }
@@ -157,9 +158,9 @@ class WriterHandle {
   void claim();
   int64_t commit(const Rows& rows);
   void stage(const Rows& rows);
-  int64_t write(const Rows& rows, uint64_t lanes, int rule,
+  int64_t write(const Rows& rows, uint64_t lanes, Continue rule,
                 const std::optional<Seqs>& envs = std::nullopt);
-  int64_t write_step(const Rows& rows, const int64_t* envs, int rule);
+  int64_t write_step(const Rows& rows, const int64_t* envs, Continue rule);
 
   TapeHandle& tape_;
   Writer writer_;

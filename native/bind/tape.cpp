@@ -8,12 +8,36 @@ namespace contig {
 
 namespace {
 
+using W = EntryWords;
+
+// Where the words of an entry are, and what they are: (bytes before it, numpy's type) by name.
+nb::dict entry_fields() {
+  nb::dict out;
+  const auto put = [&](const char* name, int word, const char* type = "<i8") {
+    out[name] = nb::make_tuple(8 * word, type);
+  };
+  put("first", W::first);
+  put("steps_flags", W::steps_flags);
+  put("prev", W::prev);
+  put("jump", W::jump);
+  put("before", W::before);
+  put("ordinal", W::ordinal);
+  put("version", W::version);
+  put("ret", W::ret, "<f8");
+  put("traj_id", W::traj_id);
+  put("writer", W::writer);
+  put("time_ns", W::time_ns);
+  put("depth", W::depth);
+  put("number", W::number);
+  return out;
+}
+
 nb::tuple snapshot(const TapeHandle& t) {
   const Snapshot s = t.tape.snapshot();
   return nb::make_tuple(s.head, s.tail, s.index_head, s.index_tail);
 }
 
-// The live index as [n, 16] words, consistent; and the bounds they are valid for.
+// The live index, `W::count` words an entry, consistent; and the bounds they are valid for.
 nb::tuple read_index(TapeHandle& t) {
   std::vector<int64_t> words;
   uint64_t head = 0;
@@ -23,12 +47,11 @@ nb::tuple read_index(TapeHandle& t) {
     const Snapshot s = t.tape.snapshot();
     head = s.head;
     for (uint64_t n = s.index_tail; n < s.index_head; ++n) {
-      uint64_t w[16];
+      uint64_t w[W::count];
       const Tape::Read result = t.tape.read_entry_words(n, s.head, w);
       if (result == Tape::Read::gone) continue;
       if (result != Tape::Read::ok) return false;
-      w[15] = n;  // a spare word: the entry's number
-      words.insert(words.end(), w, w + 16);
+      words.insert(words.end(), w, w + W::count);
     }
     return restores % 2 == 0 && restores == t.tape.header().restores.load();
   };
@@ -50,7 +73,7 @@ uint64_t gather_packed(const TapeHandle& t, Seqs seqs, Bytes out) {
 
 // Raises what would make `restore_stored` of these entries fail, and has the memory for them.
 void prepare_restore(TapeHandle& t, State entries, uint64_t index_tail, uint64_t index_head) {
-  if (entries.shape(0) != (index_head - index_tail) * 16)
+  if (entries.shape(0) != (index_head - index_tail) * W::count)
     throw std::invalid_argument("restore: the index's parts do not fit together");
   with_lock(t.tape, t.lock_timeout_s, 0, [&] {
     t.tape.prepare(entries.data(), index_tail, index_head);
@@ -61,7 +84,7 @@ void prepare_restore(TapeHandle& t, State entries, uint64_t index_tail, uint64_t
 // A tape whose rows are in files: takes its index over, in place of what it has.
 void restore_stored(TapeHandle& t, uint64_t tail, uint64_t head, State entries, uint64_t index_tail,
                     uint64_t index_head, uint64_t trajectories) {
-  if (entries.shape(0) != (index_head - index_tail) * 16)
+  if (entries.shape(0) != (index_head - index_tail) * W::count)
     throw std::invalid_argument("restore: the index's parts do not fit together");
   with_lock(t.tape, t.lock_timeout_s, 0, [&] {
     t.tape.restore(nullptr, tail, head, entries.data(), index_tail, index_head, trajectories);
@@ -71,14 +94,14 @@ void restore_stored(TapeHandle& t, uint64_t tail, uint64_t head, State entries, 
 
 void follow(TapeHandle& t, State entries, uint64_t tail, uint64_t head, uint64_t index_tail,
             uint64_t index_head, uint64_t trajectories) {
-  const size_t n = entries.shape(0) / 16;
+  const size_t n = entries.shape(0) / W::count;
   with_lock(t.tape, t.lock_timeout_s, 0, [&] {
     const Snapshot now = t.tape.snapshot();
     if (index_tail > now.index_head || index_head < now.index_head || tail < now.tail ||
         head < now.head || index_tail < now.index_tail || index_tail > index_head || tail > head)
       throw std::invalid_argument("follow: bounds that do not go on from those before");
     for (size_t i = 0; i < n; ++i) {
-      const uint64_t number = entries.data()[16 * i + 15];
+      const uint64_t number = entries.data()[W::count * i + W::number];
       if (number < index_tail || number >= index_head)
         throw std::invalid_argument("follow: an entry outside the index");
     }
@@ -125,15 +148,14 @@ nb::tuple decode(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> stored, u
   return nb::make_tuple(out, to_array(damaged));
 }
 
-// Entries [from, to) as [n, 16] words; only for the one process that appends.
+// Entries [from, to), `W::count` words each; only for the one process that appends.
 nb::object entries(TapeHandle& t, uint64_t from, uint64_t to) {
   std::vector<int64_t> words;
   const uint64_t head = t.tape.header().head.load();
   for (uint64_t n = from; n < to; ++n) {
-    uint64_t w[16] = {};
+    uint64_t w[W::count] = {};
     t.tape.read_entry_words(n, head, w);
-    w[15] = n;
-    words.insert(words.end(), w, w + 16);
+    words.insert(words.end(), w, w + W::count);
   }
   return to_array(words);
 }
@@ -141,7 +163,7 @@ nb::object entries(TapeHandle& t, uint64_t from, uint64_t to) {
 void restore(TapeHandle& t, Bytes records, uint64_t tail, uint64_t head, State entries,
              uint64_t index_tail, uint64_t index_head, uint64_t trajectories) {
   if (records.shape(0) != (head - tail) * t.tape.record_size() ||
-      entries.shape(0) != (index_head - index_tail) * 16)
+      entries.shape(0) != (index_head - index_tail) * W::count)
     throw std::invalid_argument("restore: the checkpoint's parts do not fit together");
   with_lock(t.tape, t.lock_timeout_s, kKeepGil, [&] {
     t.tape.restore(records.data(), tail, head, entries.data(), index_tail, index_head,
@@ -161,7 +183,17 @@ void bind_tape(nb::module_& m) {
   static nb::exception<Busy> busy(m, "TapeBusy", PyExc_TimeoutError);
   static nb::exception<NoSpace> no_space(m, "StorageFull", PyExc_OSError);
   m.attr("ROBUST_LOCKS") = bool(CONTIG_ROBUST);
-  m.attr("ENTRY_WORDS") = 16;
+  m.attr("FLAG_BITS") = kFlagBits;
+  m.attr("RANKED") = W::kRanked;
+  m.def("entry_fields", &entry_fields);
+  nb::enum_<RunFlag>(m, "RunFlag", nb::is_arithmetic())
+      .value("BEGINS", kBegins)
+      .value("TERMINATED", kTerminated)
+      .value("TRUNCATED", kTruncated)
+      .value("CUT", kCut)
+      .value("MARKED", kMarked)
+      .value("GOES_ON", kGoesOn)
+      .value("TOLD", kTold);
   m.def("decode_rows", &decode, nb::arg("stored"), nb::arg("record_size"), nb::arg("stride"),
         nb::arg("first"), nb::arg("salts"));
   m.def(

@@ -465,6 +465,11 @@ void bind_transport(nb::module_& m) {
   m.def("process_gone", &process_gone, nb::arg("id"));
   m.def("make_frame", &make_frame, nb::arg("type"), nb::arg("number"), nb::arg("payload"));
   m.def("make_header", &make_header, nb::arg("type"), nb::arg("number"), nb::arg("parts"));
+  nb::enum_<Receiver::State>(m, "Received", nb::is_arithmetic())
+      .value("MORE", Receiver::State::more)
+      .value("READY", Receiver::State::ready)
+      .value("GROW", Receiver::State::grow)
+      .value("BAD", Receiver::State::bad);
   nb::class_<Receiver>(m, "Receiver")
       .def(nb::init<uint64_t, uint64_t>(), nb::arg("bytes"), nb::arg("max_frame"))
       .def(
@@ -488,9 +493,7 @@ void bind_transport(nb::module_& m) {
              if (n > h.held()) throw std::invalid_argument("Receiver.skip: more than is held");
              h.skip(n);
            })
-      .def(
-          "next", [](Receiver& h) { return static_cast<int>(h.next()); },
-          "0: more bytes are needed, 1: a frame is ready, 2: it needs a larger buffer, 3: refused.")
+      .def("next", &Receiver::next)
       .def("check_items",
            [](Receiver& h, uint64_t record_size, bool runs) { return h.check(record_size, runs); })
       .def("pop",

@@ -179,7 +179,7 @@ int64_t WriterHandle::commit(const Rows& rows) {
                    [&] { return static_cast<int64_t>(writer_.commit()); });
 }
 
-int64_t WriterHandle::write(const Rows& rows, uint64_t lanes, int rule,
+int64_t WriterHandle::write(const Rows& rows, uint64_t lanes, Continue rule,
                             const std::optional<Seqs>& envs) {
   if (envs) {
     check_envs(*envs, rows.n);
@@ -187,14 +187,14 @@ int64_t WriterHandle::write(const Rows& rows, uint64_t lanes, int rule,
   }
   claim();
   writer_.start(rows);
-  writer_.add_lanes(0, rows.n, lanes, marks(rows), static_cast<Continue>(rule));
+  writer_.add_lanes(0, rows.n, lanes, marks(rows), rule);
   return commit(rows);
 }
 
-int64_t WriterHandle::write_step(const Rows& rows, const int64_t* envs, int rule) {
+int64_t WriterHandle::write_step(const Rows& rows, const int64_t* envs, Continue rule) {
   claim();
   writer_.start(rows);
-  writer_.add_rows(0, rows.n, envs, marks(rows), static_cast<Continue>(rule));
+  writer_.add_rows(0, rows.n, envs, marks(rows), rule);
   return commit(rows);
 }
 
@@ -205,18 +205,18 @@ int64_t WriterHandle::add(const Plan& plan, nb::handle tree) {
   Rows rows;
   rows.n = 1;
   rows.records = scratch_.data();
-  return write(rows, 1, static_cast<int>(Continue::if_open));
+  return write(rows, 1, Continue::if_open);
 }
 
-int64_t WriterHandle::extend(const Plan& plan, nb::handle tree, size_t batch_ndim, int lanes_are,
-                             int rule, std::optional<Seqs> envs) {
+int64_t WriterHandle::extend(const Plan& plan, nb::handle tree, size_t batch_ndim, Lanes are,
+                             Continue rule, std::optional<Seqs> envs) {
   const Turn turn(busy_);
   ColumnSet set;
   if (!plan.columns(tree.ptr(), batch_ndim, &set) || set.rows == 0) return -1;
   const Rows rows = rows_of(set.columns, set.rows);
   uint64_t lanes = 1;
-  if (lanes_are == 1) lanes = set.rows / static_cast<uint64_t>(set.batch.back());
-  if (lanes_are == 2 && !envs) {
+  if (are == Lanes::leading_dims) lanes = set.rows / static_cast<uint64_t>(set.batch.back());
+  if (are == Lanes::each_row && !envs) {
     const uint64_t known = this->envs();
     if (known != 0 && known != set.rows) return -1;  // Python words the error
     const int64_t first = write_step(rows, nullptr, rule);
@@ -228,7 +228,7 @@ int64_t WriterHandle::extend(const Plan& plan, nb::handle tree, size_t batch_ndi
 }
 
 int64_t WriterHandle::append_records(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records,
-                                     uint64_t lanes, int rule) {
+                                     uint64_t lanes, Continue rule) {
   Rows rows;
   const uint64_t size = tape_.tape.record_size();
   rows.n = size > 0 ? records.shape(0) / size : 0;
@@ -257,7 +257,7 @@ std::vector<Column> WriterHandle::columns_of(nb::list arrays, nb::list offsets,
 }
 
 int64_t WriterHandle::append_columns(nb::list arrays, nb::list offsets, uint64_t n, uint64_t lanes,
-                                     int rule, std::optional<Seqs> envs) {
+                                     Continue rule, std::optional<Seqs> envs) {
   if (lanes == 0 || n % lanes != 0)
     throw std::invalid_argument("columns: expected a whole number of rows for each lane");
   const std::vector<Column> columns = columns_of(arrays, offsets, n);
@@ -325,10 +325,10 @@ WriterHandle::Accepted WriterHandle::accept(const Frame& frame, const uint8_t* b
     for (uint64_t i = again; i < frame.runs; ++i, ++items) {
       const WireRun run = read_run(body + i * kRunBytes);
       if (items > 0 && at + run.rows > most_rows) break;
-      if ((run.flags & kRunMarked) != 0) {
-        const Continue rule = (run.flags & kRunTold) != 0     ? Continue::told
-                              : (run.flags & kRunGoesOn) != 0 ? Continue::if_open
-                                                              : Continue::no;
+      if ((run.flags & kMarked) != 0) {
+        const Continue rule = (run.flags & kTold) != 0     ? Continue::told
+                              : (run.flags & kGoesOn) != 0 ? Continue::if_open
+                                                           : Continue::no;
         // Only a step of several envs goes on by itself in several lanes.
         if (rule == Continue::if_open && run.lanes > 1 && run.lanes == run.rows)
           writer_.add_rows(at, run.rows, nullptr, m, rule);
@@ -374,6 +374,14 @@ void bind_writer(nb::module_& m) {
   pthread_atfork(nullptr, nullptr, [] { fork_generation.fetch_add(1); });
 #endif
   m.attr("MOST_ENVS") = kMostEnvs;
+  nb::enum_<Continue>(m, "Continue")
+      .value("NO", Continue::no)
+      .value("IF_OPEN", Continue::if_open)
+      .value("TOLD", Continue::told);
+  nb::enum_<WriterHandle::Lanes>(m, "Lanes")
+      .value("ONE", WriterHandle::Lanes::one)
+      .value("LEADING_DIMS", WriterHandle::Lanes::leading_dims)
+      .value("EACH_ROW", WriterHandle::Lanes::each_row);
   nb::class_<WriterHandle>(m, "Writer")
       .def(nb::init<TapeHandle&, nb::dict, bool, bool>(), nb::arg("tape"), nb::arg("marks"),
            nb::arg("id_alone"), nb::arg("stage") = false, nb::keep_alive<1, 2>())

@@ -49,7 +49,7 @@ class Ledger {
   uint64_t total() const { return sums_.total(); }
   uint64_t items() const { return eligible_; }
   struct Pick {
-    uint64_t item, choice;  // a slot or a run; its how-manieth start or row
+    uint64_t item, choice;  // a slot or a run; which of its starts or rows
   };
   Pick pick(Rng rng) const;  // total() must not be 0
   // Of a picked run: its first row that counts.
@@ -68,7 +68,7 @@ class Ledger {
  private:
   struct Item {
     uint64_t from = 0;   // the first valid start, a step of the trajectory; or seq of the run
-    uint64_t count = 0;  // so many
+    uint64_t count = 0;  // of starts, or rows
   };
 
   bool weighs_count() const { return rows_ || spec_.over_steps; }

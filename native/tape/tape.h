@@ -155,7 +155,7 @@ class Tape {
   // grows it has not finished; under the lock that cannot be.
   // `grew`: it did since h, so that what else was read with h may lack a part of the same append.
   enum class Read { ok, gone, grew, unsettled };
-  Read read_entry_words(uint64_t number, uint64_t h, uint64_t out[16]) const;
+  Read read_entry_words(uint64_t number, uint64_t h, uint64_t out[EntryWords::count]) const;
 
   const uint8_t* row(uint64_t seq) const {
     const uint64_t number = seq >> shift_;

@@ -11,6 +11,7 @@
 
 #include "native/sys/lock.h"
 #include "native/tape/producers.h"
+#include "native/tape/run_flags.h"
 
 namespace contig {
 
@@ -21,9 +22,9 @@ constexpr uint64_t kMagic = 0x31657061746E6F63ull;  // "contape1", little-endian
 constexpr uint64_t kFormat = 2;
 constexpr uint64_t kNone = ~0ull;
 
-// Flags of a run, the low byte of `steps_flags`.
-constexpr uint64_t kBegins = 1, kTerminated = 2, kTruncated = 4, kCut = 8, kFlagMask = 0xFF;
+// Flags of a run (`RunFlag`) are the low byte of `steps_flags`.
 constexpr int kFlagBits = 8;
+constexpr uint64_t kFlagMask = (1 << kFlagBits) - 1;
 
 // One run: rows of one trajectory that are adjacent on the tape. Immutable once committed, except
 // that the newest entry's `steps_flags` and `ret` change while its own writer grows it. One cache
@@ -58,7 +59,8 @@ constexpr int kStampBits = 13;
 constexpr uint64_t kChunkShift = kStampBits;  // at most so many entries (and stamps) of a chunk
 constexpr uint64_t kMostBefore = uint64_t{1} << (64 - kStampBits);
 
-// An entry as 16 words: what checkpoints, storages on disk and Python have. Links are numbers.
+// An entry as 16 words: what checkpoints, storages on disk and Python (tape/entry.py) have. Links
+// are numbers of entries.
 struct EntryWords {
   enum { first, steps_flags, prev, jump, before, ordinal, version, ret, traj_id, writer, time_ns };
   // The rank of `jump`, marked; in stores of contig 0.1 the number of runs before this one.

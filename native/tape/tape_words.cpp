@@ -37,7 +37,7 @@ bool same_stamp(const uint64_t* a, const uint64_t* b) {
 }
 }  // namespace
 
-Tape::Read Tape::read_entry_words(uint64_t number, uint64_t h, uint64_t out[16]) const {
+Tape::Read Tape::read_entry_words(uint64_t number, uint64_t h, uint64_t out[W::count]) const {
   const Entry& e = entry(number);
   const uint64_t loaded = h;
   std::fill(out, out + W::count, 0);
@@ -46,6 +46,7 @@ Tape::Read Tape::read_entry_words(uint64_t number, uint64_t h, uint64_t out[16])
     const uint64_t before_stamp = e.before_stamp.load(acquire);
     const uint64_t links = e.links.load(acquire), ordinal_rank = e.ordinal_rank.load(acquire);
     const Stamp& s = stamp(number, before_stamp);
+    out[W::number] = number;
     out[W::first] = e.first.load(acquire);
     out[W::steps_flags] = sf;
     out[W::prev] = linked(number, links >> 32);

@@ -7,7 +7,6 @@
 namespace contig {
 
 namespace {
-constexpr uint64_t kEnded = kTerminated | kTruncated;
 constexpr size_t kOpenIds = 1u << 20;
 
 template <class T>

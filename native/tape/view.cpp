@@ -10,7 +10,6 @@ namespace contig {
 namespace {
 constexpr auto relaxed = std::memory_order_relaxed;
 constexpr auto acquire = std::memory_order_acquire;
-constexpr uint64_t kEnded = kTerminated | kTruncated;
 
 template <typename T>
 T* zeroed(uint64_t n) {  // calloc: untouched stretches cost no memory

@@ -5,7 +5,6 @@
 namespace contig {
 
 namespace {
-constexpr uint64_t kEnded = kTerminated | kTruncated;
 constexpr uint64_t kEnvs = uint64_t{1} << 32;  // of an `Open`: more than there are lanes
 }  // namespace
 
@@ -42,18 +41,20 @@ void Writer::add_part(uint64_t from, uint64_t n, const Marks& marks, const Told&
 bool Writer::resume(Slot* slot, int64_t traj_id, uint64_t last_entry) const {
   const Header& h = tape_.header();
   const uint64_t bound = h.index_head.load(std::memory_order_relaxed);
-  uint64_t w[16];
+  using W = EntryWords;
+  uint64_t w[W::count];
   if (traj_id == -1) return false;  // it names none: the entry may be one that a lane goes on with
   if (slot->stamp == stamp_ || slot->track.known || last_entry >= bound) return false;
   if (tape_.read_entry_words(last_entry, h.head.load(std::memory_order_relaxed), w) !=
       Tape::Read::ok)
     return false;
-  if (static_cast<int64_t>(w[8]) != traj_id || (w[1] & (kEnded | kCut)) != 0) return false;
+  const uint64_t sf = w[W::steps_flags];
+  if (static_cast<int64_t>(w[W::traj_id]) != traj_id || (sf & (kEnded | kCut)) != 0) return false;
   slot->track.last_entry = last_entry;
-  slot->track.ordinal = w[5];
-  slot->track.steps = w[4] + (w[1] >> kFlagBits);
-  slot->track.flags = w[1] & kFlagMask;
-  std::memcpy(&slot->track.ret, &w[7], sizeof(double));
+  slot->track.ordinal = w[W::ordinal];
+  slot->track.steps = w[W::before] + (sf >> kFlagBits);
+  slot->track.flags = sf & kFlagMask;
+  std::memcpy(&slot->track.ret, &w[W::ret], sizeof(double));
   slot->track.known = true;
   return true;
 }

@@ -26,8 +26,6 @@ using rows::Row;
 
 using Image = std::vector<uint8_t>;
 
-constexpr uint64_t kEnded = kTerminated | kTruncated;
-
 // ---- memory that is shared with the child ------------------------------------------------------
 
 class Memory {
@@ -148,15 +146,17 @@ inline std::vector<Image> trace(const Memory& memory, const std::function<void()
 
 // ---- what a tape holds -------------------------------------------------------------------------
 
-struct Run16 {
-  uint64_t w[16];
+using W = EntryWords;
+
+struct RunWords {
+  uint64_t w[W::count];
 };
 
 // Everything that counts, read by somebody who has the lock.
 struct Content {
   uint64_t head, tail, index_head, index_tail, trajectories;
-  std::vector<Run16> runs;  // [index_tail, index_head)
-  std::vector<Row> rows;    // [tail, head)
+  std::vector<RunWords> runs;  // [index_tail, index_head)
+  std::vector<Row> rows;       // [tail, head)
   uint64_t producer_seq[2], producer_entry[2];
 };
 
@@ -169,7 +169,7 @@ inline Content read(const Memory& memory, const Tape& tape) {
   c.index_tail = h.index_tail;
   c.trajectories = h.trajectories;
   for (uint64_t n = c.index_tail; n < c.index_head; ++n) {
-    Run16 run;
+    RunWords run;
     if (tape.read_entry_words(n, c.head, run.w) != Tape::Read::ok)
       fail("an entry that cannot be read under the lock");
     c.runs.push_back(run);
@@ -195,26 +195,30 @@ inline void check_consistent(const Content& c, uint64_t capacity) {
   uint64_t at = c.tail;
   for (size_t i = 0; i < c.runs.size(); ++i) {
     const uint64_t* w = c.runs[i].w;
-    const uint64_t first = w[0], steps = w[1] >> kFlagBits, end = first + steps;
+    const uint64_t first = w[W::first], steps = w[W::steps_flags] >> kFlagBits, end = first + steps;
     double ret;
-    std::memcpy(&ret, &w[7], 8);
-    if (ret != static_cast<double>(w[4] + steps)) fail("a run whose return is not its steps");
+    std::memcpy(&ret, &w[W::ret], 8);
+    if (ret != static_cast<double>(w[W::before] + steps))
+      fail("a run whose return is not its steps");
     if (end <= c.tail) continue;  // the tail was advanced, the index not yet
     if (first > at || end <= at) fail("runs that do not cover the rows");
     const Row* run = &c.rows[at - c.tail];
     rows::check_slice(run, end - at);
     for (uint64_t s = at; s < end; ++s)
-      if (run[s - at].word[rows::step] != w[4] + (s - first)) fail("a run of other rows", run);
-    const bool ended = (w[1] & kEnded) != 0;
+      if (run[s - at].word[rows::step] != w[W::before] + (s - first))
+        fail("a run of other rows", run);
+    const bool ended = (w[W::steps_flags] & kEnded) != 0;
     if (ended != (run[end - at - 1].word[rows::done] != 0)) fail("a run that ends elsewhere", run);
     at = end;
     // Its previous run is of the same trajectory and stops where it starts.
-    if (w[2] != kNone && w[2] >= c.index_tail) {
-      if (w[2] >= c.index_tail + i) fail("a run linked to a later one");
-      const uint64_t* p = c.runs[w[2] - c.index_tail].w;
-      if (p[5] != w[5] || p[4] + (p[1] >> kFlagBits) != w[4]) fail("a run linked to another one");
+    if (w[W::prev] != kNone && w[W::prev] >= c.index_tail) {
+      if (w[W::prev] >= c.index_tail + i) fail("a run linked to a later one");
+      const uint64_t* p = c.runs[w[W::prev] - c.index_tail].w;
+      if (p[W::ordinal] != w[W::ordinal] ||
+          p[W::before] + (p[W::steps_flags] >> kFlagBits) != w[W::before])
+        fail("a run linked to another one");
     }
-    if (w[5] >= c.trajectories) fail("a trajectory's number that may be given again");
+    if (w[W::ordinal] >= c.trajectories) fail("a trajectory's number that may be given again");
   }
   if (at != c.head) fail("rows without a run");
 }

@@ -22,7 +22,7 @@ bool same(const Content& a, const Content& b) {
       return false;
   for (size_t i = 0; i < a.runs.size(); ++i)
     for (int k = 0; k < 12; ++k)
-      if (k != 10 && a.runs[i].w[k] != b.runs[i].w[k]) return false;
+      if (k != W::time_ns && a.runs[i].w[k] != b.runs[i].w[k]) return false;
   return a.rows.empty() ||
          std::memcmp(a.rows.data(), b.rows.data(), a.rows.size() * rows::kBytes) == 0;
 }

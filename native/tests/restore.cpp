@@ -59,11 +59,12 @@ uint64_t attack(uint64_t seed) {
   const Content checkpoint = read(source.memory, *source.tape);
   std::vector<uint64_t> entries;
   uint64_t index_tail = checkpoint.index_tail;
-  for (const Run16& run : checkpoint.runs)
-    if (entries.empty() && run.w[0] + (run.w[1] >> kFlagBits) <= checkpoint.tail)
+  for (const RunWords& run : checkpoint.runs)
+    if (entries.empty() &&
+        run.w[W::first] + (run.w[W::steps_flags] >> kFlagBits) <= checkpoint.tail)
       ++index_tail;
     else
-      entries.insert(entries.end(), run.w, run.w + 16);
+      entries.insert(entries.end(), run.w, run.w + W::count);
 
   const Image start = target.memory.image();
   uint64_t rng[4] = {seed, 2, 3, 4};

@@ -259,7 +259,8 @@ class Reader {
   }
 
   void entry(uint64_t number, uint64_t head) {
-    uint64_t w[16];
+    using W = EntryWords;
+    uint64_t w[W::count];
     switch (tape_->read_entry_words(number, head, w)) {
       case Tape::Read::gone:
         return;
@@ -274,9 +275,10 @@ class Reader {
         break;
     }
     ++shared_->entries;
-    const uint64_t first = w[0], steps = w[1] >> kFlagBits, before = w[4];
+    const uint64_t first = w[W::first], steps = w[W::steps_flags] >> kFlagBits,
+                   before = w[W::before];
     double ret;
-    std::memcpy(&ret, &w[7], 8);
+    std::memcpy(&ret, &w[W::ret], 8);
     if (steps == 0) fail("an entry without rows");
     if (ret != static_cast<double>(before + steps)) fail("an entry whose return is not its steps");
     if (first + steps > tape_->snapshot().head) fail("an entry beyond the head");
@@ -287,9 +289,9 @@ class Reader {
       if (first + i < tail) continue;
       const Row& r = out_[i];
       if (!rows::good(r)) fail("a torn row", &r);
-      if (r.word[rows::step] != before + i || r.word[rows::writer] != w[9])
+      if (r.word[rows::step] != before + i || r.word[rows::writer] != w[W::writer])
         fail("an entry of other rows", &r);
-      const bool ended = (w[1] & (kTerminated | kTruncated)) != 0;
+      const bool ended = (w[W::steps_flags] & (kTerminated | kTruncated)) != 0;
       if (i + 1 == steps && ended != (r.word[rows::done] != 0))
         fail("an entry that ends where its rows do not", &r);
     }

@@ -48,9 +48,8 @@ Refusal check_items(const Frame& f, const uint8_t* body, uint64_t record_size, b
   uint64_t rows = 0;
   for (uint32_t i = 0; i < f.runs; ++i) {
     const WireRun run = read_run(body + i * kRunBytes);
-    const bool marked = (run.flags & kRunMarked) != 0;
-    const uint32_t known =
-        marked ? kRunMarked | kRunGoesOn | kRunTold : kRunBegins | kRunTerminated | kRunTruncated;
+    const bool marked = (run.flags & kMarked) != 0;
+    const uint32_t known = marked ? kMarked | kGoesOn | kTold : kBegins | kTerminated | kTruncated;
     if (run.rows == 0 || (run.flags & ~known) != 0) return Refusal::shape;
     if (marked ? run.lanes == 0 || run.lanes > kMaxLanes || run.rows % run.lanes != 0
                : run.lanes != 0)

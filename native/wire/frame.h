@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "native/tape/run_flags.h"
+
 namespace contig {
 
 constexpr uint32_t kFrameMagic = 0x6D724663;  // "cFrm"
@@ -27,15 +29,11 @@ struct Frame {
   uint32_t body_crc;
 };
 
-// Flags of a run on the wire.
-constexpr uint32_t kRunBegins = 1, kRunTerminated = 2, kRunTruncated = 4, kRunMarked = 16,
-                   kRunGoesOn = 32, kRunTold = 64;
-
 // Of a run: a server keeps where each of them is, a hundred bytes or so.
 constexpr uint32_t kMaxLanes = 1 << 18;
 
 struct WireRun {
-  uint32_t rows, flags;
+  uint32_t rows, flags;  // RunFlag
   int64_t traj_id, version;
   uint32_t lanes, zero;
 };

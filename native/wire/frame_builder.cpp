@@ -124,12 +124,11 @@ bool FrameBuilder::grow_run(const WireRun& run) {
   if (open_->runs.empty()) return false;
   uint8_t* last = open_->runs.data() + open_->runs.size() - kRunBytes;
   WireRun there = read_run(last);
-  constexpr uint32_t ended = kRunTerminated | kRunTruncated;
-  constexpr uint32_t lane = kRunMarked | kRunGoesOn;
+  constexpr uint32_t lane = kMarked | kGoesOn;
   const bool same_lane =
       there.flags == lane && run.flags == lane && there.lanes == 1 && run.lanes == 1;
-  const bool same_trajectory = ((there.flags | run.flags) & kRunMarked) == 0 &&
-                               (there.flags & ended) == 0 && (run.flags & kRunBegins) == 0 &&
+  const bool same_trajectory = ((there.flags | run.flags) & kMarked) == 0 &&
+                               (there.flags & kEnded) == 0 && (run.flags & kBegins) == 0 &&
                                there.traj_id == run.traj_id && there.version == run.version;
   if (!same_lane && !same_trajectory) return false;
   if (there.rows + run.rows > kGrownRows) return false;  // a limiter lets items in one by one

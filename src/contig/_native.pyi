@@ -1,6 +1,7 @@
 """The native module: kernels on buffers that Python owns. See native/."""
 
 import builtins
+import enum
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,39 @@ _Window = tuple[int, int, int | None] | None
 _Slices = tuple[Array, Array, Array, Array]  # seqs; lengths, burn-in rows and end flags
 
 ROBUST_LOCKS: bool
-ENTRY_WORDS: int
+FLAG_BITS: int
+RANKED: int
 MOST_ENVS: int
 LARGEST_PRIORITY: float
+
+class RunFlag(enum.IntEnum):
+    """How a run begins and ends, in the index (CUT, too) and on the wire (MARKED and below, too):
+    native/tape/run_flags.h."""
+
+    BEGINS, TERMINATED, TRUNCATED, CUT, MARKED, GOES_ON, TOLD = 1, 2, 4, 8, 16, 32, 64
+
+class Continue(enum.Enum):
+    """Whether a lane's first row goes on with its trajectory, when no mark says so."""
+
+    NO, IF_OPEN, TOLD = 0, 1, 2
+
+class Lanes(enum.Enum):
+    """What the lanes of an append are."""
+
+    ONE, LEADING_DIMS, EACH_ROW = 0, 1, 2
+
+class Received(enum.IntEnum):
+    """What the next frame of a Receiver is: not there yet, whole, too large for the buffer, bad."""
+
+    MORE, READY, GROW, BAD = 0, 1, 2, 3
+
+class InflightEvent(enum.IntEnum):
+    """Why `Inflight.run` came back."""
+
+    STOPPED, FRAME, REFUSED, CLOSED, FAILED, SILENT, DRAINED = 0, 1, 2, 3, 4, 5, 6
+
+def entry_fields() -> dict[str, tuple[int, str]]:
+    """Words of an index entry: where (bytes), and numpy's type, by name."""
 
 class TapeBusy(TimeoutError):
     """The tape's lock was not released before the deadline; the text names the holder's pid."""
@@ -197,18 +228,18 @@ class Writer:
         plan: Plan,
         tree: Any,
         batch_ndim: int,
-        lanes_are: int,
-        rule: int,
+        lanes_are: Lanes,
+        rule: Continue,
         envs: Array | None = None,
     ) -> int: ...
-    def append_records(self, records: Array, lanes: int, rule: int, /) -> int: ...
+    def append_records(self, records: Array, lanes: int, rule: Continue, /) -> int: ...
     def append_columns(
         self,
         arrays: list[Array],
         offsets: list[int],
         rows: int,
         lanes: int,
-        rule: int,
+        rule: Continue,
         envs: Array | None = None,
     ) -> int: ...
     def append_part(self, records: Array, flags: int, traj_id: int, version: int, /) -> None: ...
@@ -306,7 +337,7 @@ class Receiver:
     def feed(self, data: bytes, /) -> None: ...
     def peek(self, n: int, /) -> bytes | None: ...
     def skip(self, n: int, /) -> None: ...
-    def next(self) -> int: ...
+    def next(self) -> Received: ...
     def check_items(self, record_size: int, runs: bool, /) -> bool: ...
     def set_bools(self, places: Array, /) -> None: ...
     def pop(self) -> None: ...
@@ -477,7 +508,7 @@ class Inflight:
     def took(self, acked: int, /) -> bool: ...
     def next_parts(self) -> list[OutPart]: ...
     def patience(self) -> float: ...
-    def run(self, socket: int, wake: int, receiver: Receiver) -> int: ...
+    def run(self, socket: int, wake: int, receiver: Receiver) -> InflightEvent: ...
     @staticmethod
     def can_run() -> bool: ...
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import initialize, invariant
 from contig import LayoutError, LazyTensorStorage, RemoteReplayBuffer, ReplayBuffer
 from contig.sample import SliceSampler
 from contig.tape.disk import DiskStorage
-from contig.tape.episodes import TIME
+from contig.tape.entry import ENTRY
 from tests.client.serving import HOST, client, serving
 from tests.server.proxy import Proxy
 from tests.tape.test_env_steps import ENVS, Envs, Machine, episodes, step
@@ -156,7 +156,7 @@ def test_a_step_is_one_frame_and_one_append() -> None:
         assert len(storage) == 3 * 63
         assert storage.episodes()["steps"].tolist() == [3] * 63
         # Rows of one append have one time.
-        times = storage.tape.entries(0, 3 * 63).reshape(3, 63, 16)[:, :, TIME]
+        times = storage.tape.entries(0, 3 * 63).view(ENTRY)["time_ns"].reshape(3, 63)
         assert (times == times[:, :1]).all()
 
 

@@ -270,7 +270,7 @@ class Once:
     Args:
         mark: a file that is made first; if it exists it behaves.
         how: "raise", or "kill" for the end of the process.
-        keep: every so manieth row is handed on.
+        keep: every `keep`-th row is handed on.
     """
 
     def __init__(self, mark: str, how: str = "raise", keep: int = 1) -> None:

@@ -19,7 +19,7 @@ from contig import (
     WindowSampler,
     _native,
 )
-from contig.tape import Recipe, Steps
+from contig.tape import FoldedSteps, Recipe
 from tests.reference import nstep
 
 REWARDS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?", "c8", "c16")
@@ -60,7 +60,7 @@ def test_folds_as_the_reference(tree: Any, n: int, gamma: float, seed: int) -> N
     lengths = np.minimum(rng.integers(1, n + 1, len(starts)), count - starts)
     flat = np.concatenate([np.arange(s, s + k) for s, k in zip(starts, lengths)])
     recipe = Recipe(tuple(gamma ** np.arange(n)))
-    batch, lost = storage.gather(starts, (), Steps(flat, lengths, recipe))
+    batch, lost = storage.gather(starts, (), FoldedSteps(flat, lengths, recipe))
     assert not lost
     reward, done = tree["next"]["reward"], tree["next"].get("done")
     if done is not None and done.shape[1:] not in ((), (1,)):
@@ -89,7 +89,7 @@ def test_every_half_float_is_read_and_rounded_as_numpy_does(gamma: float) -> Non
     storage.default_writer.extend({"next": {"reward": pairs}})
     starts = np.arange(0, len(pairs), 2)
     lengths = np.full(len(starts), 2)
-    steps = Steps(np.arange(len(pairs)), lengths, Recipe((1.0, gamma)))
+    steps = FoldedSteps(np.arange(len(pairs)), lengths, Recipe((1.0, gamma)))
     batch, _ = storage.gather(starts, (), steps)
     wide = pairs.astype(np.float64).reshape(-1, 2)
     with np.errstate(over="ignore"):
@@ -200,7 +200,7 @@ def test_misuse_is_an_error_and_no_crash() -> None:
     for rows_, lengths in (([0, 1, 2], [3]), ([0], [0]), ([0, 1], [1]), ([0], [1, 1])):
         with pytest.raises(ValueError):
             storage.gather(
-                one, (), Steps(np.array(rows_, np.int64), np.array(lengths, np.int64), recipe)
+                one, (), FoldedSteps(np.array(rows_, np.int64), np.array(lengths, np.int64), recipe)
             )
     wide = storage.schema.folded(storage.tape, (), recipe)
     with pytest.raises(ValueError):

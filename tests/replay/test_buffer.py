@@ -19,7 +19,7 @@ from contig import (
     SamplerWithoutReplacement,
     SliceSampler,
 )
-from contig.tape.episodes import FIRST, NUMBER
+from contig.tape.entry import ENTRY
 from tests.tape.rows import pieces, row, rows
 
 
@@ -278,10 +278,10 @@ def test_seqs_are_64_bit(tmp_path):
     meta = json.loads((tmp_path / "c" / "checkpoint.json").read_text())
     for key in ("file_first", "tail", "head"):
         meta[key] += far
-    words = np.fromfile(tmp_path / "c" / "index.bin", "<i8").reshape(-1, 16)
-    words[:, FIRST] += far
-    words[:, NUMBER] += far
-    words.tofile(tmp_path / "c" / "index.bin")
+    entries = np.fromfile(tmp_path / "c" / "index.bin", ENTRY)
+    entries["first"] += far
+    entries["number"] += far
+    entries.tofile(tmp_path / "c" / "index.bin")
     image = (tmp_path / "c" / "index.bin").read_bytes()
     meta["files"]["index.bin"] = [len(image), zlib.crc32(image)]
     (tmp_path / "c" / "checkpoint.json").write_text(json.dumps(meta))

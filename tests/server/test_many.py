@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from contig import Layout, Server, TcpClient, TcpTransport, _native, wire
+from contig._native import Received
 from contig.client.handshake import Accepted, Address, connect
 from tests.server import items
 from tests.server.actors import rss
@@ -65,7 +66,7 @@ class Raw:
     def await_ack(self, count: int) -> None:
         receiver = self.accepted.receiver
         while self.acked < count:
-            while receiver.next() != 1:
+            while receiver.next() != Received.READY:
                 got = self.sock.recv_into(receiver.room())
                 assert got, "the server closed the connection"
                 receiver.received(got)

@@ -10,11 +10,22 @@ import numpy as np
 import pytest
 
 from contig import LazyTensorStorage, ReplayBuffer, SharedStorage, SliceSampler, _native
-from contig.tape.episodes import DEPTH, JUMP, NUMBER, ORDINAL, PREV, TIME, TRAJ_ID, VERSION, WRITER
+from contig.tape.entry import ENTRY, NONE, read_entries
 from contig.tape.snapshot import PackedRows, Snapshot
 
-NONE = -1
 RANKED = 1 << 62
+
+
+def test_python_and_native_code_have_the_same_entry() -> None:
+    fields = {n: (offset, dtype.str) for n, (dtype, offset) in ENTRY.fields.items()}
+    unused = fields.pop("unused")
+    assert fields == _native.entry_fields()
+    assert unused == (96, "|V24") and ENTRY.itemsize == 128
+    assert _native.FLAG_BITS == 8 and _native.RANKED == RANKED
+    assert {f.name: f.value for f in _native.RunFlag} == {
+        "BEGINS": 1, "TERMINATED": 2, "TRUNCATED": 4, "CUT": 8,
+        "MARKED": 16, "GOES_ON": 32, "TOLD": 64,
+    }  # fmt: skip
 
 
 def step(envs: int, t: int) -> dict[str, Any]:
@@ -22,18 +33,13 @@ def step(envs: int, t: int) -> dict[str, Any]:
     return {"uid": uid, "next": {"reward": np.ones(envs, np.float32), "done": np.zeros(envs, bool)}}
 
 
-def words_of(storage: Any) -> np.ndarray[Any, Any]:
-    return storage.tape.read_index()[0].reshape(-1, 16)
-
-
 def contents_of(storage: Any) -> Snapshot:
-    words = words_of(storage)
     head, tail, _, _ = storage.tape.snapshot()
     size = storage.layout.record_size
     records = np.empty((head - tail) * size, np.uint8)
     storage.tape.gather_records(np.arange(tail, head), records)
     rows = PackedRows(records, tail, size)
-    return Snapshot(rows, tail, head, words, storage.tape.trajectories)
+    return Snapshot(rows, tail, head, read_entries(storage.tape), storage.tape.trajectories)
 
 
 def allocated(storage: Any) -> int:
@@ -67,25 +73,25 @@ def test_stamps_are_of_the_append_that_made_the_run() -> None:
         else:
             writer.add({"uid": i, "next": {"reward": 1.0, "done": False}})
     ids = {w.id: k for k, w in enumerate(writers)}
-    words = words_of(storage)
-    batch, lost = storage.gather(words[:, 0].copy())
-    assert not lost and len(words) > 15_000
+    entries = read_entries(storage.tape)
+    batch, lost = storage.gather(entries["first"].copy())
+    assert not lost and len(entries) > 15_000
     expected = batch["uid"] % 100_000 % 3
-    np.testing.assert_array_equal([ids[w] for w in words[:, WRITER].tolist()], expected)
-    order = np.argsort(words[:, NUMBER])
-    assert (np.diff(words[order, TIME]) >= 0).all()
+    np.testing.assert_array_equal([ids[w] for w in entries["writer"].tolist()], expected)
+    order = np.argsort(entries["number"])
+    assert (np.diff(entries["time_ns"][order]) >= 0).all()
     together = batch["uid"] % 100_000 % 100 == 7  # of one append: one time
     for uid in np.unique(batch["uid"][together] % 100_000):
-        assert len(np.unique(words[batch["uid"] % 100_000 == uid, TIME])) == 1
+        assert len(np.unique(entries["time_ns"][batch["uid"] % 100_000 == uid])) == 1
 
 
-def old_words(words: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def as_old(entries: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """As contig 0.1 wrote them: the number of runs before a run, in place of its skip's rank."""
-    out = words.copy()
+    out = entries.copy()
     depth: dict[int, int] = {}
-    for w in out[np.argsort(out[:, NUMBER])]:
-        depth[int(w[NUMBER])] = depth.get(int(w[PREV]), -1) + 1
-    out[:, DEPTH] = [depth[int(n)] for n in out[:, NUMBER]]
+    for entry in out[np.argsort(out["number"])]:
+        depth[int(entry["number"])] = depth.get(int(entry["prev"]), -1) + 1
+    out["depth"] = [depth[int(n)] for n in out["number"]]
     return out
 
 
@@ -96,9 +102,9 @@ def test_an_index_is_restored_and_goes_on(old: bool) -> None:
     for t in range(1300):
         source.default_writer.add_step(step(3, t))
     saved = contents_of(source)
-    assert saved.tail == 0 and (words_of(source)[:, DEPTH] & RANKED != 0).all()
+    assert saved.tail == 0 and (saved.entries["depth"] & RANKED != 0).all()
     if old:
-        saved = saved._replace(entries=old_words(saved.entries))
+        saved = saved._replace(entries=as_old(saved.entries))
     kept = LazyTensorStorage(
         5000,
         example={
@@ -108,7 +114,7 @@ def test_an_index_is_restored_and_goes_on(old: bool) -> None:
     )
     kept.default_writer.add_step(step(2, 7))  # what a restore replaces
     kept.restore(saved, (0, 0))
-    np.testing.assert_array_equal(words_of(kept), words_of(source))
+    np.testing.assert_array_equal(read_entries(kept.tape), read_entries(source.tape))
     buffer = ReplayBuffer(kept, SliceSampler(slice_len=50), batch_size=500, seed=1)
     uid = buffer.sample()["uid"].reshape(-1, 50)
     assert (np.diff(uid, axis=1) == 1).all()
@@ -118,54 +124,52 @@ def test_skips_of_a_restored_index_are_as_long_as_ever() -> None:
     source = LazyTensorStorage(5000)
     for t in range(1000):
         source.default_writer.add_step(step(2, t))
-    words = words_of(source)
-    ranks = words[np.argsort(words[:, NUMBER]), DEPTH] & 63
+    entries = read_entries(source.tape)
+    ranks = entries["depth"][np.argsort(entries["number"])] & 63
     assert ranks.max() >= 8  # 2^8 - 1 runs at once
-    jumps = words[words[:, JUMP] != NONE]
-    for w in jumps[-50:]:
-        assert w[NUMBER] - w[JUMP] == ((1 << (w[DEPTH] & 63)) - 1) * 2  # two envs take turns
+    jumps = entries[entries["jump"] != NONE]
+    for e in jumps[-50:]:
+        assert e["number"] - e["jump"] == ((1 << (e["depth"] & 63)) - 1) * 2  # two envs take turns
 
 
 def test_the_ends_of_every_range() -> None:
     """Ids and versions are exact to the last bit; numbers may be as large as they get."""
     base, ordinal, seq = 2**61, 2**57 - 2, 2**62
     storage = LazyTensorStorage(100, example={"uid": np.int64(0)})
-    entries = np.zeros((3, 16), np.int64)
+    entries = np.zeros(3, ENTRY)
     low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-    for i, w in enumerate(entries):
-        w[0], w[1] = seq + 2 * i, 2 << 8 | (1 if i == 0 else 0)
-        w[PREV] = w[JUMP] = (NONE, base, 5)[i]  # the last one's is evicted long since
-        w[4] = (0, 2, 2**51 - 2)[i]
-        w[ORDINAL] = ordinal if i < 2 else -5
-        w[VERSION], w[TRAJ_ID], w[WRITER], w[TIME] = (
-            (low, high, 3)[i],
-            (high, low, 7)[i],
-            2**63 - 1,
-            high,
-        )
-        w[7] = np.float64(-1.5).view(np.int64)
-        w[DEPTH], w[NUMBER] = i, base + i
+    for i, e in enumerate(entries):
+        e["first"], e["steps_flags"] = seq + 2 * i, 2 << 8 | (1 if i == 0 else 0)
+        e["prev"] = e["jump"] = (NONE, base, 5)[i]  # the last one's is evicted long since
+        e["before"] = (0, 2, 2**51 - 2)[i]
+        e["ordinal"] = ordinal if i < 2 else -5
+        e["version"], e["traj_id"] = (low, high, 3)[i], (high, low, 7)[i]
+        e["writer"] = e["time_ns"] = high
+        e["ret"] = -1.5
+        e["depth"], e["number"] = i, base + i
     rows = PackedRows(np.arange(6).view(np.uint8), seq, 8)
     storage.restore(Snapshot(rows, seq, seq + 6, entries, 2**57 - 1), (0, 0))
-    got = words_of(storage)
-    entries[2, [PREV, JUMP]] = NONE
-    entries[:, DEPTH] = [RANKED, RANKED | 1, RANKED]
-    np.testing.assert_array_equal(got[np.argsort(got[:, NUMBER])], entries)
+    got = read_entries(storage.tape)
+    entries["prev"][2] = entries["jump"][2] = NONE
+    entries["depth"] = [RANKED, RANKED | 1, RANKED]
+    np.testing.assert_array_equal(got[np.argsort(got["number"])], entries)
     batch, lost = storage.gather(seq + np.arange(6))
     assert not lost and batch["uid"].tolist() == list(range(6))
 
 
-@pytest.mark.parametrize(("word", "value"), [(4, 2**51), (ORDINAL, 2**57), (ORDINAL, -(2**57) - 1)])
-def test_what_does_not_fit_is_refused_before_anything_changes(word: int, value: int) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"), [("before", 2**51), ("ordinal", 2**57), ("ordinal", -(2**57) - 1)]
+)
+def test_what_does_not_fit_is_refused_before_anything_changes(field: str, value: int) -> None:
     storage = LazyTensorStorage(100)
     for t in range(3):
         storage.default_writer.add_step(step(2, t))
-    saved, before = contents_of(storage), words_of(storage)
+    saved, before = contents_of(storage), read_entries(storage.tape)
     entries = saved.entries.copy()
-    entries[3, word] = value
+    entries[field][3] = value
     with pytest.raises(ValueError, match="index entry 3"):
         storage.restore(saved._replace(entries=entries), (0, 0))
-    np.testing.assert_array_equal(words_of(storage), before)
+    np.testing.assert_array_equal(read_entries(storage.tape), before)
     storage.default_writer.add_step(step(2, 3))
     assert len(storage) == 8
 
@@ -180,7 +184,7 @@ def test_no_more_trajectories_than_can_be_told_apart() -> None:
         other.add_step(step(2, 0))
     assert len(storage) == 2 and storage.tape.trajectories == 2**57 - 1
     other.add_step(step(1, 0))
-    assert words_of(storage)[:, ORDINAL].max() == 2**57 - 1
+    assert read_entries(storage.tape)["ordinal"].max() == 2**57 - 1
 
 
 @pytest.mark.skipif(not _native.ROBUST_LOCKS, reason="sharing needs robust locks")

@@ -23,10 +23,10 @@ def index_work(world: World, ids: list[int]) -> int:
     """Entries of the index that reading some episodes looks at."""
     storage = world.storage
     storage.read_episode(ids[0])  # the first one reads everything, once
-    before = int(storage._mirror.work)
+    before = int(storage._episodes.mirror.work)
     for number in ids:
         storage.read_episode(number)
-    return int(storage._mirror.work) - before
+    return int(storage._episodes.mirror.work) - before
 
 
 def test_work_does_not_grow_with_the_episodes_stored() -> None:
@@ -44,10 +44,10 @@ def test_work_after_writes_is_that_of_what_was_written() -> None:
     number = int(world.storage.episodes()["id"][-1])
     world.storage.read_episode(number)
     for _ in range(20):
-        before = int(world.storage._mirror.work)
+        before = int(world.storage._episodes.mirror.work)
         world.extend(3)
         assert identity(world.storage.read_episode(number)) == [(3_000, t) for t in range(3)]
-        assert int(world.storage._mirror.work) - before < 20
+        assert int(world.storage._episodes.mirror.work) - before < 20
 
 
 @pytest.mark.parametrize("capacity", [60, 61, 1_000])

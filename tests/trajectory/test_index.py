@@ -64,7 +64,7 @@ def test_against_a_list(ops: list[Any], window: int, stale: int | None) -> None:
             table.drop_before(at)
             model.entries = [e for e in model.entries if e.first >= at]
         elif op[0] == "damage" and model.entries:
-            gone = model.entries.pop(min(op[1], len(model.entries) - 1)).number
+            gone = model.entries.pop(min(op[1], len(model.entries) - 1)).ordinal
             table.drop({gone})
         elif op[0] == "trim":
             table.drop_beyond_window()
@@ -86,7 +86,7 @@ def test_against_a_list(ops: list[Any], window: int, stale: int | None) -> None:
 
 def _check_window(table: TrajectoryIndex, model: Model) -> None:
     drawable = [e.first + i for e in model.window() for i in range(e.num_samples)]
-    found = table.window()
+    found = table.drawable()
     assert found.total == len(drawable)
     if drawable:
         # every sample number, in order, is the row it should be
@@ -121,9 +121,9 @@ def test_adjacent_or_not_the_numbers_are_the_same() -> None:
     for i in range(4):
         near.add(entry(5 * i))
         far.add(entry(100 * i))
-    a = near.window().draw(Rng(3), 1000)
-    b = far.window().draw(Rng(3), 1000)
-    assert near.window().adjacent and not far.window().adjacent
+    a = near.drawable().draw(Rng(3), 1000)
+    b = far.drawable().draw(Rng(3), 1000)
+    assert near.drawable().adjacent and not far.drawable().adjacent
     assert np.array_equal(a, b // 100 * 5 + b % 100)
 
 

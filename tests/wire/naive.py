@@ -6,8 +6,9 @@ import struct
 from typing import NamedTuple
 
 from contig import _native
+from contig._native import Received
 
-MORE, READY, GROW, BAD = range(4)
+MORE, READY, GROW, BAD = Received
 crc32c = _native.crc32c_portable  # test_crc.py compares it with another one
 
 

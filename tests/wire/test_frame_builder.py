@@ -15,8 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from contig import Layout, _native
-
-MARKED, GOES_ON = 16, 32
+from contig._native import Received, RunFlag
 
 
 class Run(NamedTuple):
@@ -46,7 +45,7 @@ def parse(
             taken = min(end - start, len(receiver.room()))  # a large frame's end, and no further
             receiver.feed(stream[start : start + taken])
             start += taken
-            while (state := receiver.next()) == 1:
+            while (state := receiver.next()) == Received.READY:
                 assert receiver.type == 4 and receiver.check_items(record_size, runs)
                 found.append((receiver.number, receiver.runs, receiver.rows, receiver.payload()))
                 receiver.pop()
@@ -112,9 +111,9 @@ def test_records(
 def rows_of(run: Run) -> list[tuple[Any, ...]]:
     """What a run says of each of its rows."""
     last = len(run.records) - 1
-    if run.flags & MARKED:
+    if run.flags & RunFlag.MARKED:
         per_lane = len(run.records) // run.lanes
-        if run.flags == MARKED | GOES_ON and run.lanes == 1:
+        if run.flags == RunFlag.MARKED | RunFlag.GOES_ON and run.lanes == 1:
             return [("lane", record) for record in run.records]
         # Where the run starts matters: all but "goes on" begins something there.
         return [
@@ -138,8 +137,8 @@ told = st.tuples(
     st.integers(0, 7), st.sampled_from([-1, 0, 3]), st.sampled_from([-1, 9]), st.just(0), counts
 )
 marked = st.builds(
-    lambda more, lanes, each: (MARKED | more, -1, -1, lanes, lanes * each),
-    st.sampled_from([0, GOES_ON, GOES_ON, GOES_ON, 64]),
+    lambda more, lanes, each: (RunFlag.MARKED | more, -1, -1, lanes, lanes * each),
+    st.sampled_from([0, RunFlag.GOES_ON, RunFlag.GOES_ON, RunFlag.GOES_ON, RunFlag.TOLD]),
     st.sampled_from([1, 1, 1, 2, 3]),
     st.integers(1, 4),
 )
@@ -262,7 +261,7 @@ def test_checksums_taken_while_packing(sizes: list[int], count: int, runs: bool,
     box = _native.FrameBuilder(layout.record_size, layout.padded, 0, 100_000)
     for tree in trees:
         if runs:
-            assert box.pack_row(layout.plan, tree, MARKED | GOES_ON, -1, -1, 1)
+            assert box.pack_row(layout.plan, tree, RunFlag.MARKED | RunFlag.GOES_ON, -1, -1, 1)
         else:
             assert box.pack(layout.plan, tree)
     cuts = list(range(60_000, 600_000, 60_000))

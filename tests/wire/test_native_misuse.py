@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 
 from contig import Layout, _native
+from contig._native import Received
 from contig.tape import BatchQueue
 from tests.kernels.misuse import b, run
 from tests.kernels.test_misuse import RAISED
 from tests.wire.naive import Fields, frame, seal
 
 ROOT = Path(__file__).parents[2]
-NAMES = {"np": np, "Layout": Layout, "_native": _native, "struct": struct}
+NAMES = {"np": np, "Layout": Layout, "_native": _native, "struct": struct, "Received": Received}
 NAMES |= {"Fields": Fields, "frame": frame, "seal": seal, "b": b}
 CASES = {
     "records of no bytes": "_native.FrameBuilder(0, False, 0, 100).add_records(b(8))",
@@ -39,13 +40,13 @@ CASES = {
     """,
     "records of another size": """
         receiver.feed(frame(4, 0, bytes(80), rows=10))
-        assert receiver.next() == 1 and receiver.check_items(8, False)
+        assert receiver.next() == Received.READY and receiver.check_items(8, False)
         queue.native.accept_frame(receiver, 5)
     """,
     "runs for a queue": """
         entry = struct.pack("<IIqqII", 1, 1, 0, 0, 0, 0)
         receiver.feed(frame(4, 0, entry + bytes(8000), runs=1, rows=1))
-        assert receiver.next() == 1 and receiver.check_items(8000, True)
+        assert receiver.next() == Received.READY and receiver.check_items(8000, True)
         queue.native.accept_frame(receiver, 5)
     """,
     "a plan for other records": """

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from contig import DiskStorage, LazyTensorStorage, _native
+from contig._native import Received
 from tests.wire.test_values import frame
 
 ROW = {"n": np.int64(0), "next": {"done": False}}
@@ -29,7 +30,7 @@ class Sending:
         receiver = _native.Receiver(4096, 1 << 20)
         receiver.room()[: len(sent)] = sent
         receiver.received(len(sent))
-        assert receiver.next() == 1 and receiver.check_items(self._size, True)
+        assert receiver.next() == Received.READY and receiver.check_items(self._size, True)
         if hasattr(self._writer, "accept"):
             answer: Any = self._writer.accept(receiver, producer, 1 << 62, following)
         else:

@@ -21,6 +21,7 @@ from contig import (
     TcpTransport,
     _native,
 )
+from contig._native import Received
 from contig.layout import Layout
 from contig.wire import Type
 from tests.client.test_outgoing import next_frame, opened
@@ -98,7 +99,7 @@ def test_bytes_of_bools(data: st.DataObject) -> None:
     room[: len(sent)] = sent
     receiver.received(len(sent))
     receiver.set_bools(np.array(places, np.int64).reshape(-1))
-    assert receiver.next() == 1
+    assert receiver.next() == Received.READY
     covered = {r * size + at + i for r in range(rows) for at, n in places for i in range(n)}
     fits = all(records[i] <= 1 for i in covered)
     assert receiver.check_items(size, False) == fits

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..keys import INIT, TRAJ_IDS, VERSION
 from ..replay import ReplayBuffer
 from ..sample import RateLimiter, SliceSampler, WindowSampler
 from ..tape import SharedStorage
@@ -59,14 +60,14 @@ class Checker:
 
     def check(self, batch: Any) -> None:
         """Within a slice, a row's observation is what the step before it led to."""
-        inside = ~batch["is_init"][1:]
-        ids = batch["collector", "traj_ids"]
+        inside = ~batch[INIT][1:]
+        ids = batch[TRAJ_IDS]
         goes_on = (batch["observation"][1:] == batch["next", "observation"][:-1]).all(-1)
         goes_on &= ids[1:] == ids[:-1]
         self.crossed += int(np.count_nonzero(inside & ~goes_on))
         self.batches += 1
         self.rows += len(batch)
-        self.slices += int(np.count_nonzero(batch["is_init"]))
+        self.slices += int(np.count_nonzero(batch[INIT]))
 
 
 class Returns:
@@ -176,7 +177,7 @@ class Run:
     def _update(self) -> None:
         batch = self.buffer.sample()
         self.checker.check(batch)
-        versions = batch["collector", "policy_version"]
+        versions = batch[VERSION]
         self._stale.append(self.collector.policy_version - float(versions.mean()))
         self.learner.step(batch)
         self._updates += 1

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     some.add_argument("--until", type=moment)
     some.add_argument("--version", type=int, help="of the policy")
     some.add_argument("--writer", type=int)
-    some.add_argument("--limit", type=int, default=20, help="the newest so many; 0: all")
+    some.add_argument("--limit", type=int, default=20, help="how many of the newest; 0: all")
     what = parser.add_argument_group("what else")
     what.add_argument("--json", action="store_true", help="a JSON object per episode")
     what.add_argument("--verify", action="store_true", help="check every row")

@@ -8,6 +8,7 @@ import time
 from typing import Any, NamedTuple
 
 from .. import _native, wire
+from .._native import Received
 from ..errors import ConnectionClosedError, LayoutError
 from ..layout import Layout
 from ..wire import Type
@@ -166,10 +167,10 @@ def _encrypted(sock: socket.socket, address: Address) -> socket.socket:
 
 
 def _first_frame(sock: socket.socket, receiver: Any, deadline: float) -> dict[str, Any]:
-    while (state := receiver.next()) != 1:
-        if state == 3:
+    while (state := receiver.next()) is not Received.READY:
+        if state is Received.BAD:
             raise ValueError(f"the server's answer was refused: {receiver.refusal}")
-        if state == 2:
+        if state is Received.GROW:
             receiver.resize(receiver.needed)
         sock.settimeout(_left(deadline))
         n = sock.recv_into(receiver.room())

@@ -9,6 +9,7 @@ import ssl
 import time
 from typing import TYPE_CHECKING, NoReturn
 
+from .._native import InflightEvent, Received
 from ..wire import Type, frame
 from ..wire.heartbeat import Pulse
 from .handshake import Accepted, raise_refusal
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Pump"]
 
-_MORE, _FRAME, _GROW = 0, 1, 2  # native/wire/receiver.h
-_STOPPED, _REFUSED, _CLOSED, _SILENT, _DRAINED = 0, 2, 3, 5, 6  # native/wire/inflight.h; 1: a frame
+_MORE, _READY, _GROW, _BAD = Received
+_STOPPED, _FRAME, _REFUSED, _CLOSED, _FAILED, _SILENT, _DRAINED = InflightEvent
 
 
 class Pump:
@@ -121,12 +122,12 @@ class Pump:
     def _read(self) -> None:
         receiver = self._receiver
         while True:
-            while (state := receiver.next()) == _FRAME:
+            while (state := receiver.next()) is _READY:
                 self._frame(receiver.type, receiver.number)
                 receiver.pop()
-            if state == _GROW:
+            if state is _GROW:
                 receiver.resize(receiver.needed)
-            elif state != _MORE:
+            elif state is not _MORE:
                 self._refuse()
             try:
                 n = self._sock.recv_into(receiver.room())

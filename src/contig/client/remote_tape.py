@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native, wire
+from .._native import Continue, RunFlag
 from ..errors import ClosedError, LayoutError
 from ..tape.schema import Schema
 from ..tape.writer import Writer
@@ -32,7 +33,8 @@ from .link import Link
 __all__ = ["RemoteTape"]
 
 Array = np.ndarray[Any, Any]
-_RULES = (0, wire.GOES_ON, wire.TOLD)  # tape/writer.py: new, if open, told
+_GOES_ON = {Continue.NO: 0, Continue.IF_OPEN: RunFlag.GOES_ON, Continue.TOLD: RunFlag.TOLD}
+_LANE = RunFlag.MARKED | RunFlag.GOES_ON
 
 
 class RemoteTape:
@@ -133,8 +135,7 @@ class _Runs:
         """Nothing was open before."""
 
     def add(self, plan: Any, tree: Any) -> int:
-        flags = wire.MARKED | wire.GOES_ON
-        return 0 if self._link.outbox.pack_row(plan, tree, flags, -1, -1, 1) else -1
+        return 0 if self._link.outbox.pack_row(plan, tree, _LANE, -1, -1, 1) else -1
 
     def extend(self, *args: Any) -> int:
         return -1  # the general way, which makes columns
@@ -145,13 +146,13 @@ class _Runs:
         offsets: list[int],
         rows: int,
         lanes: int,
-        rule: int,
+        rule: Continue,
         envs: Array | None = None,
     ) -> int:
         if envs is not None and not self._whole(envs):
             self._add_envs(columns, rows, envs)
             return 0
-        flags = wire.MARKED | _RULES[rule]
+        flags = RunFlag.MARKED | _GOES_ON[rule]
         self._add(columns, rows, flags, -1, -1, lanes, lanes == 1)
         self._steps_there = self._steps_there or envs is not None
         return 0
@@ -187,7 +188,7 @@ class _Runs:
         traj_id: int,
         version: int,
     ) -> int:
-        self._add(columns, rows, wire.BEGINS | flags, traj_id, version, 0, False)
+        self._add(columns, rows, RunFlag.BEGINS | flags, traj_id, version, 0, False)
         return 0
 
     def _add(self, columns: list[Any], rows: int, *told: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .. import wire
+from .._native import RunFlag
 from ..convert import plain_tree
 from ..errors import LayoutError
 from ..layout import as_bytes
@@ -127,6 +127,6 @@ class StreamWriter:
         if self._held is None or self._traj_id is None:
             return
         record, version = self._held
-        flags = end | (0 if self._began else wire.BEGINS)
+        flags = end | (0 if self._began else RunFlag.BEGINS)
         self._tape.send_part(record, flags, self._traj_id, version, wait)
         self._began = True

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import LayoutError
+from ..keys import INIT
 from ..tree import Path, show_path
-from .column_blocks import INIT, RowPlan
+from .column_blocks import RowPlan
 from .env import EnvBase, wide
 from .places import check_apart
 from .policy import PolicyRunner

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ..batch import Batch
+from ..keys import REWARD
 from ..tree import Path
 from .collection import CollectionSpec
-from .column_blocks import REWARD, check_nan
+from .column_blocks import check_nan
 from .env import EnvBase
 from .roller import Roller
 

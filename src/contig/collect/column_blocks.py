@@ -14,21 +14,13 @@ import numpy as np
 from ..batch import Batch
 from ..convert import cast
 from ..errors import LayoutError
+from ..keys import DONE, NEXT, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, VERSION
 from ..layout import Layout, ShapeDtype
 from ..tree import Path, show_path
 from .places import check_apart
 from .specs import Array, nest
 
 __all__ = ["Blocks", "RowPlan", "check_nan", "join_batches", "pad_trajectories"]
-
-_NEXT = ("next",)
-REWARD: Path = ("next", "reward")
-DONE: Path = ("next", "done")
-TERMINATED: Path = ("next", "terminated")
-TRUNCATED: Path = ("next", "truncated")
-INIT: Path = ("is_init",)
-TRAJ: Path = ("collector", "traj_ids")
-VERSION: Path = ("collector", "policy_version")
 
 
 class RowPlan:
@@ -48,11 +40,11 @@ class RowPlan:
         obs: Sequence[Path],
         reward: Array,
     ) -> None:
-        own = (REWARD, DONE, TERMINATED, TRUNCATED, TRAJ, VERSION)
+        own = (REWARD, DONE, TERMINATED, TRUNCATED, TRAJ_IDS, VERSION)
         check_apart(
             {
                 "what the collector writes": own,
-                "what the environment emits": [*inputs, *((*_NEXT, *p) for p in obs)],
+                "what the environment emits": [*inputs, *((*NEXT, *p) for p in obs)],
                 "what the policy returns": outputs,
             }
         )
@@ -62,15 +54,15 @@ class RowPlan:
         for path, value in {**outputs, **inputs}.items():
             leaves[path] = ShapeDtype(value.shape[1:], value.dtype)
         for path in obs:
-            leaves[(*_NEXT, *path)] = leaves[path]
+            leaves[(*NEXT, *path)] = leaves[path]
         self.reward = reward.shape[1:]
         leaves[REWARD] = ShapeDtype(self.reward, np.dtype(np.float32))
         leaves.update({p: flag for p in (DONE, TERMINATED, TRUNCATED)})
-        leaves.update({p: word for p in (TRAJ, VERSION)})
+        leaves.update({p: word for p in (TRAJ_IDS, VERSION)})
         self.layout = Layout(nest(leaves))
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
-        self.next_obs = tuple((*_NEXT, *p) for p in obs)
+        self.next_obs = tuple((*NEXT, *p) for p in obs)
 
     def check_output(self, path: Path, value: Array) -> Array:
         """An output in its column's dtype; raises for another shape than the first time."""
@@ -223,7 +215,7 @@ def check_nan(path: Path, column: Array) -> None:
 def pad_trajectories(batch: Batch) -> Batch:
     """Trajectories as rows of a padded batch ``[N, T_max]`` with ``mask``, cut where ids change."""
     lanes = int(np.prod(batch.shape[:-1], dtype=np.int64))
-    ids = batch[TRAJ].reshape(lanes, -1)
+    ids = batch[TRAJ_IDS].reshape(lanes, -1)
     rows = ids.shape[1]
     cuts = np.ones((lanes, rows), bool)
     cuts[:, 1:] = ids[:, 1:] != ids[:, :-1]

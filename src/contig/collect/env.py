@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import LayoutError
+from ..keys import INIT
 from ..layout import ShapeDtype
 from ..tree import Path
 from .places import check_apart
 from .specs import Array, Spec, as_reward, nest, spec_of_space
 
 __all__ = ["EnvBase", "Leaves", "Step", "wide"]
-
-_INIT: Path = ("is_init",)
 
 
 class Leaves(list[Array]):
@@ -138,7 +137,7 @@ class EnvBase(ABC):
         """Shapes and dtypes of everything a policy may read that the environment emits."""
         leaves = dict(self.spec.leaves)
         if self.marks_init:
-            leaves[_INIT] = ShapeDtype((), np.dtype(np.bool_))
+            leaves[INIT] = ShapeDtype((), np.dtype(np.bool_))
         return nest(leaves)
 
     @property
@@ -158,7 +157,7 @@ class EnvBase(ABC):
         leaves = self.begin(seed)
         flat = {**dict(zip(self.spec.paths, leaves)), **self.hidden()}
         if self.marks_init:
-            flat[_INIT] = np.ones(self.num_envs, bool)
+            flat[INIT] = np.ones(self.num_envs, bool)
         return nest({p: self._unlaned(v) for p, v in flat.items()})
 
     def step(self, action: Any) -> Step:
@@ -252,7 +251,7 @@ class EnvBase(ABC):
         """
         check_apart(
             {
-                "what the environment emits": [*self.spec.paths, _INIT],
+                "what the environment emits": [*self.spec.paths, INIT],
                 "a hidden state": self.primers,
                 "the action": [("action",)],
             }

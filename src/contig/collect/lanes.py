@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ..batch import Batch, stack_batches
+from ..keys import DONE, TRAJ_IDS, TRUNCATED
 from ..tree import Path
-from .column_blocks import DONE, TRAJ, TRUNCATED, Blocks, RowPlan
+from .column_blocks import Blocks, RowPlan
 from .env import EnvBase
 from .specs import Array
 
@@ -119,11 +120,11 @@ class Lanes:
         if batch[DONE][at]:
             return
         batch[DONE][at] = batch[TRUNCATED][at] = True
-        old, new = batch[TRAJ][at], self._ids.next()
+        old, new = batch[TRAJ_IDS][at], self._ids.next()
         for later in range(row + 1, newest + 1):
             start, batch = blocks.block_at(later)
-            if batch[TRAJ][lane, later - start] == old:
-                batch[TRAJ][lane, later - start] = new
+            if batch[TRAJ_IDS][lane, later - start] == old:
+                batch[TRAJ_IDS][lane, later - start] = new
         if self.traj[lane] == old:
             if self.keep:
                 self.finished.append(Finished(lane, int(self.start[lane]), row + 1))

@@ -15,14 +15,13 @@ import numpy as np
 
 from ..convert import as_array, plain_tree, to_tensordict, to_torch
 from ..errors import LayoutError
+from ..keys import INIT
 from ..tree import Path, as_path, show_path
 from ..weights.policy import modules_of
 from .random_policy import RandomPolicy
 from .specs import Array, nest
 
 __all__ = ["PolicyRunner"]
-
-_INIT: Path = ("is_init",)
 
 
 class PolicyRunner:
@@ -61,9 +60,9 @@ class PolicyRunner:
         with self._no_grad:  # made once: that takes longer than entering it
             if self.kind == "torch":
                 return self.policy(nest(tensors))
-            tensors[_INIT] = tensors[_INIT].unsqueeze(-1)
+            tensors[INIT] = tensors[INIT].unsqueeze(-1)
             flat = {tuple(str(k) for k in p): t for p, t in tensors.items()}
-            return self.policy(to_tensordict(flat, inputs[_INIT].shape, self._device))
+            return self.policy(to_tensordict(flat, inputs[INIT].shape, self._device))
 
     def call_one(self, names: list[str], obs: list[Array], init: bool) -> Any:
         """The same, in one environment whose observation is not nested; not of a TensorDictModule.
@@ -94,7 +93,7 @@ class PolicyRunner:
         Raises:
             LayoutError: no action, or an output without the env dim.
         """
-        lanes = len(inputs[_INIT])
+        lanes = len(inputs[INIT])
         given, _ = plain_tree(given)
         if isinstance(given, Mapping):
             out = _flat_outputs(given, ())

@@ -12,23 +12,13 @@ import numpy as np
 
 from ..batch import Batch
 from ..errors import LayoutError
+from ..keys import DONE, INIT, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, VERSION
 from ..layout import Layout
 from ..process.heartbeat import Stage
 from ..tree import Path, show_path
 from .actor import Actor
 from .collection import CollectionSpec
-from .column_blocks import (
-    DONE,
-    INIT,
-    REWARD,
-    TERMINATED,
-    TRAJ,
-    TRUNCATED,
-    VERSION,
-    Blocks,
-    RowPlan,
-    check_nan,
-)
+from .column_blocks import Blocks, RowPlan, check_nan
 from .env import EnvBase, Step, wide
 from .lanes import Lanes
 from .policy import PolicyRunner
@@ -132,7 +122,7 @@ class Roller:
             lanes.blocks = Blocks(lanes.plan.layout, lanes.count, self._rows)
         values = _row_values(lanes.plan, inputs, outputs, step)
         values[TRUNCATED], values[DONE] = truncated, done
-        values[TRAJ] = lanes.traj
+        values[TRAJ_IDS] = lanes.traj
         values[VERSION] = np.full(lanes.count, lanes.version, np.int64)
         self._count_random(actor, lanes.blocks, step.stepped)
         lanes.blocks.put(values, step.stepped)

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ..keys import DONE, INIT, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, VERSION
 from ..process.heartbeat import Stage
 from .actor import Actor, SingleActor
-from .column_blocks import DONE, INIT, REWARD, TERMINATED, TRAJ, TRUNCATED, VERSION, check_nan
+from .column_blocks import check_nan
 from .lanes import Lanes
 from .specs import Array, as_reward
 
@@ -119,7 +120,7 @@ class SingleEnvLoop:
         columns[TERMINATED][t - 1] = terminated
         columns[TRUNCATED][t - 1] = truncated or not terminated
         columns[DONE][t - 1] = True
-        columns[TRAJ][max(since, self._from) : t] = lanes.traj[0]
+        columns[TRAJ_IDS][max(since, self._from) : t] = lanes.traj[0]
         lanes.end(0, self._first + t)
         lanes.say(Stage.RESETTING)
         return [x[0] for x in lanes.env.begin()]
@@ -136,7 +137,7 @@ class SingleEnvLoop:
         lanes = self._lanes
         lanes.say(Stage.IDLE)
         self._columns[VERSION][self._stamped : t] = version
-        self._columns[TRAJ][max(begun, self._from) : t] = lanes.traj[0]
+        self._columns[TRAJ_IDS][max(begun, self._from) : t] = lanes.traj[0]
         lanes.version, lanes.init[0] = version, init
         lanes.obs = [x[None] for x in obs]
         self._blocks.position = self._blocks.position + (t - self._from)

@@ -17,7 +17,8 @@ from ..batch import Batch
 from ..layout import Layout
 from ..replay.ingress import Ingress, attach_storage
 from ..tape import LazyTensorStorage, SharedStorage, Storage
-from ..tape.episodes import FIRST, STEPS_FLAGS, WRITER, read_index
+from ..tape.entry import ends_of
+from ..tape.episodes import read_index
 from ..tape.stacking import count_rows
 
 if TYPE_CHECKING:
@@ -194,11 +195,11 @@ def sink_of(given: Any, worker: int = 0) -> StorageSink | RemoteSink:
 
 def has_after(storage: Storage, writer: int, newest: int) -> bool:
     """Whether a storage has rows of a writer after one; True if that cannot be known any more."""
-    words = read_index(storage.tape).words
-    mine = words[words[:, WRITER] == writer]
+    entries = read_index(storage.tape).entries
+    mine = entries.compress(entries["writer"] == writer)
     if not writer or not len(mine):
         return True
-    return int((mine[:, FIRST] + (mine[:, STEPS_FLAGS] >> 8)).max()) > newest + 1
+    return int(ends_of(mine).max()) > newest + 1
 
 
 def address_of(given: Any, worker: int) -> Address | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LayoutError
+from ..keys import FLAGS, NEXT, REWARD
 from ..tree import Path as TreePath
 from .episodes import Episode, OnEpisode, episodes_of
 from .writer import RolloutWriter
@@ -17,14 +18,13 @@ __all__ = ["to_rollouts"]
 _PLACES: dict[str, tuple[TreePath, ...]] = {
     "observation": (("observation",), ("obs",), ("observations",)),
     "action": (("action",), ("actions",)),
-    "reward": (("next", "reward"), ("reward",), ("rewards",)),
+    "reward": (REWARD, REWARD[1:], ("rewards",)),
     "privileged_observation": (("critic_observation",), ("privileged_observation",)),
     "next_observation": (("next", "observation"), ("next_observation",)),
     "next_privileged_observation": (("next", "critic_observation"),),
 }
 _NEEDED = ("observation", "action", "reward")
-_FLAGS = tuple((*parent, f) for parent in (("next",), ()) for f in ("done", "terminated"))
-_FLAGS += (("next", "truncated"), ("truncated",))
+_FLAGS = tuple((*parent, f) for parent in (NEXT, ()) for f in FLAGS)
 
 
 def to_rollouts(

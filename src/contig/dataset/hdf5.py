@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import LayoutError
+from ..keys import FLAGS, NEXT, REWARD, TERMINATED, TRUNCATED
 from ..tape.disk import files
 from ..tree import Path, show_path
 from .episodes import Episode, OnEpisode, check_plain_keys, episodes_of, need, nested, storage_of
@@ -19,9 +20,9 @@ _CHUNK_ROWS = 1 << 16
 _PLACES: dict[str, Path] = {
     "observations": ("observation",),
     "actions": ("action",),
-    "rewards": ("next", "reward"),
-    "terminals": ("next", "terminated"),
-    "timeouts": ("next", "truncated"),
+    "rewards": REWARD,
+    "terminals": TERMINATED,
+    "timeouts": TRUNCATED,
     "next_observations": ("next", "observation"),
 }
 _NEEDED = ("observations", "actions", "rewards", "terminals")
@@ -55,7 +56,7 @@ def from_hdf5(path: str | FilePath, target: Any) -> int:
         while start < rows:
             end = _end_of(columns, start, rows)
             piece: dict[Path, Any] = {p: np.asarray(c[start:end]) for p, c in columns.items()}
-            for flag in ("terminated", "truncated"):
+            for flag in FLAGS[1:]:
                 piece.setdefault(("next", flag), np.zeros(end - start, bool))
             if not piece["next", "terminated"][-1].any():
                 piece["next", "truncated"][-1] = True
@@ -93,7 +94,7 @@ def _end_of(columns: dict[Path, Any], start: int, rows: int) -> int:
     at = start
     while at < rows:
         over = np.zeros(min(_CHUNK_ROWS, rows - at), bool)
-        for flag in ("terminated", "truncated"):
+        for flag in FLAGS[1:]:
             if ("next", flag) in columns:
                 over |= columns["next", flag][at : at + len(over)].reshape(-1) != 0
         found = np.flatnonzero(over)
@@ -151,10 +152,10 @@ def _named(episode: Episode) -> dict[str, Any]:
     check_plain_keys(episode.columns, "/", "an HDF5 file")
     episode.check_ends("an HDF5 file of this form")
     columns = dict(episode.columns)
-    if ("next", "reward") not in columns and ("reward",) in columns:
-        columns["next", "reward"] = columns.pop(("reward",))
-    for flag in ("terminated", "truncated"):
-        columns.setdefault(("next", flag), episode.ends(flag))
+    if REWARD not in columns and REWARD[1:] in columns:
+        columns[REWARD] = columns.pop(REWARD[1:])
+    for flag in FLAGS[1:]:
+        columns.setdefault((*NEXT, flag), episode.ends(flag))
     out: dict[str, Any] = {}
     came: dict[tuple[Any, ...], Path] = {}  # which leaf a name is of
     for leaf, values in columns.items():

@@ -20,6 +20,7 @@ import numpy as np
 from ..batch import Batch
 from ..convert import cast
 from ..errors import LayoutError
+from ..keys import DONE
 from ..tree import Path
 from .episodes import need, nested, storage_of
 from .images import decode_image
@@ -222,7 +223,7 @@ def _with_ends(columns: dict[Path, Array], last: bool) -> dict[Path, Array]:
         columns.pop(("next", flag), np.zeros(rows, bool)).reshape(rows, -1).any(1)
         for flag in ("terminated", "truncated")
     )
-    done = columns.pop(("next", "done"), np.zeros(rows, bool)).reshape(rows, -1).any(1)
+    done = columns.pop(DONE, np.zeros(rows, bool)).reshape(rows, -1).any(1)
     ends = np.zeros(rows, bool)
     ends[-1] = last
     terminated = ends & (over | (done & ~late))

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import LayoutError
+from ..keys import DONE, REWARD, TERMINATED, TRUNCATED
 from .episodes import Episode, OnEpisode, check_plain_keys, episodes_of, need, storage_of
 
 __all__ = ["from_minari", "to_minari"]
 
 _BUFFERED = 64  # episodes handed to minari at once
-_FLAGS = tuple(("next", flag) for flag in ("done", "terminated", "truncated"))
-_LEAVES = (("observation",), ("action",), ("next", "observation"), ("next", "reward"))
+_FLAGS = (DONE, TERMINATED, TRUNCATED)
+_LEAVES = (("observation",), ("action",), ("next", "observation"), REWARD)
 
 
 def from_minari(dataset: Any, target: Any) -> int:

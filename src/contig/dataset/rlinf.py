@@ -12,6 +12,7 @@ import numpy as np
 from ..batch import Batch
 from ..convert import to_torch
 from ..errors import LayoutError
+from ..keys import DONE, REWARD, TERMINATED, TRUNCATED
 from ..trajectory import TrajectoryEntry, export_rlinf, flatten_trajectory, read_rlinf
 from .episodes import Episode, OnEpisode, episodes_of, nested, storage_of
 
@@ -23,10 +24,10 @@ _PLACES = {
     "curr_obs": ("observation",),
     "next_obs": ("next", "observation"),
     "actions": ("action",),
-    "rewards": ("next", "reward"),
-    "terminations": ("next", "terminated"),
-    "truncations": ("next", "truncated"),
-    "dones": ("next", "done"),
+    "rewards": REWARD,
+    "terminations": TERMINATED,
+    "truncations": TRUNCATED,
+    "dones": DONE,
 }
 
 

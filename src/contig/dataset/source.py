@@ -17,6 +17,7 @@ import numpy as np
 
 from ..batch import Batch
 from ..errors import LayoutError
+from ..keys import DONE, REWARD, TRUNCATED
 from ..tape import Storage
 from ..tape.disk import DiskStorage
 from ..tree import show_path
@@ -225,9 +226,9 @@ class StorageSource(FrameSource):
         out = {
             "observation": _leaf(batch, ("observation",), ("obs",), ("observations",)),
             "action": _leaf(batch, ("action",), ("actions",)),
-            "reward": _leaf(batch, ("next", "reward"), ("reward",), ("rewards",)),
-            "done": _leaf(batch, ("next", "done"), ("done",)),
-            "timeout": _leaf(batch, ("next", "truncated"), ("truncated",)),
+            "reward": _leaf(batch, REWARD, REWARD[1:], ("rewards",)),
+            "done": _leaf(batch, DONE, DONE[1:]),
+            "timeout": _leaf(batch, TRUNCATED, TRUNCATED[1:]),
             "privileged_observation": _leaf(
                 batch, ("critic_observation",), ("privileged_observation",)
             ),

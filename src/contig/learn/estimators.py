@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..convert import as_array, to_torch
+from ..keys import DONE, INIT, REWARD, SLICE_END, TERMINATED, TRAJ_IDS
 from ..tree import Path, as_path, show_path
 from . import returns
 from .rows import batch_shape, boundaries, column, leaves, read, write
@@ -28,16 +29,16 @@ __all__ = ["GAE", "TD0", "TDLambda", "VTrace", "NStep", "DiscountedReturn", "Key
 class Keys:
     """Where estimators read and write; a tuple is a path."""
 
-    reward: Any = ("next", "reward")
-    done: Any = ("next", "done")
-    terminated: Any = ("next", "terminated")
+    reward: Any = REWARD
+    done: Any = DONE
+    terminated: Any = TERMINATED
     value: Any = "state_value"
     advantage: Any = "advantage"
     value_target: Any = "value_target"
     log_rho: Any = "log_rho"
-    is_init: Any = "is_init"
-    traj_ids: Any = ("collector", "traj_ids")
-    cut: Any = ("collector", "slice_end")
+    is_init: Any = INIT
+    traj_ids: Any = TRAJ_IDS
+    cut: Any = SLICE_END
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -22,11 +22,12 @@ except ImportError as error:
     ) from error
 
 from ..convert import numpy_dtype
+from ..keys import INIT
 from ..tree import Path, as_path, show_path
 from .cells import as_weights, gru_layer, lstm_layer
 from .mode import recurrent_mode_state
 from .packing import Packing, pack
-from .rows import INIT, boundaries, leaves, read, tensors, write
+from .rows import boundaries, leaves, read, tensors, write
 
 __all__ = ["GRUModule", "LSTMModule"]
 

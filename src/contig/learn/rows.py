@@ -13,6 +13,7 @@ import numpy as np
 
 from ..batch import Batch
 from ..convert import as_array, refuse_non_tensor, to_torch
+from ..keys import INIT, TRAJ_IDS
 from ..tree import Nested, Path, show_path
 from .steps import Array, is_tensor
 
@@ -28,11 +29,6 @@ __all__ = [
     "tensors",
     "write",
 ]
-
-IDS: Path = ("collector", "traj_ids")
-INIT: Path = ("is_init",)
-SLICE_END: Path = ("collector", "slice_end")
-DONE: Path = ("next", "done")
 
 
 def is_tensordict(data: Any) -> bool:
@@ -191,7 +187,7 @@ def column(data: Any, path: Path, shape: tuple[int, ...]) -> Array | None:
 
 
 def boundaries(
-    data: Any, shape: tuple[int, ...], *, init: Path | None = INIT, ids: Path | None = IDS
+    data: Any, shape: tuple[int, ...], *, init: Path | None = INIT, ids: Path | None = TRAJ_IDS
 ) -> Array:
     """Where a run starts, bool ``[*shape]``, time being the last dim.
 

@@ -14,12 +14,9 @@ import numpy as np
 
 from ..batch import Batch
 from ..convert import as_array
+from ..keys import DONE, FLAGS, INIT, MASK, REWARD, SLICE_END, TRAJ_IDS
 from ..tree import Path, as_path, show_path
 from .rows import (
-    DONE,
-    IDS,
-    INIT,
-    SLICE_END,
     boundaries,
     build,
     column,
@@ -32,9 +29,7 @@ from .steps import Array, is_tensor
 
 __all__ = ["split_trajectories", "per_trajectory", "pad_slices", "unpad_slices"]
 
-MASK: Path = ("collector", "mask")
-_MARKS = (IDS, DONE, ("done",), INIT)
-_FLAGS = ("done", "terminated", "truncated")
+_MARKS = (TRAJ_IDS, DONE, DONE[1:], INIT)
 Columns = dict[Path, Any]
 
 
@@ -53,12 +48,12 @@ def _flat(
                 f"{show_path(path)}: shape {list(np.shape(value))}, expected the batch's "
                 f"{list(shape)} first"
             )
-    start = boundaries(data, shape, init=None if named else INIT, ids=ids if named else IDS)
+    start = boundaries(data, shape, init=None if named else INIT, ids=ids if named else TRAJ_IDS)
     if done is not None and ids is None:
         start[..., 1:] |= np.asarray(column(data, done, shape), np.bool_)[..., :-1]
-    for path in () if named else (DONE, ("done",), SLICE_END):
+    for path in () if named else (DONE, DONE[1:], SLICE_END):
         # A row after an end; only the first of the done flags counts.
-        if path == ("done",) and DONE in columns:
+        if path == DONE[1:] and DONE in columns:
             continue
         if path in columns and (found := _ends(columns[path], shape)) is not None:
             start[..., 1:] |= found[..., :-1]
@@ -223,7 +218,7 @@ def per_trajectory(data: Any, fn: Callable[[Any], Any] | None = None) -> Any:
         numpy arrays with one entry per trajectory, of what `fn` returned.
     """
     columns, start, n = _flat(data)
-    ids = columns.get(IDS)
+    ids = columns.get(TRAJ_IDS)
     number = np.cumsum(start) - 1
     if ids is not None:
         known, seen, number = np.unique(
@@ -244,7 +239,7 @@ def per_trajectory(data: Any, fn: Callable[[Any], Any] | None = None) -> Any:
     if ids is not None:
         out["traj_ids"] = as_array(ids).reshape(n)[[r[0] for r in rows]]
     out["length"] = lengths
-    for path in (("next", "reward"), ("reward",)):
+    for path in (REWARD, REWARD[1:]):
         if path in columns:
             reward = as_array(columns[path]).reshape(n, -1).astype(np.float64)
             sums = np.zeros((count, reward.shape[1]))
@@ -292,7 +287,7 @@ def pad_slices(data: Any, length: int | None = None) -> Any:
     out: Columns = {}
     for path, value in columns.items():
         taken = _take(value, rows)
-        if path in (INIT, SLICE_END) or path[-1] in _FLAGS:
+        if path in (INIT, SLICE_END) or path[-1] in FLAGS:
             real = _like(mask, None, {path: value}).reshape(*mask.shape, *[1] * (taken.ndim - 2))
             taken = taken * real if is_tensor(taken) else taken & real.astype(taken.dtype)
         out[path] = taken

@@ -29,7 +29,8 @@ from ..layout import Layout
 from ..tape import PackedRows, Snapshot, Storage
 from ..tape.disk import DiskStorage, files
 from ..tape.disk.linked import LinkedRows
-from ..tape.episodes import FIRST, NUMBER, ORDINAL, STEPS_FLAGS, read_index
+from ..tape.entry import ENTRY, ends_of
+from ..tape.episodes import read_index
 from .folder import Kind, new_directory, reading
 
 if TYPE_CHECKING:
@@ -134,9 +135,9 @@ def _try_rows(storage: Storage, out: _Files) -> dict[str, Any]:
     if schema is None:
         raise EmptyBufferError("cannot save a buffer to which nothing was ever written")
     table = read_index(storage.tape)
-    words = table.words[np.argsort(table.words[:, NUMBER])]
-    ends = words[:, FIRST] + (words[:, STEPS_FLAGS] >> 8)
-    head = int(ends.max()) if len(words) else table.head
+    entries = table.by_number()
+    ends = ends_of(entries)
+    head = int(ends.max()) if len(entries) else table.head
     first = min(table.tail, head)
     linked = storage.link_rows(out.directory, first, head)
     if linked is None:
@@ -145,8 +146,7 @@ def _try_rows(storage: Storage, out: _Files) -> dict[str, Any]:
     else:
         tails = [int(storage.tape.snapshot()[1])]
     tail = min(max(tails), head)
-    words = words[ends > tail]
-    out.write("index.bin", [np.ascontiguousarray(words, "<i8").reshape(-1).view(np.uint8).data])
+    out.write("index.bin", [entries.compress(ends > tail).view(np.uint8).data])
     return {
         "layout": schema.layout.to_json(),
         "keys": schema.boundaries.to_json(),
@@ -284,14 +284,14 @@ def _read_contents(path: Path, meta: dict[str, Any], record_size: int) -> Snapsh
     first, tail, head = meta["file_first"], meta["tail"], meta["head"]
     if not 0 <= first <= tail <= head < 2**63:
         raise ValueError(f"its bounds {first}, {tail}, {head} make no sense")
-    entries = np.fromfile(path / "index.bin", "<i8").astype(np.int64).reshape(-1, 16)
-    ends = entries[:, FIRST] + (entries[:, STEPS_FLAGS] >> 8)
+    entries = np.fromfile(path / "index.bin", "<i8").view(ENTRY)
+    ends = ends_of(entries)
     if len(entries) and (
-        np.any(np.diff(entries[:, NUMBER]) != 1)
-        or entries[0, NUMBER] < 0
-        or np.any(ends[:-1] != entries[1:, FIRST])
+        np.any(np.diff(entries["number"]) != 1)
+        or entries["number"][0] < 0
+        or np.any(ends[:-1] != entries["first"][1:])
         or ends[-1] != head
-        or not entries[:, ORDINAL].max() < meta["trajectories"]
+        or not entries["ordinal"].max() < meta["trajectories"]
     ):
         raise ValueError("its runs are not in order")
     if bool(len(entries)) != (head > tail):

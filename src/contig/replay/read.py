@@ -10,9 +10,10 @@ from ..arguments import whole_numbers
 from ..batch import Batch, stack_batches
 from ..convert import as_array
 from ..errors import EmptyBufferError, NothingEligibleError
+from ..keys import INDEX
 from ..sample import Draw, Index, Request, Rng, Sampler
 from ..tape import Storage
-from ..tape.schema import INDEX, ExtraLeaf
+from ..tape.schema import ExtraLeaf
 
 __all__ = ["read_batch", "read_rows"]
 

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _native
-from ..arguments import whole
+from ..arguments import check_kind, whole
 from ..batch import Batch
-from ..tape import Steps, Storage
+from ..tape import FoldedSteps, Storage
 from ..tree import Path
 
-__all__ = ["Draw", "Index", "Request", "Rng", "Sampler", "Window"]
+__all__ = ["Draw", "Index", "OuterSampler", "Request", "Rng", "Sampler", "Window"]
 
 Array = np.ndarray[Any, Any]
 
@@ -61,7 +61,7 @@ class Draw(NamedTuple):
     columns: dict[Path, Any] = {}  # noqa: RUF012
     finish: Callable[[Batch, Draw], Batch] | None = None
     ends: Array | None = None
-    steps: Steps | None = None
+    steps: FoldedSteps | None = None
     kept: frozenset[Path] = frozenset()
 
     @property
@@ -205,3 +205,48 @@ class Sampler(ABC):
 
     def load(self, state: dict[str, Any]) -> None:  # noqa: B027 (most need none)
         """Takes a state in."""
+
+
+class OuterSampler(Sampler):
+    """Has another sampler draw. What it does not change, it passes on.
+
+    Args:
+        sampler: what draws.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        check_kind("sampler", sampler, Sampler)
+        self.sampler = sampler
+        self.traj_key, self.end_key = sampler.traj_key, sampler.end_key
+
+    @property
+    def name(self) -> str:
+        return f"{type(self).__name__}({self.sampler.name})"
+
+    def request(self, batch_size: int) -> Request:
+        return self.sampler.request(batch_size)
+
+    def missing(self, index: Index) -> str:
+        return self.sampler.missing(index)
+
+    def update_priority(self, index: Index, seqs: Array, priority: Array) -> None:
+        self.sampler.update_priority(index, seqs, priority)
+
+    @property
+    def stale_priority_updates(self) -> int:
+        return self.sampler.stale_priority_updates
+
+    def mark(self) -> Any:
+        return self.sampler.mark()
+
+    def rewind(self, mark: Any) -> None:
+        self.sampler.rewind(mark)
+
+    def reset(self) -> None:
+        self.sampler.reset()
+
+    def state(self) -> dict[str, Any]:
+        return {"inner": self.sampler.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.sampler.load(state["inner"])

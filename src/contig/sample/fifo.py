@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import _native
 from ..arguments import whole
+from ..keys import INIT, TRUNCATED
 from .base import Array, Draw, Index, Request, Rng, Sampler
 from .pending import NewestRows, Pending
 from .slices import SliceMarks
@@ -35,7 +36,7 @@ class _Ordered(Sampler):
             raise ValueError(f'per: expected "rows" or "trajectories", got {per!r}')
         self.per = per
         self.max_times_sampled = whole("max_times_sampled", max_times_sampled, 1)
-        self._marks = SliceMarks("is_init", ("next", "truncated"))
+        self._marks = SliceMarks(INIT, TRUNCATED)
         self._pending = Pending(self._newest_first, max_times_sampled)
         self.reset()
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from ..arguments import check_kind, number, whole
-from ..tape import Recipe, Steps
-from .base import Array, Draw, Index, Request, Rng, Sampler
+from ..arguments import number, whole
+from ..tape import FoldedSteps, Recipe
+from .base import Draw, Index, OuterSampler, Request, Rng, Sampler
 from .uniform import RandomSampler
 
 __all__ = ["NStepSampler"]
 
 
-class NStepSampler(Sampler):
+class NStepSampler(OuterSampler):
     """Rows with the reward of up to n steps and what came after the last of them.
 
     reward = sum of gamma^i r_i over k <= n rows; `next` and its flags from row k;
@@ -31,16 +29,10 @@ class NStepSampler(Sampler):
         n = whole("n", n, 1, "a number of steps")
         self.n, self.gamma = n, number("gamma", gamma, 0, 1)
         self._recipe, self._made_of = _recipe(n, self.gamma), (n, self.gamma)
-        self.sampler = RandomSampler() if sampler is None else sampler
-        check_kind("sampler", self.sampler, Sampler)
-        self.traj_key, self.end_key = self.sampler.traj_key, self.sampler.end_key
-
-    @property
-    def name(self) -> str:
-        return f"{type(self).__name__}({self.sampler.name})"
+        super().__init__(RandomSampler() if sampler is None else sampler)
 
     def request(self, batch_size: int) -> Request:
-        request = self.sampler.request(batch_size)
+        request = super().request(batch_size)
         if request.length != 1:
             raise ValueError("NStepSampler needs a sampler of single rows, not of slices")
         return request
@@ -53,32 +45,7 @@ class NStepSampler(Sampler):
             self._recipe, self._made_of = _recipe(self.n, self.gamma), (self.n, self.gamma)
         rows, lengths = index.view.follow(inner.seqs, self.n)
         # The rows are folded into one while they are gathered.
-        return inner._replace(steps=Steps(rows, lengths, self._recipe))
-
-    def missing(self, index: Index) -> str:
-        return self.sampler.missing(index)
-
-    def update_priority(self, index: Index, seqs: Array, priority: Array) -> None:
-        self.sampler.update_priority(index, seqs, priority)
-
-    @property
-    def stale_priority_updates(self) -> int:
-        return self.sampler.stale_priority_updates
-
-    def mark(self) -> Any:
-        return self.sampler.mark()
-
-    def rewind(self, mark: Any) -> None:
-        self.sampler.rewind(mark)
-
-    def reset(self) -> None:
-        self.sampler.reset()
-
-    def state(self) -> dict[str, Any]:
-        return {"inner": self.sampler.state()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.sampler.load(state["inner"])
+        return inner._replace(steps=FoldedSteps(rows, lengths, self._recipe))
 
 
 def _recipe(n: int, gamma: float) -> Recipe:

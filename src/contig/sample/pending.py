@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .base import Array
-from .journal import Journal, Point
+from .undo import Point, UndoLog
 
 __all__ = ["NewestRows", "Pending"]
 
@@ -41,7 +41,7 @@ class Pending:
         self.counts: dict[int, int] = {}  # deliveries of items that may still be there
         self._done: list[tuple[int, int]] = []  # delivered ranges, from a state of version 0.1
         self._heap: list[int] = []
-        self._journal = Journal()
+        self._undo = UndoLog()
 
     def follow(self, changes: tuple[int, bool, Array, Array]) -> None:
         """Takes in items that became eligible."""
@@ -92,7 +92,7 @@ class Pending:
                     self.counts[item] = had + take
                 if had + take < self._times:
                     heapq.heappush(self._heap, self._sign * item)
-        self._journal.note(taken)
+        self._undo.note(taken)
         return picked
 
     def _candidates(self, n: int, eligible: Callable[[Array], Array]) -> list[int]:
@@ -106,10 +106,10 @@ class Pending:
         return items[eligible(items)].tolist() if found else []
 
     def mark(self) -> Point:
-        return self._journal.mark()
+        return self._undo.mark()
 
     def rewind(self, mark: Point) -> None:
-        for taken in self._journal.since(mark):
+        for taken in self._undo.since(mark):
             for item, take in taken:
                 had = self.counts.get(item, 0) - take
                 if had > 0:

@@ -15,13 +15,13 @@ import numpy as np
 
 from .. import _native
 from ..arguments import number
+from ..keys import WEIGHT
 from .base import Array, Draw, Index, Request, Rng, Sampler
 from .slices import SliceSampler
 from .sumtree import RowTree, draw_rows, draw_starts
 
-__all__ = ["PrioritizedSampler", "PrioritizedSliceSampler", "Priorities", "WEIGHT"]
+__all__ = ["PrioritizedSampler", "PrioritizedSliceSampler", "Priorities"]
 
-WEIGHT = ("priority_weight",)
 _MANY = 1 << 20
 # Sums of weights stay finite: (2 * LARGEST)^_MOST_ALPHA of 2^63 rows are.
 LARGEST = _native.LARGEST_PRIORITY

@@ -14,15 +14,12 @@ from .. import _native
 from ..arguments import whole
 from ..batch import Batch
 from ..errors import NothingEligibleError
-from ..tape.boundaries import FLAGS
+from ..keys import BURN_IN, DONE, FLAGS, MASK, SLICE_END, TRUNCATED
 from ..tree import Path, as_path
 from .base import Array, Draw, Index, Request, Rng, Sampler
 
 __all__ = ["SliceSampler", "SliceSamplerWithoutReplacement", "SliceMarks"]
 
-SLICE_END: Path = ("collector", "slice_end")
-MASK: Path = ("collector", "mask")
-BURN_IN: Path = ("collector", "burn_in")
 
 # Up to so many runs, a message says more about them: it is made for every write that a buffer
 # waits for in vain.
@@ -93,9 +90,9 @@ class SliceMarks:
         found = self._places.get(key)
         if found is None:
             layout, views = batch.layout, batch.layout.block_columns(len(batch)).views
-            done, terminated, truncated = self._flags or (("next", "done"), None, None)
+            done, terminated, truncated = self._flags or (DONE, None, None)
             if done not in layout.by_path:
-                done = ("done",)
+                done = DONE[1:]
 
             def place(path: Path | None) -> tuple[int, bytes] | None:
                 leaf = layout.by_path.get(path) if path is not None else None
@@ -106,7 +103,7 @@ class SliceMarks:
 
             paths = (self.init, done, terminated, truncated, SLICE_END)
             stored = done in layout.by_path and done not in batch.extras
-            told = not stored and ("done",) not in layout.by_path
+            told = not stored and DONE[1:] not in layout.by_path
             found = (tuple(place(p) for p in paths), told)
             if len(self._places) > 64:
                 self._places.clear()
@@ -178,7 +175,7 @@ class SliceSampler(Sampler):
         end_key: Any = None,
         strict_length: bool = False,
         pad_output: bool = False,
-        truncated_key: Any = ("next", "truncated"),
+        truncated_key: Any = TRUNCATED,
         init_key: Any = "is_init",
         over: str = "trajectories",
         complete_only: bool = False,

@@ -9,8 +9,8 @@ import numpy as np
 from .. import _native
 from ..arguments import whole
 from .base import Array, Draw, Index, Request, Rng, Sampler
-from .journal import Journal
 from .sumtree import RowTree, draw_rows
+from .undo import UndoLog
 
 __all__ = ["RandomSampler", "SamplerWithoutReplacement"]
 
@@ -28,7 +28,7 @@ class RandomSampler(Sampler):
         self.max_times_sampled = max_times_sampled
         self._left: RowTree | None = None  # draws left; a row's weight is 1 while it has any
         self._times: Array = np.empty(0, np.int64)
-        self._journal = Journal()
+        self._undo = UndoLog()
 
     def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
         if self.max_times_sampled is not None:
@@ -55,7 +55,7 @@ class RandomSampler(Sampler):
         if not picked:
             return None
         drawn = np.concatenate(picked)
-        self._journal.note(drawn)
+        self._undo.note(drawn)
         return Draw(drawn)
 
     def _fit(self, capacity: int) -> None:
@@ -77,7 +77,7 @@ class RandomSampler(Sampler):
         order = np.argsort(slots, kind="stable")
         ranked = slots[order]
         first = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
-        turn = np.empty(len(slots), np.int64)  # the how-manieth draw of its row in this batch
+        turn = np.empty(len(slots), np.int64)  # how often its row was drawn before, in this batch
         turn[order] = np.arange(len(slots)) - np.repeat(first, np.diff(np.r_[first, len(slots)]))
         keep = self._times[slots] + turn < self.max_times_sampled
         np.add.at(self._times, slots[keep], 1)
@@ -92,10 +92,10 @@ class RandomSampler(Sampler):
         return super().missing(index)
 
     def mark(self) -> Any:
-        return self._journal.mark()
+        return self._undo.mark()
 
     def rewind(self, mark: Any) -> None:
-        for drawn in self._journal.since(mark):
+        for drawn in self._undo.since(mark):
             left = self._left
             assert left is not None
             # Rows that were evicted since need nothing back: others have their places.
@@ -106,7 +106,7 @@ class RandomSampler(Sampler):
 
     def reset(self) -> None:
         self._left = None
-        self._journal = Journal()
+        self._undo = UndoLog()
 
     def state(self) -> dict[str, Any]:
         if self._left is None:

@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import _native, wire
+from .._native import Received
 from ..errors import TapeBusy
 from ..wire import Refused, Type
 from ..wire.heartbeat import Heartbeat
@@ -35,11 +36,11 @@ __all__ = ["Connection"]
 
 log = logging.getLogger("contig.transport")
 
+_MORE, _READY, _GROW, _BAD = Received
 _FIRST_BUFFER = 4096
 _AGAIN_S = 0.05
 _PATIENCE_S = 0.001  # for room in a table: stopping to read, and starting again, takes longer
 _BUSY_S = 0.25  # between attempts to get a lock that is held: the loop waits for it each time
-_MORE, _READY, _GROW = 0, 1, 2  # native/wire/receiver.h
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -201,11 +202,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._then is not None:
             return self._go_on()
         state = self.receiver.next()
-        if state == _MORE:
+        if state is _MORE:
             return False
-        if state == _GROW:
+        if state is _GROW:
             return self.core.grow(self, self.receiver.needed)
-        if state != _READY:
+        if state is not _READY:
             raise Refused(self.receiver.refusal, f"a frame was refused: {self.receiver.refusal}")
         kind = self.receiver.type
         if self.table is None:

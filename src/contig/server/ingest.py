@@ -145,7 +145,7 @@ async def _serve(control: socket.socket) -> None:
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the learner is gone: the control socket says so too
 
-    async def outlive_nobody() -> None:
+    async def leave_with_parent() -> None:
         # A child of the learner may hold the control socket open after the learner died.
         while os.getppid() == config["parent"]:
             await asyncio.sleep(1.0)
@@ -157,7 +157,7 @@ async def _serve(control: socket.socket) -> None:
             await asyncio.sleep(_COUNT_S)
             say(op="counted", counters=vars(core.stats))
 
-    watching = loop.create_task(outlive_nobody())
+    watching = loop.create_task(leave_with_parent())
     counting = loop.create_task(count())
     answering = loop.create_task(answer())
     if config["board"] is not None:

@@ -1,9 +1,10 @@
 """The store: tapes in memory and shared memory, their writers and their index of runs."""
 
-from .folding import Recipe, Steps
+from .folding import FoldedSteps, Recipe
+from .memory import LazyTensorStorage, SharedStorage, storage_of_fd
 from .queue import BatchQueue
 from .snapshot import PackedRows, Snapshot
-from .storage import LazyTensorStorage, SharedStorage, Storage, storage_of_fd
+from .storage import Storage
 from .writer import Writer
 
 __all__ = [
@@ -13,7 +14,7 @@ __all__ = [
     "PackedRows",
     "Recipe",
     "SharedStorage",
-    "Steps",
+    "FoldedSteps",
     "Storage",
     "Writer",
     "storage_of_fd",

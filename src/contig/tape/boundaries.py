@@ -12,16 +12,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import LayoutError
+from ..keys import DONE, FLAGS, INIT, NEXT, REWARD, TRAJ_IDS, VERSION
 from ..layout import Layout, Leaf
 from ..tree import Path, as_path, show_path
 
-__all__ = ["Boundaries", "complete_flags", "FLAGS"]
+__all__ = ["Boundaries", "complete_flags", "fill_flags", "merged_keys"]
 
-FLAGS = ("done", "terminated", "truncated")
-_IDS: tuple[Path, ...] = (("collector", "traj_ids"), ("episode",))
-_REWARDS: tuple[Path, ...] = (("next", "reward"), ("reward",))
-_INIT: Path = ("is_init",)
-_VERSION: Path = ("collector", "policy_version")
+_IDS: tuple[Path, ...] = (TRAJ_IDS, ("episode",))
+_REWARDS: tuple[Path, ...] = (REWARD, REWARD[1:])
 
 
 def _mark_kind(leaf: Leaf) -> str | None:
@@ -43,7 +41,7 @@ def _usable(layout: Layout, path: Path) -> bool:
 
 def flags_parent(layout: Layout) -> Path | None:
     """Where the done flags live: below ``next`` if any is there, else at the root, else nowhere."""
-    for parent in (("next",), ()):
+    for parent in (NEXT, ()):
         if any(_one_per_row(layout.by_path.get((*parent, f))) for f in FLAGS):
             return parent
     return None
@@ -98,15 +96,15 @@ class Boundaries:
             id=ids,
             done=done,
             flags=parent,
-            init=_INIT if scalar(_INIT) else None,
-            version=_VERSION if scalar(_VERSION) else None,
+            init=INIT if scalar(INIT) else None,
+            version=VERSION if scalar(VERSION) else None,
             reward=next((p for p in _REWARDS if p in layout.by_path), None),
         )
 
     @property
     def looked_for(self) -> str:
         """The keys that were tried, for messages."""
-        tried = [*_IDS, ("next", "done"), ("done",), _INIT]
+        tried = [*_IDS, DONE, DONE[1:], INIT]
         return ", ".join(show_path(p) for p in tried)
 
     @property
@@ -235,3 +233,18 @@ def fill_flags(layout: Layout, parent: Path | None, columns: list[Any]) -> None:
             "and_not": lambda a, b: a & ~b,
         }[op](given[a], given[b])
         columns[numbers[to]] = np.ascontiguousarray(value.astype(layout.leaves[numbers[to]].dtype))
+
+
+def merged_keys(bound: tuple[Any, Any], wanted: tuple[Any, Any]) -> tuple[Any, Any]:
+    """`traj_key` and `end_key` of a storage, when a sampler asks for some, too.
+
+    Raises:
+        ValueError: others were bound before.
+    """
+    for name, new, old in zip(("traj_key", "end_key"), wanted, bound):
+        if new is not None and old is not None and as_path(new) != as_path(old):
+            raise ValueError(
+                f"{name} {show_path(as_path(new))} differs from {show_path(as_path(old))}, which "
+                "another sampler of this storage asked for"
+            )
+    return (wanted[0] or bound[0], wanted[1] or bound[1])

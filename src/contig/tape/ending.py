@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import LayoutError
+from ..keys import FLAGS
 from ..tree import flatten, show_path
-from .boundaries import FLAGS, fill_flags
+from .boundaries import fill_flags
 from .schema import Schema
 
 __all__ = ["End", "end_rows", "last_version", "record_columns", "zero_flags"]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["EPISODE", "IndexTable", "read_index"]
+from .. import _native
+from .._native import RunFlag
+from .entry import ENTRY, ends_of, flags_of, steps_of
+
+__all__ = ["EPISODE", "EpisodeReader", "IndexTable", "read_index"]
 
 EPISODE = np.dtype(
     [
@@ -25,50 +30,76 @@ EPISODE = np.dtype(
     ]
 )
 
-# Words of an entry, native/tape/tape_format.h: struct Entry; the last one read_index fills in.
-FIRST, STEPS_FLAGS, PREV, JUMP, BEFORE, ORDINAL, VERSION, RETURN = range(8)
-TRAJ_ID, WRITER, TIME, DEPTH, NUMBER = 8, 9, 10, 11, 15
-_BEGINS, _TERMINATED, _TRUNCATED = 1, 2, 4
-
 
 class IndexTable(NamedTuple):
-    """Live runs, one row of words each, sorted by (trajectory, number); bounds they hold for."""
+    """Live runs, sorted by (trajectory, number), and the bounds they hold for."""
 
-    words: np.ndarray[Any, Any]
+    entries: np.ndarray[Any, Any]
     head: int
     tail: int
 
+    def by_number(self) -> np.ndarray[Any, Any]:
+        """The entries as they are in the index."""
+        return self.entries.take(np.argsort(self.entries["number"]))
+
     def episodes(self) -> np.ndarray[Any, Any]:
         """One row per trajectory, in the order in which they began."""
-        w = self.words
-        if not len(w):
+        if not len(self.entries):
             return np.empty(0, EPISODE)
-        steps = w[:, STEPS_FLAGS] >> 8
-        start = np.flatnonzero(np.r_[True, w[1:, ORDINAL] != w[:-1, ORDINAL]])
-        last = np.r_[start[1:] - 1, len(w) - 1]
-        cut = np.maximum(self.tail - w[start, FIRST], 0)
-        flags = w[last, STEPS_FLAGS] & 0xFF
+        ordinal = self.entries["ordinal"]
+        starts = np.flatnonzero(np.r_[True, ordinal[1:] != ordinal[:-1]])
+        start = self.entries.take(starts)
+        last = self.entries.take(np.r_[starts[1:] - 1, len(ordinal) - 1])
+        cut = np.maximum(self.tail - start["first"], 0)
         out = np.empty(len(start), EPISODE)
-        out["id"] = w[start, ORDINAL]
-        out["traj_id"] = w[start, TRAJ_ID]
-        out["first"] = w[start, FIRST] + cut
-        out["steps"] = w[last, BEFORE] + steps[last] - w[start, BEFORE] - cut
-        out["return"] = w[last, RETURN].view(np.float64)
-        out["terminated"] = (flags & _TERMINATED) != 0
-        out["truncated"] = (flags & _TRUNCATED) != 0
-        out["trimmed"] = (w[start, BEFORE] > 0) | (cut > 0)
-        begins = (w[start, STEPS_FLAGS] & _BEGINS) != 0
+        out["id"] = start["ordinal"]
+        out["traj_id"] = start["traj_id"]
+        out["first"] = start["first"] + cut
+        out["steps"] = last["before"] + steps_of(last) - start["before"] - cut
+        out["return"] = last["ret"]
+        out["terminated"] = (flags_of(last) & RunFlag.TERMINATED) != 0
+        out["truncated"] = (flags_of(last) & RunFlag.TRUNCATED) != 0
+        out["trimmed"] = (start["before"] > 0) | (cut > 0)
+        begins = (flags_of(start) & RunFlag.BEGINS) != 0
         out["complete"] = begins & ~out["trimmed"] & (out["terminated"] | out["truncated"])
-        out["writer"] = w[start, WRITER]
-        out["policy_version"] = w[last, VERSION]
-        out["time"] = w[last, TIME] / 1e9
+        out["writer"] = start["writer"]
+        out["policy_version"] = last["version"]
+        out["time"] = last["time_ns"] / 1e9
         return out
 
 
 def read_index(tape: Any) -> IndexTable:
     """The live part of the index now, without those runs that no longer have rows."""
     flat, head, tail = tape.read_index()
-    words = flat.reshape(-1, 16)
-    words = words[words[:, FIRST] + (words[:, STEPS_FLAGS] >> 8) > tail]
-    order = np.lexsort((words[:, NUMBER], words[:, ORDINAL]))
-    return IndexTable(np.ascontiguousarray(words[order]), head, tail)
+    entries = flat.view(ENTRY)
+    entries = entries.compress(ends_of(entries) > tail)
+    order = np.lexsort((entries["number"], entries["ordinal"]))
+    return IndexTable(entries.take(order), head, tail)
+
+
+class EpisodeReader:
+    """Finds rows of single episodes, in a mirror of the index that is kept up to date. Thread-safe.
+
+    Args:
+        tape: the native one.
+    """
+
+    def __init__(self, tape: Any) -> None:
+        self._tape = tape
+        self._lock = threading.Lock()
+        self.mirror: Any = None  # made when it is needed
+
+    def rows_of(self, ordinal: int) -> np.ndarray[Any, Any]:
+        """Seqs of an episode's rows, at the cost of what was written since the last call."""
+        with self._lock:
+            if self.mirror is None:
+                self.mirror = _native.View(self._tape)
+            return self.mirror.rows_of(ordinal) if ordinal >= 0 else np.empty(0, np.int64)
+
+    @property
+    def stale(self) -> bool:
+        """Whether a checkpoint took the place of everything since the last call."""
+        return bool(self.mirror.stale)
+
+    def close(self) -> None:
+        self.mirror = None

@@ -9,17 +9,13 @@ import numpy as np
 
 from .. import _native
 from ..errors import NothingEligibleError
+from ..keys import DONE, NEXT, REWARD, STEPS
 from ..layout import Layout
 from ..tree import Path
-from .boundaries import FLAGS
 
-__all__ = ["ExtraLeaf", "Fold", "Recipe", "Steps", "fold_of"]
+__all__ = ["ExtraLeaf", "Fold", "Recipe", "FoldedSteps", "fold_of"]
 
 Array = np.ndarray[Any, Any]
-
-STEPS: Path = ("steps_to_next_obs",)
-REWARD: Path = ("next", "reward")
-DONE: Path = ("next", FLAGS[0])
 
 
 class ExtraLeaf(NamedTuple):
@@ -43,7 +39,7 @@ class Recipe:
     discount: tuple[float, ...]
 
 
-class Steps(NamedTuple):
+class FoldedSteps(NamedTuple):
     """The rows that follow each row of a draw, itself first, one group after another.
 
     Attributes:
@@ -75,7 +71,7 @@ class Fold(NamedTuple):
         last = [
             (wide.number[x.path], x.offset, x.nbytes)
             for x in self.stored.leaves
-            if x.path in self.not_first and x.path[0] == "next" and x.path != REWARD
+            if x.path in self.not_first and x.path[:1] == NEXT and x.path != REWARD
         ]
         kind, itemsize = _kind(reward.dtype)
         count = reward.nbytes // itemsize
@@ -108,7 +104,7 @@ def fold_of(layout: Layout, recipe: Recipe) -> Fold:
     # Whole-number rewards have fractional returns.
     dtype = np.dtype(np.float32) if reward.dtype.kind in "biu" else reward.dtype
     made = (ExtraLeaf(STEPS, (), np.dtype(np.int64)), ExtraLeaf(REWARD, reward.shape, dtype))
-    after = {x.path for x in layout.leaves if x.path[0] == "next"}
+    after = {x.path for x in layout.leaves if x.path[:1] == NEXT}
     return Fold(layout, recipe, made, frozenset({*after, STEPS}))
 
 

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _native
+from ..errors import LayoutError
+from ..keys import INDEX
 from ..layout import Layout, plan_leaf
-from ..tree import Path
+from ..tree import Path, show_path
 from .boundaries import Boundaries, dual_ops, optional_flags
 from .folding import ExtraLeaf, Recipe, fold_of
 
-__all__ = ["INDEX", "ExtraLeaf", "Schema", "Wide"]
-
-INDEX: Path = ("index",)
+__all__ = ["ExtraLeaf", "Schema", "Wide", "row_layout"]
 
 
 class Wide(NamedTuple):
@@ -116,3 +116,18 @@ class Schema:
         parsed = json.loads(data)
         keys = parsed["keys"]
         return Schema(Layout.from_json(parsed["layout"]), keys["traj_key"], keys["end_key"])
+
+
+def row_layout(tree: Any, batch_ndim: int) -> tuple[Layout, int]:
+    """The layout of a row of data with up to so many batch dims, and how many it has.
+
+    Raises:
+        LayoutError: some leaf has none, and there should be one.
+    """
+    full = Layout(tree)
+    ndim = min([batch_ndim, *(len(x.shape) for x in full.leaves)]) if batch_ndim else 0
+    if batch_ndim and ndim == 0:
+        scalar = next(x.path for x in full.leaves if not x.shape)
+        raise LayoutError(f"{show_path(scalar)}: no leading dim; use add for a single row")
+    leaves = [(x.path, x.shape[ndim:], x.dtype) for x in full.leaves]
+    return Layout.of(full.structure, leaves), ndim

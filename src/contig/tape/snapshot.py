@@ -8,14 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .episodes import BEFORE, FIRST, JUMP, NUMBER, ORDINAL, PREV, STEPS_FLAGS
+from .. import _native
+from .entry import NONE, ends_of, flags_of, steps_of
 
 __all__ = ["Snapshot", "PackedRows", "Rows"]
 
 Array = np.ndarray[Any, Any]
-
-_BEGINS = 1
-_NONE = -1
 
 
 class Rows(ABC):
@@ -71,7 +69,7 @@ class Snapshot(NamedTuple):
     Attributes:
         rows: rows [tail, head).
         tail, head: their seqs.
-        entries: the index, ``[n, 16]`` words (native/tape/tape_format.h); the last is the number.
+        entries: the index (tape/entry.py), numbers ascending without gaps.
         trajectories: how many numbers for trajectories were given.
     """
 
@@ -83,36 +81,36 @@ class Snapshot(NamedTuple):
 
     def ordinals(self) -> Array:
         """Numbers of the trajectories, in the order in which they began."""
-        return np.unique(self.entries[:, ORDINAL])
+        return np.unique(self.entries["ordinal"])
 
     def numbered(self) -> tuple[Array, int, int]:
         """The index as a tape takes it: its words, its first number, and the one behind."""
-        entries = np.ascontiguousarray(self.entries, np.int64)
-        first = int(entries[0, NUMBER]) if len(entries) else 0
-        return entries.reshape(-1).view(np.uint64), first, first + len(entries)
+        first = int(self.entries[0]["number"]) if len(self.entries) else 0
+        return self.entries.view(np.uint64), first, first + len(self.entries)
 
     def newest(self, capacity: int) -> Snapshot:
         """As many of the newest rows as fit."""
         tail = max(self.tail, self.head - capacity)
-        ends = self.entries[:, FIRST] + (self.entries[:, STEPS_FLAGS] >> 8)
-        return self._replace(tail=tail, entries=self.entries[ends > tail])
+        return self._replace(tail=tail, entries=self.entries.compress(ends_of(self.entries) > tail))
 
     def only(self, ordinals: Collection[int]) -> Snapshot:
         """Some trajectories; rows get new seqs, from 0 on, and keep their order."""
-        old = self.entries[np.isin(self.entries[:, ORDINAL], list(ordinals))]
-        new = old.copy()
-        ends = old[:, FIRST] + (old[:, STEPS_FLAGS] >> 8)
-        cut = np.maximum(self.tail - old[:, FIRST], 0)
-        steps = ends - old[:, FIRST] - cut
-        flags = np.where(cut > 0, old[:, STEPS_FLAGS] & 0xFF & ~_BEGINS, old[:, STEPS_FLAGS] & 0xFF)
-        new[:, STEPS_FLAGS] = steps << 8 | flags
-        new[:, BEFORE] += cut
-        new[:, FIRST] = np.cumsum(steps) - steps
+        mine = np.isin(self.entries["ordinal"], list(ordinals))
+        old = self.entries.compress(mine)
+        new = self.entries.compress(mine)
+        cut = np.maximum(self.tail - old["first"], 0)
+        steps = steps_of(old) - cut
+        flags = flags_of(old) & np.where(cut > 0, ~_native.RunFlag.BEGINS, -1)
+        new["steps_flags"] = steps << _native.FLAG_BITS | flags
+        new["before"] += cut
+        new["first"] = np.cumsum(steps) - steps
         # Numbers from 1 on: links to runs that are not there lead to 0, which is evicted.
-        new[:, NUMBER] = np.arange(1, len(new) + 1)
-        for link in (PREV, JUMP):
-            at = np.searchsorted(old[:, NUMBER], old[:, link])
-            known = old[np.minimum(at, len(old) - 1), NUMBER] == old[:, link]
-            new[:, link] = np.where(old[:, link] == _NONE, _NONE, np.where(known, at + 1, 0))
-        rows = _SomeRows(self.rows, old[:, FIRST] + cut, steps)
+        new["number"] = np.arange(1, len(new) + 1)
+        numbers = old["number"]
+        for link in ("prev", "jump"):
+            to = old[link]
+            at = np.searchsorted(numbers, to)
+            known = numbers[np.minimum(at, len(old) - 1)] == to
+            new[link] = np.where(to == NONE, NONE, np.where(known, at + 1, 0))
+        rows = _SomeRows(self.rows, old["first"] + cut, steps)
         return Snapshot(rows, 0, int(steps.sum()), new, self.trajectories)

@@ -1,14 +1,10 @@
-"""Storages: a tape in memory, with its layout, its writers and its index.
+"""What every storage has: a tape with its layout, its writers and its index.
 
-    LazyTensorStorage   memory of this process, handed to workers by descriptor
-    SharedStorage       memory with a name, which any process of the host attaches to
-
-Both fix their layout at the first row, or at once when given an example. Thread-safe.
+The layout is fixed by the first row, or at once by an example. Thread-safe.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -19,21 +15,19 @@ from typing import Any
 import numpy as np
 
 from .. import _native
-from ..arguments import whole
 from ..batch import Batch
 from ..convert import plain_tree
 from ..errors import ClosedError, EmptyBufferError, LayoutError
 from ..layout import Layout
-from ..tree import as_path, show_path
-from .boundaries import complete_flags, fill_flags
-from .episodes import read_index
-from .folding import Steps
-from .schema import ExtraLeaf, Schema
+from .boundaries import complete_flags, fill_flags, merged_keys
+from .episodes import EpisodeReader, read_index
+from .folding import FoldedSteps
+from .schema import ExtraLeaf, Schema, row_layout
 from .segment import Segment
 from .snapshot import Snapshot
 from .writer import Writer, batch_ndim_of
 
-__all__ = ["Storage", "LazyTensorStorage", "SharedStorage", "storage_of_fd"]
+__all__ = ["Storage"]
 
 
 class Storage:
@@ -56,7 +50,7 @@ class Storage:
         self._keys: tuple[Any, Any] = (None, None)
         self._lock = threading.Lock()
         self._local = threading.local()
-        self._mirror: Any = None  # of the index, for reading single episodes
+        self._episodes = EpisodeReader(self.tape)
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         self._closer = weakref.finalize(self, Segment.close, segment)
         if example is not None:
@@ -96,13 +90,7 @@ class Storage:
             if conflict:
                 raise ValueError(conflict)
             return
-        for name, wanted, bound in zip(("traj_key", "end_key"), (traj_key, end_key), self._keys):
-            if wanted is not None and bound is not None and as_path(wanted) != as_path(bound):
-                raise ValueError(
-                    f"{name} {show_path(as_path(wanted))} differs from {show_path(as_path(bound))},"
-                    " which another sampler of this storage asked for"
-                )
-        self._keys = (traj_key or self._keys[0], end_key or self._keys[1])
+        self._keys = merged_keys(self._keys, (traj_key, end_key))
 
     def batch_ndim(self, tree: Any) -> int:
         """How many leading dims of a plain tree are batch dims: `ndim`, or fewer, if it has
@@ -116,12 +104,7 @@ class Storage:
 
     def define(self, tree: Any, batch_ndim: int) -> Schema:
         """Fixes the layout from the first data, of rows with that many leading dims."""
-        full = Layout(tree)
-        ndim = min([batch_ndim, *(len(x.shape) for x in full.leaves)]) if batch_ndim else 0
-        if batch_ndim and ndim == 0:
-            scalar = next(x.path for x in full.leaves if not x.shape)
-            raise LayoutError(f"{show_path(scalar)}: no leading dim; use add for a single row")
-        row = Layout.of(full.structure, [(x.path, x.shape[ndim:], x.dtype) for x in full.leaves])
+        row, ndim = row_layout(tree, batch_ndim)
         # Data that will be refused must not fix the layout.
         schema = Schema(complete_flags(row), *self._keys)
         columns, _ = schema.layout.columns(tree, ndim, schema.flag_paths)
@@ -245,7 +228,7 @@ class Storage:
         self,
         seqs: np.ndarray[Any, Any],
         extras: tuple[ExtraLeaf, ...] = (),
-        steps: Steps | None = None,
+        steps: FoldedSteps | None = None,
     ) -> Any:
         """Rows by seq as a Batch, with room for extra leaves; and the tail if some were lost.
 
@@ -261,7 +244,7 @@ class Storage:
         return batch, lost
 
     def _gathered(
-        self, seqs: np.ndarray[Any, Any], extras: tuple[ExtraLeaf, ...], steps: Steps | None
+        self, seqs: np.ndarray[Any, Any], extras: tuple[ExtraLeaf, ...], steps: FoldedSteps | None
     ) -> tuple[Batch, int, np.ndarray[Any, Any] | None]:
         """As `gather`; also the places of rows (of `steps`, if given) whose checksum is wrong."""
         self._open()
@@ -289,21 +272,14 @@ class Storage:
         """
         self._open()
         for _ in range(100):
-            seqs = self._rows_of(int(episode))
-            if not len(seqs) and not self._mirror.stale:
+            self.poll()
+            seqs = self._episodes.rows_of(int(episode))
+            if not len(seqs) and not self._episodes.stale:
                 raise KeyError(f"no episode {episode} on this tape; it may have been evicted")
             batch, lost = self.gather(seqs)
-            if not np.any(lost) and not self._mirror.stale:  # no checkpoint came in between
+            if not np.any(lost) and not self._episodes.stale:  # no checkpoint came in between
                 return batch  # type: ignore[no-any-return]
         raise KeyError(f"episode {episode} is being evicted faster than it can be read")
-
-    def _rows_of(self, episode: int) -> np.ndarray[Any, Any]:
-        """Seqs of an episode's rows, at the cost of what was written since the last call."""
-        self.poll()
-        with self._lock:
-            if self._mirror is None:
-                self._mirror = _native.View(self.tape)
-            return self._mirror.rows_of(episode) if episode >= 0 else np.empty(0, np.int64)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -338,7 +314,7 @@ class Storage:
     def close(self) -> None:
         """Lets go of the memory's name; batches taken before stay valid."""
         self.tape.close()
-        self._mirror = None
+        self._episodes.close()
         for writer in list(self._writers):
             writer.detach()
         self._closer()
@@ -349,104 +325,3 @@ class Storage:
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
-
-
-def _ndim(value: int) -> int:
-    return whole("ndim", value, 1, "a number of batch dims")
-
-
-def _tape_of(capacity: Any) -> tuple[int, Any, int]:
-    """The control region's size for a capacity, what formats it, and what to reserve of it."""
-    rows = whole("capacity", capacity, 1, "a number of rows")
-    form = lambda control: _native.format_control(control, rows)  # noqa: E731
-    return _native.control_bytes(rows), form, _native.table_bytes(rows)
-
-
-class LazyTensorStorage(Storage):
-    """Rows in memory of this process; workers it is passed to see them too.
-
-    Args:
-        capacity: rows to keep.
-        ndim: batch dims of plain trees given to `extend`, the last of them time.
-        example: one row; without it the first write fixes the layout.
-    """
-
-    def __init__(self, capacity: int, ndim: int = 1, example: Any = None) -> None:
-        ndim = _ndim(ndim)
-        super().__init__(Segment.anonymous(*_tape_of(capacity)), ndim, example)
-
-    def __reduce__(self) -> Any:
-        from multiprocessing.reduction import DupFd
-
-        segment = self._open()
-        if sys.platform != "linux":
-            raise OSError("storages can be passed to other processes on Linux only")
-        return _from_fd, (DupFd(segment.fd), self.ndim, self._keys)
-
-
-def storage_of_fd(fd: int, ndim: int = 1) -> LazyTensorStorage:
-    """A LazyTensorStorage of another process, by its descriptor, which it owns from now on."""
-    storage = LazyTensorStorage.__new__(LazyTensorStorage)
-    Storage.__init__(storage, Segment.from_fd(fd), ndim)
-    return storage
-
-
-def _from_fd(handle: Any, ndim: int, keys: tuple[Any, Any]) -> LazyTensorStorage:
-    storage = storage_of_fd(handle.detach(), ndim)
-    storage._keys = keys
-    return storage
-
-
-class SharedStorage(Storage):
-    """Rows in shared memory under a name: every process of the host that names it shares it.
-
-    The name disappears with the last process that has it open; leftovers of crashed processes go
-    when the next contig process makes or attaches a SharedStorage.
-
-    Args:
-        capacity: rows to keep; must match when the name exists.
-        name: a file name; made up if None.
-        ndim, example: as in LazyTensorStorage.
-    """
-
-    def __init__(
-        self, capacity: int, name: str | None = None, ndim: int = 1, example: Any = None
-    ) -> None:
-        ndim = _ndim(ndim)
-        segment, created = Segment.named(name, *_tape_of(capacity))
-        super().__init__(segment, ndim, example if created else None)
-        if created:
-            return
-        try:
-            if self.capacity != capacity:
-                raise ValueError(
-                    f"shared storage {name!r} exists with capacity {self.capacity}, asked for "
-                    f"{capacity}"
-                )
-            if example is not None:
-                self.publish(Layout(plain_tree(example)[0]))
-        except BaseException:
-            self.close()
-            raise
-
-    @classmethod
-    def attach(cls, name: str, ndim: int = 1) -> SharedStorage:
-        """The storage of this name, which must exist."""
-        storage = cls.__new__(cls)
-        Storage.__init__(storage, Segment.attach(name), ndim)
-        return storage
-
-    @property
-    def name(self) -> str:
-        name = self._open().name
-        assert name is not None
-        return name
-
-    def __reduce__(self) -> Any:
-        return _attach, (self.name, self.ndim, self._keys)
-
-
-def _attach(name: str, ndim: int, keys: tuple[Any, Any]) -> SharedStorage:
-    storage = SharedStorage.attach(name, ndim)
-    storage._keys = keys
-    return storage

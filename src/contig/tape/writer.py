@@ -6,10 +6,11 @@ from another thread, after a fork or after pickling it becomes a new one that co
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from .._native import Continue, Lanes
 from ..batch import Batch
 from ..convert import as_array, plain_tree, tensordict_shape
 from ..errors import LayoutError
@@ -18,24 +19,36 @@ from ..tree import Path, flatten, show_path
 from .boundaries import fill_flags
 from .ending import End, end_rows, last_version
 from .env_step import EnvStep, check_total
+from .schema import Schema
 from .stacking import stack_rows
-
-if TYPE_CHECKING:
-    from .schema import Schema
-    from .storage import Storage
 
 __all__ = ["Writer", "batch_ndim_of"]
 
-# native/tape/trajectories.h: enum class Continue
-_NEW, _IF_OPEN, _TOLD = 0, 1, 2
-# native/bind/handles.h: what the lanes of an append are
-_ONE_LANE, _LEADING_DIMS, _EACH_ROW = 0, 1, 2
+# Looked up once: that takes longer than handing one over.
+_NEW, _IF_OPEN, _TOLD = Continue
+_ONE_LANE, _LEADING_DIMS, _EACH_ROW = Lanes
+
+
+class Appendable(Protocol):
+    """What a writer appends to: a storage, or one that is far away."""
+
+    capacity: int
+    ndim: int
+
+    @property
+    def schema(self) -> Schema | None: ...
+
+    def check_open(self) -> None: ...
+
+    def define(self, tree: Any, batch_ndim: int) -> Schema: ...
+
+    def native_writer(self, schema: Schema) -> Any: ...
 
 
 class Writer:
     """Appends rows to a storage. Each method is one atomic append and returns seqs."""
 
-    def __init__(self, storage: Storage, orphans: list[Any] | None = None) -> None:
+    def __init__(self, storage: Appendable, orphans: list[Any] | None = None) -> None:
         self._storage = storage
         self._orphans = orphans or []  # what another writer had open when this one was made of it
         self._native: Any = None
@@ -199,8 +212,8 @@ class Writer:
         schema: Schema,
         tree: Any,
         batch_ndim: int,
-        lanes_are: int,
-        rule: int,
+        lanes_are: Lanes,
+        rule: Continue,
         envs: np.ndarray[Any, Any] | None = None,
     ) -> tuple[int, int]:
         first = self._native.extend(self._plan, tree, batch_ndim, lanes_are, rule, envs)
@@ -213,8 +226,8 @@ class Writer:
         schema: Schema,
         tree: Any,
         batch_ndim: int,
-        lanes_are: int,
-        rule: int,
+        lanes_are: Lanes,
+        rule: Continue,
         envs: np.ndarray[Any, Any] | None = None,
     ) -> tuple[int, int]:
         """The slower way: converts, casts, completes flags, or says what is wrong."""
@@ -257,8 +270,9 @@ class Writer:
         return _writer_of, (self._storage, held)
 
 
-def _writer_of(storage: Storage, orphans: list[Any]) -> Writer:
-    return storage.writer(orphans)
+def _writer_of(storage: Any, orphans: list[Any]) -> Writer:
+    writer: Writer = storage.writer(orphans)
+    return writer
 
 
 def _tree_of(data: Any, schema: Schema | None) -> tuple[Any, tuple[int, ...] | None]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..keys import MASK
 from ..sample import Draw, Index, Request, Rng, Sampler
 from ..tape import Storage
 from .steps import Array, Step, episode, interleaved
@@ -103,7 +104,7 @@ class World:
     def groups(self, draw: Draw) -> list[list[Step]]:
         """The real rows of each group."""
         steps, at, out = self.steps(draw), 0, []
-        mask = draw.columns.get(("collector", "mask"))
+        mask = draw.columns.get(MASK)
         for length in lengths_of(draw):
             real = range(at, at + length)
             if isinstance(mask, np.ndarray) and mask.ndim:

@@ -192,7 +192,7 @@ class TrajectoryReplayBuffer:
 
     def get_stats(self) -> dict[str, float]:
         """Counters, by name."""
-        window = self._store.table.window()
+        window = self._store.table.drawable()
         return {
             "num_trajectories": len(self),
             "total_samples": self.total_samples,

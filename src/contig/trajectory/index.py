@@ -18,7 +18,7 @@ from .trajectory import Array
 
 __all__ = ["TrajectoryEntry", "TrajectoryIndex", "DrawableRows"]
 
-_FIRST, _COUNT, _END, _VERSION, _NUMBER = range(5)
+_FIRST, _COUNT, _END, _VERSION, _ORDINAL = range(5)
 
 
 class TrajectoryEntry(NamedTuple):
@@ -27,7 +27,7 @@ class TrajectoryEntry(NamedTuple):
     Attributes:
         num_samples: T * B.
         first: seq of its first row.
-        number: its `id` in the storage's `episodes()`.
+        ordinal: its `id` in the storage's `episodes()`.
         version: of its weights: 0, 1, 2 ... in the order in which they first came.
     """
 
@@ -38,7 +38,7 @@ class TrajectoryEntry(NamedTuple):
     max_episode_length: int
     model_weights_id: str
     first: int = -1
-    number: int = -1
+    ordinal: int = -1
     version: int = 0
 
     def public(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class TrajectoryIndex:
         self._entries: list[TrajectoryEntry] = []
         self._columns = np.empty((5, 64), np.int64)
         self._start = self._stop = 0
-        self._window: DrawableRows | None = None
+        self._drawable: DrawableRows | None = None
 
     def version_of(self, model_weights_id: str) -> int:
         """The number of these weights; new ones get the next."""
@@ -123,10 +123,10 @@ class TrajectoryIndex:
             self._columns[:, : self._stop] = kept
         end = int(self._columns[_END, self._stop - 1]) if self._stop else 0
         row = (entry.first, entry.num_samples, end + entry.num_samples)
-        self._columns[:, self._stop] = (*row, entry.version, entry.number)
+        self._columns[:, self._stop] = (*row, entry.version, entry.ordinal)
         self._stop += 1
         self._entries.append(entry)
-        self._window = None
+        self._drawable = None
 
     def drop_before(self, seq: int) -> None:
         """Forgets trajectories whose first row is gone."""
@@ -144,25 +144,25 @@ class TrajectoryIndex:
     def _drop_oldest(self, count: int) -> None:
         del self._entries[:count]
         self._start += count
-        self._window = None
+        self._drawable = None
 
-    def drop(self, numbers: Collection[int]) -> None:
-        """Forgets trajectories by `number`: their rows are damaged."""
+    def drop(self, ordinals: Collection[int]) -> None:
+        """Forgets trajectories by `ordinal`: their rows are damaged."""
         with self._lock:
-            kept = [e for e in self._entries if e.number not in numbers]
+            kept = [e for e in self._entries if e.ordinal not in ordinals]
             if len(kept) < len(self._entries):
                 self._reset()
                 for entry in kept:
                     self._put(entry)
 
-    def window(self) -> DrawableRows:
+    def drawable(self) -> DrawableRows:
         """What may be drawn now."""
         with self._lock:
-            if self._window is None:
-                self._window = self._make_window()
-            return self._window
+            if self._drawable is None:
+                self._drawable = self._find_drawable()
+            return self._drawable
 
-    def _make_window(self) -> DrawableRows:
+    def _find_drawable(self) -> DrawableRows:
         low = self._start
         if self._window_size:
             low = max(low, self._stop - self._window_size)

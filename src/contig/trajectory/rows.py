@@ -17,7 +17,8 @@ from ..layout import Layout
 from ..tape import LazyTensorStorage, PackedRows, Snapshot, Storage
 from ..tape.disk import DiskStorage, files
 from ..tape.disk.extents import row_stride
-from ..tape.episodes import NUMBER, read_index
+from ..tape.entry import ENTRY
+from ..tape.episodes import read_index
 from .index import TrajectoryEntry
 from .journal import JOURNAL, TrajectoryJournal, read_journal
 from .trajectory import Array
@@ -32,7 +33,7 @@ _LOADING = "loading"
 
 
 class MemoryRows:
-    """Rows in memory, of the newest trajectories; it grows when they become longer.
+    """Rows in memory, for the newest trajectories; it grows when they become longer.
 
     Args:
         window: trajectories to keep; 0: all.
@@ -51,7 +52,7 @@ class MemoryRows:
         self.storage.publish(layout)
 
     def make_room(self, rows: int) -> None:
-        """Makes room for more rows."""
+        """Grows if that many rows do not fit."""
         storage = self.storage
         if storage is None or rows <= storage.capacity:
             return
@@ -78,13 +79,12 @@ def _append(storage: Storage, tree: Any, entry: TrajectoryEntry) -> TrajectoryEn
     seqs = storage.default_writer.extend_trajectory(
         tree, truncated=True, traj_id=entry.trajectory_id, policy_version=entry.version
     )
-    return entry._replace(first=int(seqs[0]), number=int(storage.tape.trajectories) - 1)
+    return entry._replace(first=int(seqs[0]), ordinal=int(storage.tape.trajectories) - 1)
 
 
 def _contents(storage: Storage) -> Snapshot:
     """A copy of everything on a tape that nobody writes to meanwhile."""
     table = read_index(storage.tape)
-    words = table.words[np.argsort(table.words[:, NUMBER])]
     size = storage.tape.record_size
     seqs = np.arange(table.tail, table.head, dtype=np.int64)
     records = np.empty(len(seqs) * size, np.uint8)
@@ -93,7 +93,7 @@ def _contents(storage: Storage) -> Snapshot:
         PackedRows(records, table.tail, size),
         table.tail,
         table.head,
-        words,
+        table.by_number(),
         int(storage.tape.trajectories),
     )
 
@@ -200,7 +200,7 @@ class DiskRows:
             return
         first = storage.first_extent_behind(int(other.tape.snapshot()[0]))
         nothing = PackedRows(np.zeros(0, np.uint8), first, storage.tape.record_size)
-        none = np.zeros((0, 16), np.int64)
+        none = np.zeros(0, ENTRY)
         storage.restore(Snapshot(nothing, first, first, none, 0), (0, 0))
 
     def _remove_loading(self) -> None:
@@ -300,5 +300,5 @@ def _join(
             )
         else:
             version = int(episode["policy_version"])
-            entries.append(entry._replace(number=int(episode["id"]), version=version))
+            entries.append(entry._replace(ordinal=int(episode["id"]), version=version))
     return entries, damaged

@@ -162,7 +162,7 @@ class Store:
 
     def try_draw(self, rng: Rng, n: int) -> Batch | None:
         """Rows of the window, uniformly, with replacement; None if some were lost meanwhile."""
-        window = self.table.window()
+        window = self.table.drawable()
         storage = self.rows.storage  # after the window: all that is in the window is in it
         if storage is None or not len(self.table):
             raise EmptyBufferError("the buffer is empty: no trajectory has been added")

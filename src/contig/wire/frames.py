@@ -33,9 +33,6 @@ MAX_LANES = _native.MAX_LANES  # of a run
 
 _TLS_RECORDS = (b"\x15", b"\x16")  # an alert, a handshake
 
-# Flags of a run of items; native/wire/frame.h.
-BEGINS, TERMINATED, TRUNCATED, MARKED, GOES_ON, TOLD = 1, 2, 4, 16, 32, 64
-
 # A server that says so will be there again: what came of a bad moment, not of the client.
 PASSING = ("busy", "deadline", "stalled", "internal")
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from contig import _native
+from contig._native import RunFlag
 from contig.tape.disk import DiskStorage
 
 WORDS = 53
@@ -27,7 +28,6 @@ Tree = dict[str, Any]
 _HEADER = struct.Struct("<4sBBHQIIQI")
 _RUN = struct.Struct("<IIqqII")
 _ITEMS = 4
-_BEGINS, _TERMINATED, _TRUNCATED = 1, 2, 4
 
 
 def _mix(x: Any) -> Any:
@@ -101,8 +101,8 @@ def frame(storage: DiskStorage, producer: int, first: int, count: int, part_of: 
                 value = value.get(key, np.zeros((n, *leaf.shape), leaf.dtype))  # type: ignore
             data = np.ascontiguousarray(value, leaf.dtype).reshape(n, -1).view(np.uint8)
             packed[:, leaf.offset : leaf.offset + data.shape[1]] = data
-        flags = _BEGINS if number % part_of == 0 else 0
-        flags |= _TERMINATED if rows["next"]["done"][-1] else 0
+        flags = RunFlag.BEGINS if number % part_of == 0 else 0
+        flags |= RunFlag.TERMINATED if rows["next"]["done"][-1] else 0
         runs += _RUN.pack(n, flags, number // part_of, -1, 0, 0)
         records += packed.tobytes()
         total += n

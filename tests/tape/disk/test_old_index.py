@@ -14,6 +14,7 @@ import contig.tape.disk.reading as reading_module
 from contig import ReplayBuffer, SliceSampler
 from contig.tape.disk import DiskStorage
 from contig.tape.disk.entries import pack, unpack
+from contig.tape.entry import read_entries
 
 ENVS, STEPS = 3, 400
 
@@ -28,8 +29,9 @@ def make_old(path: Path) -> None:
     kept = unpack([page for (page,) in db.execute("SELECT entries FROM pages ORDER BY page")])
     kept = kept.copy()
     depth: dict[int, int] = {}
-    for words in kept:
-        words[11] = depth[int(words[-1])] = depth.get(int(words[2]), -1) + 1
+    for entry in kept:
+        depth[int(entry["number"])] = depth.get(int(entry["prev"]), -1) + 1
+        entry["depth"] = depth[int(entry["number"])]
     db.executemany("INSERT OR REPLACE INTO pages VALUES (?, ?)", pack(kept))
     db.commit()
     db.close()
@@ -51,10 +53,10 @@ def test_an_old_index_opens_and_is_followed(
     with DiskStorage(path) as storage:
         for t in range(STEPS):
             storage.default_writer.add_step(step(t))
-        before = storage.tape.read_index()[0].reshape(-1, 16)
+        before = read_entries(storage.tape)
     make_old(path)
     with DiskStorage(path) as storage, DiskStorage(path, read_only=True) as reader:
-        np.testing.assert_array_equal(storage.tape.read_index()[0].reshape(-1, 16), before)
+        np.testing.assert_array_equal(read_entries(storage.tape), before)
         slices_are_whole(storage)
         slices_are_whole(reader)
         for t in range(50):  # a new writer: trajectories of its own
@@ -64,7 +66,7 @@ def test_an_old_index_opens_and_is_followed(
         while reader.tape.snapshot() != storage.tape.snapshot():
             assert time.monotonic() < deadline, "the reader does not follow"
             reader.poll()
-        a, b = (s.tape.read_index()[0].reshape(-1, 16) for s in (storage, reader))
+        a, b = (read_entries(s.tape) for s in (storage, reader))
         np.testing.assert_array_equal(a, b)
         slices_are_whole(reader)
         assert len(reader.episodes()) == 2 * ENVS

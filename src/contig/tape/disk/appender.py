@@ -6,9 +6,8 @@ import errno
 import os
 from typing import Any
 
-import numpy as np
-
 from ...errors import StorageFull
+from ..entry import ENTRY
 from .behind import RowsBehind
 from .changes import Changes
 from .committer import Committer
@@ -145,9 +144,8 @@ class Appender:
         tape = self._tape
         head, tail, index_head, index_tail = tape.snapshot()
         low = max(index_from - 1, index_tail)  # the newest entry may have grown
-        words = np.asarray(tape.entries(low, index_head), np.int64).reshape(-1, 16)
         return Changes(
-            words,
+            tape.entries(low, index_head).view(ENTRY),
             producers,
             tail,
             index_tail,

@@ -7,8 +7,6 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from ..snapshot import Snapshot
 from .changes import Changes
 from .failures import as_os_error
@@ -50,7 +48,7 @@ class ChangeOver:
         words, first, last = contents.numbered()
         self._bounds = (contents.tail, contents.head, words, first, last, contents.trajectories)
         self._changes = Changes(
-            words.view(np.int64).reshape(-1, 16),
+            contents.entries,
             {},
             contents.tail,
             first,

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..entry import join
+
 __all__ = ["Changes", "IndexState", "Salts", "merged"]
 
 Array = np.ndarray[Any, Any]
@@ -13,14 +15,12 @@ Array = np.ndarray[Any, Any]
 # What rows' checksums begin with, from a seq on: (first seq, salt), ascending; 0: with nothing.
 Salts = tuple[tuple[int, int], ...]
 
-_NUMBER = 15
-
 
 class Changes(NamedTuple):
     """What one or more appends changed.
 
     Attributes:
-        entries: ``[n, 16]`` words, numbers ascending without gaps.
+        entries: tape/entry.py, numbers ascending without gaps.
         producers: items taken in, by producer.
         tail, index_tail, head, index_head, trajectories: the tape's bounds afterwards.
         limiter: rows inserted and sampled, as the rate limiter counts them.
@@ -46,15 +46,15 @@ def merged(changes: list[Changes]) -> Changes:
     upto: int | None = None  # what later ones say counts
     producers: dict[int, int] = {}
     for one in reversed(changes):
-        words = one.entries
-        if len(words) and upto is not None:
-            words = words[: max(upto - int(words[0, _NUMBER]), 0)]
-        if len(words):
-            upto = int(words[0, _NUMBER])
-            parts.append(words)
+        entries = one.entries
+        if len(entries) and upto is not None:
+            entries = entries[: max(upto - int(entries[0]["number"]), 0)]
+        if len(entries):
+            upto = int(entries[0]["number"])
+            parts.append(entries)
         if one.producers:
             producers = {**one.producers, **producers}
-    entries = np.concatenate(parts[::-1]) if parts else changes[-1].entries
+    entries = join(parts[::-1]) if parts else changes[-1].entries
     return changes[-1]._replace(entries=entries, producers=producers)
 
 
@@ -62,7 +62,7 @@ class IndexState(NamedTuple):
     """An index as it was read.
 
     Attributes:
-        parts: entries, 13 words each (`entries.KEPT`), numbers ascending without gaps.
+        parts: entries as they are kept (`entries.STORED`), numbers ascending without gaps.
         quarantine: trajectories that are not to be served, with the reason.
         repaired: those of them that a repair set aside.
         bad: numbers of entries that could not be read, with a stand-in among `parts`.

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from ... import _native
+from ..entry import join
 from . import tables
 from .changes import Changes, IndexState, Salts
 from .connecting import connect, deleted, has_log, keep_log
-from .entries import KEPT, PAGE, narrow, pack
+from .entries import PAGE, STORED, narrow, pack
 from .failures import DamagedContents
 from .reading import read_bounds, read_state
 from .tables import FORMAT, row_crc
@@ -55,7 +56,7 @@ class DiskIndex:
         self._folder: sqlite3.Connection | None = None
         self.revision = self.loads = self.store = 0
         self._deleted_below = -1
-        self._open_page = np.zeros((0, KEPT), np.int64)  # entries of the newest page
+        self._open_page = np.zeros(0, STORED)  # entries of the newest page
         self._salts: Salts = ()
         try:
             version = self._version()
@@ -172,13 +173,15 @@ class DiskIndex:
         self._deleted_below = changes.index_tail // PAGE
         self._salts = changes.salts
         if len(kept):
-            self._open_page = kept[kept[:, -1] // PAGE == kept[-1, -1] // PAGE]
+            self._open_page = _last_page(kept)
 
     def _with_open_page(self, kept: Array) -> Array:
         """Entries to write, with those before them in the first one's page."""
         before = self._open_page
-        if len(kept) and len(before) and before[0, -1] // PAGE == kept[0, -1] // PAGE:
-            return np.concatenate([before[before[:, -1] < kept[0, -1]], kept])
+        if len(kept) and len(before):
+            numbers, first = before["number"], kept["number"][0]
+            if numbers[0] // PAGE == first // PAGE:
+                return join([before.compress(numbers < first), kept])
         return kept
 
     def _delete_pages(self, changes: Changes) -> None:
@@ -245,8 +248,7 @@ class DiskIndex:
         state, self.revision, self.store = read_state(self._db, self.path, since)
         self.loads, self._salts = state.loads, state.salts
         if state.parts:
-            last = state.parts[-1]
-            self._open_page = last[last[:, -1] // PAGE == last[-1, -1] // PAGE].copy()
+            self._open_page = _last_page(state.parts[-1])
         return state
 
     def read_store(self) -> int:
@@ -293,6 +295,11 @@ def _insert_pages(db: sqlite3.Connection, pages: list[tuple[int, memoryview]]) -
         places = ", ".join(["(?, ?)"] * len(some))
         values = [value for page in some for value in page]
         db.execute(f"INSERT OR REPLACE INTO pages VALUES {places}", values)
+
+
+def _last_page(kept: Array) -> Array:
+    pages = kept["number"] // PAGE
+    return kept.compress(pages == pages[-1])
 
 
 def _signed(word: int) -> int:

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from ... import _native
+from ..entry import ends_of, join
 from .changes import IndexState, Salts
-from .entries import widen
+from .entries import STORED, widen
 from .extents import Extents
 
 __all__ = ["follow", "ordinals_at", "ordinals_of", "set_salts", "take_in"]
 
 Array = np.ndarray[Any, Any]
-
-_RANK, _RANKED = 11, 62  # the word, and its bit that says that it is one
 
 
 def set_salts(tape: Any, salts: Salts) -> None:
@@ -34,20 +34,20 @@ def take_in(tape: Any, state: IndexState, at_once: bool) -> None:
     parts = state.parts
     head, index_tail = state.head, state.index_tail
     if parts:
-        head = int(_ends(parts[-1])[-1])
+        head = int(ends_of(parts[-1])[-1])
     tail = max(state.tail, head - int(tape.capacity))
-    while parts and _ends(parts[0])[-1] <= tail:
+    while parts and ends_of(parts[0])[-1] <= tail:
         index_tail += len(parts.pop(0))
     if parts:
-        skip = int(np.argmax(_ends(parts[0]) > tail))
+        skip = int(np.argmax(ends_of(parts[0]) > tail))
         parts[0] = parts[0][skip:]
         index_tail += skip
     else:
         tail = head
     # Ranks of entries of contig 0.1 are found out from all that are before them.
-    ranked = all((part[:, _RANK] >> _RANKED & 1).all() for part in parts)
+    ranked = all((part["depth"] & _native.RANKED).all() for part in parts)
     if len(parts) > 1 and (at_once or not ranked):
-        parts[:] = [np.concatenate(parts)]
+        parts[:] = [join(parts)]
     set_salts(tape, state.salts)
     index_head, known = index_tail, state.trajectories
     if not parts:
@@ -55,7 +55,7 @@ def take_in(tape: Any, state: IndexState, at_once: bool) -> None:
     fresh = True
     while parts:
         kept = parts.pop(0)
-        upto, index_head = int(_ends(kept)[-1]), index_head + len(kept)
+        upto, index_head = int(ends_of(kept)[-1]), index_head + len(kept)
         if fresh:
             tape.restore_stored(tail, upto, _flat(kept), index_tail, index_head, known)
         else:
@@ -69,8 +69,8 @@ def take_in(tape: Any, state: IndexState, at_once: bool) -> None:
 def follow(tape: Any, extents: Extents, state: IndexState) -> bool:
     """What another process committed since; False if this is not a part of what went before."""
     head, tail, index_head, index_tail = tape.snapshot()
-    fresh = np.concatenate(state.parts) if state.parts else np.zeros((0, 13), np.int64)
-    first = int(fresh[0, -1]) if len(fresh) else index_head
+    fresh = join(state.parts) if state.parts else np.zeros(0, STORED)
+    first = int(fresh[0]["number"]) if len(fresh) else index_head
     capacity = int(tape.capacity)
     then_tail = max(state.tail, state.head - capacity, tail)
     # Everything we knew is: of an entry that grew on, no row that we have would be left.
@@ -84,7 +84,7 @@ def follow(tape: Any, extents: Extents, state: IndexState) -> bool:
         extents.map(extent)
     set_salts(tape, state.salts)
     index_tail = max(tape.snapshot()[3], state.index_tail)
-    fresh = fresh[fresh[:, -1] >= index_tail]
+    fresh = fresh.compress(fresh["number"] >= index_tail)
     then_index = max(state.index_head, index_tail)
     tape.follow(_flat(fresh), then_tail, state.head, index_tail, then_index, state.trajectories)
     tape.retire(then_tail)
@@ -92,21 +92,17 @@ def follow(tape: Any, extents: Extents, state: IndexState) -> bool:
 
 
 def ordinals_of(entries: Array, low: int, high: int) -> list[int]:
-    """Trajectories with rows among [low, high); `entries` as ``[n, 16]`` words."""
-    ends = entries[:, 0] + (entries[:, 1] >> 8)
-    return [int(o) for o in np.unique(entries[(entries[:, 0] < high) & (ends > low), 5])]
+    """Trajectories with rows among [low, high)."""
+    inside = (entries["first"] < high) & (ends_of(entries) > low)
+    return [int(o) for o in np.unique(entries["ordinal"][inside])]
 
 
 def ordinals_at(entries: Array, seqs: Array) -> list[int]:
     """Trajectories of some rows; entries are in the order of their rows."""
-    at = np.searchsorted(entries[:, 0], seqs, side="right") - 1
-    inside = (at >= 0) & (seqs < entries[at, 0] + (entries[at, 1] >> 8))
-    return [int(o) for o in np.unique(entries[at[inside], 5])]
-
-
-def _ends(kept: Array) -> Array:
-    return np.asarray(kept[:, 0] + (kept[:, 1] >> 8))
+    at = np.searchsorted(entries["first"], seqs, side="right") - 1
+    inside = (at >= 0) & (seqs < ends_of(entries)[at])
+    return [int(o) for o in np.unique(entries["ordinal"][at[inside]])]
 
 
 def _flat(kept: Array) -> Array:
-    return widen(kept).reshape(-1).view(np.uint64)
+    return widen(kept).view(np.uint64)

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..schema import Schema
 from ..snapshot import Snapshot
 from .appender import Appender
@@ -165,9 +163,7 @@ class Parts:
         self.syncing.sync()
         rows = LinkedRows(self.extents.folder, *self.shape, self.rows.salts)
         head, tail, _, _ = self.tape.snapshot()
-        words = self.rows.entries()
-        words = words[np.argsort(words[:, 15])]
-        return Snapshot(rows, tail, head, words, int(self.tape.trajectories))
+        return Snapshot(rows, tail, head, self.rows.entries(), int(self.tape.trajectories))
 
     def rows_behind(self) -> int:
         """Rows in the files of which the index does not know, and nobody knows why."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..entry import ends_of
+
 __all__ = ["Quarantine"]
 
 Array = np.ndarray[Any, Any]
@@ -42,9 +44,9 @@ class Quarantine:
             new = {o: r for o, r in found.items() if o not in self._reasons}
             self._reasons = {**self._reasons, **new}
             if self._reasons:
-                words = entries()
-                mine = words[np.isin(words[:, 5], list(self._reasons))]
-                spans = np.stack([mine[:, 0], mine[:, 0] + (mine[:, 1] >> 8)], 1)
+                index = entries()
+                mine = index.compress(np.isin(index["ordinal"], list(self._reasons)))
+                spans = np.stack([mine["first"], ends_of(mine)], 1)
                 self._spans = spans[np.argsort(spans[:, 0])]
             return new
 

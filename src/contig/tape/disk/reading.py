@@ -57,11 +57,11 @@ def read_state(db: sqlite3.Connection, path: Path, since: int = -1) -> Found:
     if not _without_gaps(parts, first, index_head):
         if first > index_tail:
             return read_state(db, path)
-        good = {int(kept[-1]): kept for part in parts for kept in part}
+        good = {int(kept["number"]): kept for part in parts for kept in part}
         numbers = range(index_tail, index_head)
         entries, bad = complete(good, tail, head, numbers)
         # What goes on from an entry that is not there has a hole.
-        for ordinal in entries[np.isin(entries[:, 2], bad), 5]:
+        for ordinal in entries["ordinal"][np.isin(entries["prev"], bad)]:
             quarantine.setdefault(int(ordinal), "a part of it is damaged")
         parts = [entries]
     state = IndexState(
@@ -108,7 +108,8 @@ def _parts(db: sqlite3.Connection, version: int, first: int, last: int) -> list[
     pages = tables.pages(db, version, first, last)
     while some := _take(pages, _READ_PAGES):
         kept = unpack(some)
-        parts.append(kept[(kept[:, -1] >= first) & (kept[:, -1] < last)])
+        numbers = kept["number"]
+        parts.append(kept.compress((numbers >= first) & (numbers < last)))
     return [part for part in parts if len(part)]
 
 
@@ -133,7 +134,7 @@ def _take(pages: Iterable[tuple[Any]], n: int) -> list[Any]:
 def _without_gaps(parts: list[Array], first: int, last: int) -> bool:
     at = first
     for part in parts:
-        if part[0, -1] != at or not (np.diff(part[:, -1]) == 1).all():
+        if part[0]["number"] != at or not (np.diff(part["number"]) == 1).all():
             return False
         at += len(part)
     return at == max(last, first)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..entry import ends_of, steps_of
 from . import files, tables
 from .changes import Changes, Salts
 from .directory import Directory
@@ -53,7 +54,7 @@ class Rebuilt(NamedTuple):
 class _Found(NamedTuple):
     """What an index still says."""
 
-    entries: dict[int, Array]
+    entries: dict[int, Any]
     producers: dict[int, int]
     bounds: list[int] | None
     salts: Salts
@@ -94,7 +95,7 @@ def rebuild(directory: Directory, store: int) -> Rebuilt:
     generation = int(old.stem.partition("-")[2] or 0) + 1
     files.rename(directory.root / _NEW, directory.root / f"index-{generation}.sqlite")
     files.fsync_dir(directory.root)
-    rows = sum(int(kept[1]) >> 8 for kept in found.entries.values())
+    rows = sum(int(steps_of(kept)) for kept in found.entries.values())
     aside = put_old_aside(directory)
     return Rebuilt(len(found.entries), rows, aside or directory.path / "quarantine")
 
@@ -133,9 +134,9 @@ def _changes(found: _Found) -> Changes:
     numbers = sorted(found.entries)
     first = numbers[0] if numbers else 0
     last = numbers[-1] + 1 if numbers else 0
-    tail = int(found.entries[first][0]) if numbers else 0
-    head = int(found.entries[last - 1][0] + (found.entries[last - 1][1] >> 8)) if numbers else 0
-    trajectories = max((int(kept[5]) + 1 for kept in found.entries.values()), default=0)
+    tail = int(found.entries[first]["first"]) if numbers else 0
+    head = int(ends_of(found.entries[last - 1])) if numbers else 0
+    trajectories = max((int(kept["ordinal"]) + 1 for kept in found.entries.values()), default=0)
     limiter = (head, 0)
     if found.bounds is not None:
         _, tail, first, head, last, trajectories, *counted, _, _ = found.bounds
@@ -145,7 +146,7 @@ def _changes(found: _Found) -> Changes:
         found.quarantine.setdefault(
             -(number + 2), (f"entry {number} of the index was damaged", True)
         )
-    for ordinal in kept[np.isin(kept[:, 2], bad), 5]:
+    for ordinal in kept["ordinal"][np.isin(kept["prev"], bad)]:
         found.quarantine.setdefault(int(ordinal), ("a part of it is damaged", True))
     return Changes(
         entries=widen(kept),
@@ -181,12 +182,12 @@ def _read_tables(db: sqlite3.Connection, path: Path) -> _Found:
         return list(_until_damage(lambda: db.execute(query), path))
 
     version = tables.FORMAT if rows("SELECT page FROM pages LIMIT 1") else 1
-    entries: dict[int, Array] = {}
+    entries: dict[int, Any] = {}
     for backwards in (False, True):  # from both ends, as far as that goes
         stored = _until_damage(lambda b=backwards: tables.pages(db, version, 0, _EVER, b), path)
         for (page,) in stored:
             for kept in unpack([page]):
-                entries[int(kept[-1])] = kept
+                entries[int(kept["number"])] = kept
     bounds = [row[1:] for row in rows("SELECT * FROM bounds") if is_whole(row[1:])]
     whole = list(bounds[0][:-1]) if bounds else []
     if len(whole) == 9:  # of format 1: without `store`

@@ -15,7 +15,6 @@ Array = np.ndarray[Any, Any]
 
 _LOOK_S = 1.0
 _MOST_MARKS = 1 << 14
-_FIRST, _ORDINAL, _TIME_NS = 0, 5, 10  # words of an entry
 
 
 class Bounds(NamedTuple):
@@ -67,8 +66,8 @@ class Retention:
     def keep_from(
         self, tail: int, head: int, stride: int, entries_of: Callable[[], Array], now: bool
     ) -> int:
-        """The first row to keep. The index, which `entries_of` gives as ``[n, 16]`` words, is
-        looked through every second, or `now`."""
+        """The first row to keep. The index, which `entries_of` gives, is looked through every
+        second, or `now`."""
         nbytes, episodes, age_s = self.bounds
         first = tail
         if nbytes is not None:
@@ -79,9 +78,10 @@ class Retention:
         self._looked = moment
         entries = entries_of()
         if episodes is not None:
-            newest = np.unique(entries[:, _ORDINAL])[-episodes:]
-            keep = entries[:, _ORDINAL] >= (newest[0] if len(newest) else 0)
-            first = max(first, int(entries[np.argmax(keep), _FIRST]) if keep.any() else head)
+            ordinals = entries["ordinal"]
+            newest = np.unique(ordinals)[-episodes:]
+            keep = ordinals >= (newest[0] if len(newest) else 0)
+            first = max(first, int(entries["first"][np.argmax(keep)]) if keep.any() else head)
         if age_s is not None:
             first = max(first, self._young_from(entries, time.time_ns() - int(age_s * 1e9)))
         return first
@@ -91,5 +91,5 @@ class Retention:
         at = bisect_right(self._times, since_ns)
         first = self._heads[at - 1] if at else 0
         # Of rows that others wrote: those before a run came before the run began.
-        old = np.flatnonzero(entries[:, _TIME_NS] <= since_ns)
-        return max(first, int(entries[old[-1], _FIRST]) if len(old) else 0)
+        old = np.flatnonzero(entries["time_ns"] <= since_ns)
+        return max(first, int(entries["first"][old[-1]]) if len(old) else 0)

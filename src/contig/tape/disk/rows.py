@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..entry import read_entries
 from .changes import IndexState, Salts
 from .directory import Directory, open_index, read_index
 from .extents import Extents
@@ -64,8 +65,8 @@ class StoredRows:
         self._data_version = index.data_version if read_only else -1
 
     def entries(self) -> Array:
-        """The index, ``[n, 16]`` words."""
-        return np.array(self._tape.read_index()[0], np.int64).reshape(-1, 16)
+        """The index (tape/entry.py)."""
+        return read_entries(self._tape)
 
     def set_salts(self, salts: Salts) -> None:
         """What the checksums of rows are of, from now on."""

@@ -26,7 +26,7 @@ from ...convert import plain_tree
 from ...errors import LayoutError
 from ...layout import Layout
 from ..boundaries import complete_flags
-from ..folding import Steps
+from ..folding import FoldedSteps
 from ..schema import ExtraLeaf, Schema
 from ..segment import Segment
 from ..snapshot import Snapshot
@@ -211,7 +211,7 @@ class DiskStorage(Storage):
         self,
         seqs: np.ndarray[Any, Any],
         extras: tuple[ExtraLeaf, ...] = (),
-        steps: Steps | None = None,
+        steps: FoldedSteps | None = None,
     ) -> Any:
         """As `Storage.gather`; rows that are damaged or set aside count as lost: then `lost` is a
         mask over `seqs`."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ... import _native
-from .entries import KEPT, PAGE, pack
+from .entries import PAGE, STORED, pack
 
 __all__ = ["FORMAT", "create", "expected", "found", "is_whole", "pages", "row_crc", "upgrade"]
 
@@ -41,11 +41,7 @@ CREATE TABLE quarantine (
 );
 """
 
-# native/tape/tape_format.h, struct Entry: the words that are kept.
-_WORDS = (
-    "first", "steps_flags", "prev", "jump", "before", "ordinal", "version", "ret",
-    "traj_id", "writer", "time_ns", "depth",
-)  # fmt: skip
+_WORDS = (STORED.names or ())[:-1]  # all but the number: a column each in format 1
 
 _SCHEMA_1 = f"""
 CREATE TABLE runs (
@@ -112,11 +108,16 @@ def pages(
     return _packed(db.execute(f"{query} ORDER BY number {order}", (first, last)))
 
 
+def _entries_of(runs: list[tuple[Any, ...]]) -> Array:
+    """Those rows of format 1 that are whole."""
+    words = [row[: len(_WORDS) + 1] for row in runs if is_whole(row)]
+    return np.array(words, np.int64).reshape(-1).view(STORED)
+
+
 def _packed(runs: Any) -> Any:
     """Rows of format 1 as pages; those that are damaged are left out."""
     while some := [row for _, row in zip(range(_AT_ONCE), runs)]:
-        kept = np.array([row[:KEPT] for row in some if is_whole(row)], np.int64).reshape(-1, KEPT)
-        for _, page in pack(kept):
+        for _, page in pack(_entries_of(some)):
             yield (bytes(page),)
 
 
@@ -127,7 +128,7 @@ def upgrade(db: sqlite3.Connection) -> None:
         runs = db.execute(
             f"SELECT {', '.join(_WORDS)}, number, crc FROM runs ORDER BY number"
         ).fetchall()
-        kept = np.array([r[:KEPT] for r in runs if is_whole(r)], np.int64).reshape(-1, KEPT)
+        kept = _entries_of(runs)
         bounds = db.execute("SELECT * FROM bounds").fetchone()
         aside = db.execute("SELECT ordinal, reason FROM quarantine").fetchall()
         for table in ("runs", "bounds", "quarantine"):

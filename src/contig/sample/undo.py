@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Journal", "Point"]
+__all__ = ["UndoLog", "Point"]
 
 
 class Point:
@@ -26,7 +26,7 @@ class Point:
         self.change: Any = None
 
 
-class Journal:
+class UndoLog:
     """What draws changed, since the oldest mark that somebody holds. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Journal:
 
     def since(self, mark: Point) -> list[Any]:
         """The changes after a mark, the newest first, to be undone. They are forgotten: it is the
-        mark's moment again. None if the mark is of another journal, from before a reset."""
+        mark's moment again. None if the mark is of another log, from before a reset."""
         changes = []
         at = mark
         while at.next is not None:

@@ -1,0 +1,22 @@
+// Flags of a run: the index and the wire have the same.
+#pragma once
+
+#include <cstdint>
+
+namespace contig {
+
+enum RunFlag : uint64_t {
+  kBegins = 1,
+  kTerminated = 2,
+  kTruncated = 4,
+  kEnded = kTerminated | kTruncated,
+  // In the index only: an append that would have made it longer died.
+  kCut = 8,
+  // On the wire only: its rows' own marks say where trajectories begin and end, in lanes that
+  // start anew, go on if they are open, or go on because the sender says so.
+  kMarked = 16,
+  kGoesOn = 32,
+  kTold = 64,
+};
+
+}  // namespace contig
