@@ -27,7 +27,7 @@ import pytest
 
 import contig.tape.disk.committer as committer_module
 import contig.tape.disk.marker as marker_module
-import contig.tape.disk.parts as parts_module
+import contig.tape.disk.opening as opening_module
 from contig.tape.disk import files
 from contig.tape.disk.changes import Changes
 from contig.tape.disk.committer import Committer
@@ -198,7 +198,7 @@ class Disk:
             patch.setattr(DiskIndex, "write", self._around_write(DiskIndex.write))
             patch.setattr(DiskIndex, "replace", self._around_replace(DiskIndex.replace))
             patch.setattr(DiskIndex, "__init__", self._around_init(DiskIndex.__init__))
-            patch.setattr(parts_module, "Committer", Stepped)
+            patch.setattr(opening_module, "Committer", Stepped)
             patch.setattr(marker_module, "_boot", lambda: 1)  # another one than afterwards
             patch.setattr(committer_module, "_LOOK_S", 3600.0)
             patch.setattr(

@@ -299,11 +299,11 @@ def test_rows_that_are_replaced_while_they_are_synced(
                 other.join()
             real(path)
 
-        folder = storage.parts.extents.folder
+        folder = storage.opened.extents.folder
         monkeypatch.setattr(files, "fsync_dir", load_before)
         fill(storage, 900, 20)  # some of it in a new file
         storage.flush()
-        storage.parts.committer.fold()
+        storage.opened.committer.fold()
         until(replaced.is_set)
         fill(storage, 950, 2)
         storage.flush()

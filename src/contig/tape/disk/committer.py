@@ -17,9 +17,11 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ...arguments import seconds
 from ...errors import StorageFull
 from .changes import Changes, merged
 from .index import DiskIndex, fold_log
+from .marker import Mark, Marker
 
 __all__ = ["Committer", "Lag"]
 
@@ -40,6 +42,13 @@ class Lag(NamedTuple):
     rows: int
     seconds: float
 
+    def check(self) -> None:
+        """Raises ValueError if it makes no sense."""
+        if self.rows < 1:
+            raise ValueError(f"max_lag_rows must be at least 1, got {self.rows}")
+        if not seconds("max_lag_s", self.seconds) > 0:
+            raise ValueError(f"max_lag_s must be more than 0, got {self.seconds}")
+
 
 class Committer:
     """Writes changes to an index, in the order in which they come. Thread-safe.
@@ -49,7 +58,7 @@ class Committer:
         durable: whether rows and index are synced to the disk before a change counts.
         lag: how much may wait.
         sync: makes rows durable.
-        note: called with what was written before anybody hears of it.
+        marker: is told what was written before anybody hears of it.
         committed: called with it afterwards.
     """
 
@@ -59,11 +68,11 @@ class Committer:
         durable: bool,
         lag: Lag,
         sync: Callable[[], None],
-        note: Callable[[Changes], None],
+        marker: Marker,
         committed: Callable[[Changes], None],
     ) -> None:
         self._index, self._durable, self._lag = index, durable, lag
-        self._sync, self._note, self._committed = sync, note, committed
+        self._sync, self._marker, self._committed = sync, marker, committed
         self._turn = threading.Condition()
         self._role = threading.Lock()  # of the one who writes
         self._waiting: list[Changes] = []
@@ -152,11 +161,6 @@ class Committer:
         """The newest ticket that is committed."""
         return self._done
 
-    @property
-    def number(self) -> int:
-        """The newest ticket."""
-        return self._number
-
     def _run(self) -> None:
         while True:
             with self._turn:
@@ -202,7 +206,7 @@ class Committer:
                 return
             changes = merged(taken)
             self._index.write(changes)
-            self._note(changes)
+            self._marker.note(Mark(changes.salts[-1][1], self._index.revision, changes.head))
             with self._turn:
                 if not self._broken:
                     self._failure = None
@@ -289,6 +293,10 @@ class Committer:
             with self._turn:
                 if self._done == self._number:  # else more came meanwhile
                     return call(self._index)
+
+    def quarantine(self, found: dict[int, str], repaired: bool) -> None:
+        """Has the index remember trajectories that are not to be served."""
+        self.run_between(lambda index: index.quarantine(found, repaired))
 
     @property
     def is_this_thread(self) -> bool:

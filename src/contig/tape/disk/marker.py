@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ... import _native
 from . import files
-from .changes import Salts
+from .changes import IndexState
 
 __all__ = ["Mark", "Marker"]
 
@@ -45,13 +45,15 @@ class Mark(NamedTuple):
     revision: int
     head: int
 
-    def has_all(self, revision: int, head: int, salts: Salts) -> bool:
+    def is_in(self, index: IndexState) -> bool:
         """Whether an index has everything that was ever committed."""
-        if revision == self.revision:
-            return head == self.head
+        if index.bad:
+            return False
+        if index.revision == self.revision:
+            return index.head == self.head
         # Killed after a commit, before it was marked. A copy that went on has another salt.
-        last = salts[-1][1] if salts else 0
-        return revision > self.revision and head >= self.head and last == self.salt
+        last = index.salts[-1][1] if index.salts else 0
+        return index.revision > self.revision and index.head >= self.head and last == self.salt
 
 
 class Marker:

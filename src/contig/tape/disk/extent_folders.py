@@ -1,4 +1,4 @@
-"""The folder that a storage's rows are in: ``extents``, or ``extents/load-N`` since a load.
+"""The folder that a storage's extents are in: ``extents``, or ``extents/load-N`` since a load.
 
     1. the checkpoint's rows            ->  extents/new, complete, synced
     2. extents/new                      ->  extents/load-N
