@@ -24,7 +24,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -298,7 +298,8 @@ def _hold(what: Path, to: str) -> int | None:
 
 def _let_go(held: int | None) -> None:
     if held is not None and held >= 0:
-        files.close(held)
+        with suppress(OSError):  # nothing was written through it
+            files.close(held)
 
 
 def _is_held(held: int | None, path: Path) -> bool:

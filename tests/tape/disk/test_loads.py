@@ -182,6 +182,9 @@ def test_a_call_fails(
                         if isinstance(error, OSError):
                             assert isinstance(raised, contig.StorageFull), raised
                             assert "nothing was loaded" in str(raised)
+                    except contig.LayoutError as raised:  # of the checkpoint, when it is read
+                        failed = True
+                        assert raised.__cause__ is error
                     reached = calls() >= at
                 expected = before if failed else after
                 if failed and isinstance(error, _Stop) and storage.restored:

@@ -97,14 +97,17 @@ class Restoring:
 
     def _bring(self, shape: Shape, change: Callable[[Load], None]) -> None:
         load = Load(self._contents, self._directory.root / "extents", shape, new_salt())
-        load.check()
-        self._tape.prepare_restore(*self._numbered)
+        checked = False
         try:
+            load.check()
+            checked = True
+            self._tape.prepare_restore(*self._numbered)
             load.bring()
             change(load)
         except BaseException as error:
             load.undo()
-            if isinstance(error, OSError) and error.errno in FULL:
+            says_so = isinstance(error, StorageFull) and not checked
+            if isinstance(error, OSError) and error.errno in FULL and not says_so:
                 path = self._directory.path
                 text = f"{path}: no room for the checkpoint; nothing was loaded"
                 raise StorageFull(error.errno, text) from error
