@@ -38,7 +38,7 @@ class Source(NamedTuple):
 
 @contextmanager
 def open_source(path: Path, rank: int, world_size: int, newest: int = 0) -> Iterator[Source]:
-    """A rank's part of a directory, or the so many newest trajectories of that part.
+    """A rank's part of a directory; of that, only the newest trajectories, if `newest` is not 0.
 
     Raises:
         FileNotFoundError: there is none, or not all of it.

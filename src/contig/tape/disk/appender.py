@@ -44,7 +44,7 @@ class Appender:
         tape: the native one.
         extents: the files.
         mirror: what is known of them.
-        retention: which rows are let go of.
+        retention: which rows give way.
         marker: what the index must have.
         left_by: who left the rows that are beyond the head, if it is known that they were never
             committed.

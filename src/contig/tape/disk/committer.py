@@ -92,7 +92,7 @@ class Committer:
         self._tending.start()
 
     def add(self, changes: Changes, rows: int = 0) -> int:
-        """Hands changes over, of so many rows; a ticket for `wait`."""
+        """Hands over changes that add `rows` rows; a ticket for `wait`."""
         with self._turn:
             self._waiting.append(changes)
             self._pending_rows += rows
@@ -104,7 +104,7 @@ class Committer:
             return self._number
 
     def make_room(self, rows: int) -> None:
-        """Waits until so many more rows may be appended; raises if they cannot be committed."""
+        """Waits until `rows` more may be appended; raises if those before cannot be committed."""
         while self._lags(rows):
             self.check()
             self._help()

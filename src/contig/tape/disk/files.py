@@ -208,7 +208,7 @@ def read_part(path: Path, nbytes: int, offset: int) -> bytes:
 
 
 def read_pieces(path: Path, nbytes: int) -> Iterator[bytes]:
-    """A whole file, so many bytes at a time."""
+    """A whole file, at most `nbytes` at a time."""
     fd, at = open_to_read(path), 0
     try:
         while piece := pread(fd, nbytes, at):

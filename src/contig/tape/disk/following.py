@@ -1,7 +1,7 @@
 """A tape in memory that is as its files are: filled when a storage is opened, then kept up.
 
-Who writes appends to both. Who reads polls the index: what another process committed since comes
-behind what is known; if that is not possible, everything is taken in anew.
+A writer appends to both. A reader polls the index: what another process committed since then comes
+after what is known; where that is not possible, everything is taken in anew.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class TapeMirror:
         self.salts = salts
 
     def take_in(self, state: IndexState, at_once: bool = False) -> None:
-        """The index as it was found, in place of what there is; rows that cannot be trusted,
+        """The index as it was found, in place of what there is; what cannot be trusted is set
         aside. `at_once`: somebody may be reading."""
         quarantine, repaired, bad = state.quarantine, state.repaired, state.bad
         folder = folder_of(self._directory.root / "extents", state.loads)
@@ -134,8 +134,8 @@ class TapeMirror:
         self.take_in(state, at_once=True)
 
     def _present(self, seqs: Array) -> Array:
-        """Those of some rows that the process that writes did not let go of since we read the
-        index: it says so there before it changes files."""
+        """Those of some rows that the writing process has not deleted since we read the index,
+        where it says so before it changes files."""
         if self._read_only and len(seqs):
             with self._lock:
                 now = self.index.load(1 << 62)

@@ -1,7 +1,7 @@
 """What is in the SQLite file of an index: its tables, read, made, and upgraded.
 
-Every row of numbers ends with its checksum. Entries that are damaged are replaced by stand-ins when
-they are read; indexes of format 1 are read as they are, and get today's tables from who writes.
+Every row of numbers ends with its checksum. Damaged entries are replaced by stand-ins when they are
+read. An index of format 1 is read as it is; the first writer gives it today's tables.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ def _producers(db: sqlite3.Connection, path: Path) -> tuple[dict[int, int], int]
 
 
 def _take(pages: Iterable[tuple[Any]], n: int) -> list[Any]:
-    """The next so many of them."""
+    """The next `n` of them."""
     return [page for _, (page,) in zip(range(n), pages)]
 
 

@@ -1,6 +1,6 @@
 """Rows of a checkpoint that are in extent files: hard links to those of the storage.
 
-Complete files are linked; of the one that is being written to, what there is is copied.
+Complete files are linked; the start of the one that still grows is copied.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def link_or_copy(old: Path, new: Path) -> None:
 
 
 def link_extents(extents: Extents, folder: Path, record_size: int, first: int, head: int) -> None:
-    """Rows [first, head) in ``folder/extents``; nobody may let go of any meanwhile."""
+    """Rows [first, head) in ``folder/extents``; none of them may be deleted meanwhile."""
     target = LinkedRows(folder / "extents", record_size, extents.stride, extents.rows)
     files.make_dir(target.folder)
     for extent in range(first // extents.rows, head // extents.rows):

@@ -37,7 +37,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 class Mark(NamedTuple):
     """Attributes:
-    salt: of whoever wrote last.
+    salt: of the process that wrote last.
     revision, head: of the index, after the last commit.
     """
 

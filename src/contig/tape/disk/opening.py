@@ -1,4 +1,4 @@
-"""Opening a storage: its index is read, its extents mapped, and who writes gets a committer.
+"""Opening a storage: its index is read, its extents mapped, and a writer gets a committer.
 
 What is made together here is closed together. None of it knows the storage, so that one that nobody
 has any more can still commit what it has and let everything go (`lifetime`).
@@ -44,7 +44,7 @@ class OpenOptions(NamedTuple):
         read_only: another process writes.
         durable: whether commits are synced to the disk.
         lag: how much may be appended and not committed.
-        retention: which rows are let go of.
+        retention: which rows give way.
         lock: held while the tape is changed.
         tell: called after each commit.
     """

@@ -66,7 +66,7 @@ class Quarantine:
 
     def set_aside(self, found: dict[int, str], repaired: bool = False) -> None:
         """Sets trajectories aside: their rows are never served. By ordinal (`id`), with reasons.
-        `repaired`: for good, so that nobody need hear of them again."""
+        `repaired`: a repair did it, and later checks do not report them again."""
         new = self.add(found, set(found) if repaired else set())
         for ordinal, reason in new.items():
             log.error("%s: trajectory %d is set aside: %s", self._path, ordinal, reason)

@@ -67,7 +67,7 @@ class Retention:
         self._heads: list[int] = []
 
     def bound_bytes(self, most: int) -> None:
-        """At most so many bytes, whatever was wanted."""
+        """At most `most` bytes, whatever was asked for."""
         nbytes = min(self.bounds.nbytes or most, most)
         self.bounds, self.bounded = self.bounds._replace(nbytes=nbytes), True
 

@@ -191,7 +191,7 @@ class DiskStorage(Storage):
 
     def quarantine(self, found: dict[int, str], repaired: bool = False) -> None:
         """Sets trajectories aside: their rows are never served. By ordinal (`id`), with reasons.
-        `repaired`: for good, so that nobody need hear of them again."""
+        `repaired`: a repair did it, and later checks do not report them again."""
         if self.opened is not None:
             self.opened.mirror.quarantine.set_aside(found, repaired)
 
@@ -234,11 +234,12 @@ class DiskStorage(Storage):
     @contextmanager
     def appending(self) -> Iterator[None]:
         """One append at a time."""
-        self._open()
+        self._open()  # before the lock, too: in a fork, nobody would ever let it go
         with self._appending:
             self._open()
-            if self._appender is not None:
-                self._appender.begin()
+            opened = self._lifetime.opened
+            if opened is not None and opened.appender is not None:
+                opened.appender.begin()
             yield
 
     def rows_beyond(self) -> int:
@@ -345,7 +346,7 @@ class DiskStorage(Storage):
 
 
 def _control(rows: int) -> Segment:
-    """Memory for the index of so many rows."""
+    """Memory for an index of `rows` rows."""
     return Segment.anonymous(
         _native.control_bytes(rows),
         lambda m: _native.format_control(m, rows),
