@@ -6,8 +6,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,59 +13,14 @@ import pytest
 
 import contig
 from contig import DiskStorage, LayoutError, ReplayBuffer
-from contig.tape.disk import files
 from contig.testing import episode
 from contig.testing.storage import contents
 from tests.replay.checkpoint.buffers import CAPACITY, buffer_of, everything, fresh, images
+from tests.replay.checkpoint.faults import faults
 from tests.tape.disk.conftest import fast_path  # noqa: F401
 
 ERRORS = pytest.mark.parametrize("number", (errno.EIO, errno.ENOSPC), ids=("EIO", "ENOSPC"))
 KINDS = pytest.mark.parametrize("kind", ("memory", "disk"))
-
-
-class Fault:
-    """One call of a function of `files` fails, if this thread makes it.
-
-    Args:
-        name: of the function.
-        at: which of its calls, from 1 on.
-        number: of the error.
-    """
-
-    def __init__(self, name: str, at: int, number: int) -> None:
-        self._name, self._at, self._number = name, at, number
-        self._thread = threading.current_thread()
-        self.calls = 0
-
-    @contextlib.contextmanager
-    def armed(self) -> Iterator[None]:
-        call = getattr(files, self._name)
-
-        def failing(*args: Any, **options: Any) -> Any:
-            if threading.current_thread() is self._thread:
-                self.calls += 1
-                if self.calls == self._at:
-                    raise OSError(self._number, os.strerror(self._number))
-            return call(*args, **options)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(files, self._name, failing)
-            yield
-
-    @property
-    def happened(self) -> bool:
-        return self.calls >= self._at
-
-
-def faults(number: int) -> Iterator[Fault]:
-    """Of each call, one after another, until one is not reached any more."""
-    for name in files.__all__:
-        fault, at = Fault(name, 1, number), 1
-        yield fault
-        while fault.happened:
-            at += 1
-            fault = Fault(name, at, number)
-            yield fault
 
 
 def make(kind: str, path: Path) -> ReplayBuffer:
