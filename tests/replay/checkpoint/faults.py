@@ -48,7 +48,7 @@ class Fault:
 
 
 def faults(number: int, every: int = 1) -> Iterator[Fault]:
-    """Of each function, the first call and each that is `every` later, as long as they are reached."""
+    """Of each function, the first call and each `every` later, as long as they are reached."""
     for name in files.__all__:
         fault, at = Fault(name, 1, number), 1
         yield fault
