@@ -201,9 +201,7 @@ class Disk:
             patch.setattr(opening_module, "Committer", Stepped)
             patch.setattr(marker_module, "_boot", lambda: 1)  # another one than afterwards
             patch.setattr(committer_module, "_LOOK_S", 3600.0)
-            patch.setattr(
-                committer_module, "fold_log", self._around_fold(committer_module.fold_log)
-            )
+            patch.setattr(DiskIndex, "fold", self._around_fold(DiskIndex.fold))
             yield
 
     def _create(self, path: Path, nbytes: int) -> int:
@@ -326,11 +324,11 @@ class Disk:
         return init
 
     def _around_fold(self, call: Any) -> Any:
-        def fold_log(index: DiskIndex) -> None:
+        def fold(index: DiskIndex) -> None:
             call(index)
             self.transacted(index.path, True, self.transactions[-1].note)
 
-        return fold_log
+        return fold
 
     # -- the loss ------------------------------------------------------------------------------
 

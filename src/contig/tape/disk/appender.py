@@ -6,7 +6,6 @@ Appender       writes them, shows them, and hands the change to the committer
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,7 +17,7 @@ from ... import _native
 from ...errors import StorageFull
 from ..schema import Schema
 from .changes import Changes
-from .committer import Committer
+from .committer import FULL, Committer
 from .directory import Directory
 from .extents import Extents
 from .following import TapeMirror
@@ -26,9 +25,7 @@ from .marker import Mark, Marker
 from .retention import Retention
 from .rows_beyond import RowsBeyond
 
-__all__ = ["FULL", "Appender", "StagedWriter", "new_salt"]
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
+__all__ = ["Appender", "StagedWriter", "new_salt"]
 
 
 def new_salt() -> int:

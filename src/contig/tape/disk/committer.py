@@ -10,6 +10,7 @@ index's log into its file, every few seconds.
 
 from __future__ import annotations
 
+import errno
 import logging
 import sqlite3
 import threading
@@ -20,10 +21,10 @@ from typing import Any, NamedTuple
 from ...arguments import seconds
 from ...errors import StorageFull
 from .changes import Changes, merged
-from .index import DiskIndex, fold_log
+from .index import DiskIndex
 from .marker import Mark, Marker
 
-__all__ = ["Committer", "Lag"]
+__all__ = ["FULL", "Committer", "Lag"]
 
 log = logging.getLogger("contig.disk")
 
@@ -33,7 +34,7 @@ _LOOK_S = 0.25
 _TEND_S = 2.0
 _SLICE_S = 0.1
 _SLEEP_S = 1.0
-_FULL = (28, 122)  # no space, over quota
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Lag(NamedTuple):
@@ -130,7 +131,7 @@ class Committer:
             raise RuntimeError(f"the storage's index cannot be written: {failure}") from failure
         if self._broken:
             raise OSError(
-                getattr(failure, "errno", None) or 5,
+                getattr(failure, "errno", None) or errno.EIO,
                 f"rows could not be synced to the disk: {failure}. What was committed before is "
                 "safe; close this storage and open it again, which checks what is there",
             ) from failure
@@ -139,9 +140,9 @@ class Committer:
             "and tried again"
         )
         full = isinstance(failure, sqlite3.OperationalError) and "full" in str(failure)
-        if full or (isinstance(failure, OSError) and failure.errno in _FULL):
-            raise StorageFull(28, text) from failure
-        raise OSError(getattr(failure, "errno", None) or 5, text) from failure
+        if full or (isinstance(failure, OSError) and failure.errno in FULL):
+            raise StorageFull(errno.ENOSPC, text) from failure
+        raise OSError(getattr(failure, "errno", None) or errno.EIO, text) from failure
 
     def wait(self, ticket: int | None = None, timeout_s: float | None = None) -> None:
         """Returns when a change, or every one so far, is as durable as it will be."""
@@ -281,7 +282,7 @@ class Committer:
         if not self._durable and not self._synced([]):
             return False
         try:
-            fold_log(self._index)
+            self._index.fold()
         except sqlite3.Error as error:
             log.warning("the index's log could not be folded in: %s", error)
         return True

@@ -24,7 +24,7 @@ from .index_pages import KEPT, PAGE, narrow, pack
 from .index_tables import FORMAT, read_bounds, read_state, row_crc
 from .sqlite import DamagedContents, as_os_error, connect, deleted, is_damage, keep_log, log_bytes
 
-__all__ = ["DamagedIndexError", "DiskIndex", "fold_log", "open_index", "read_index"]
+__all__ = ["DamagedIndexError", "DiskIndex", "open_index", "read_index"]
 
 log = logging.getLogger("contig.disk")
 
@@ -287,11 +287,6 @@ class DiskIndex:
         finally:
             if fd >= 0:
                 os.close(fd)
-
-
-def fold_log(index: DiskIndex) -> None:
-    """Moves what is in an index's log into its file."""
-    index.fold()
 
 
 def _insert_pages(db: sqlite3.Connection, pages: list[tuple[int, memoryview]]) -> None:

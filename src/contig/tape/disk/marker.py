@@ -11,6 +11,7 @@ of change is the one that it says).
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import struct
@@ -106,7 +107,7 @@ class Marker:
             said = _FIELDS.pack(_MAGIC, self._store, *mark, _boot(), time.time_ns())
             data = said + _CRC.pack(_native.crc32c(said))
             if files.pwrite(self._fd, data, 0) < len(data):
-                raise OSError(5, "it was written in part")
+                raise OSError(errno.EIO, "it was written in part")
         except OSError as error:
             files.unlink(self._path)  # what it says is not so any more
             log.warning("%s cannot be written: %s", self._path, error)

@@ -21,8 +21,9 @@ from ...errors import StorageFull
 from ..schema import Schema
 from ..snapshot import Snapshot
 from . import first_load
-from .appender import FULL, new_salt
+from .appender import new_salt
 from .changes import Changes
+from .committer import FULL
 from .description import with_store
 from .directory import Directory
 from .extent_folders import next_number
