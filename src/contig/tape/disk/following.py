@@ -60,8 +60,6 @@ class TapeMirror:
         self._directory, self._tape, self._extents = directory, tape, extents
         self.index, self._read_only, self._lock = index, read_only, lock
         self.quarantine = Quarantine(directory.path, tape)
-        if not read_only:
-            self.quarantine.save = index.quarantine
         self.salts: Salts = ()
         self._loads = 0  # of the index that we follow
         self._polled = 0.0

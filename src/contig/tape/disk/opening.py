@@ -80,9 +80,8 @@ class Opened:
         self.marker = Marker(directory.root, store)
         try:
             self._state: IndexState | None = read_index(self.index, writable, store)
-            self._left_by = _believed(
-                self.marker.read(), self._state
-            )  # before anybody writes another one
+            mark = self.marker.read()  # before anybody writes another one
+            self._left_by = _believed(mark, self._state)
             self._shift = rows.bit_length() - 1
             self._most = min(max(_MOST_BYTES // (rows * stride), 3), _MOST_EXTENTS)
             places = min((int(tape.capacity) - 1 >> self._shift) + 2, self._most)
@@ -120,6 +119,7 @@ class Opened:
         self.committer = self.appender.committer = Committer(
             self.index, options.durable, options.lag, self.extents.sync, self.marker, committed
         )
+        self.mirror.quarantine.save = self.committer.quarantine
 
     def show(self) -> None:
         """Makes the tape one of these rows."""
@@ -133,7 +133,6 @@ class Opened:
         state, self._state = self._state, None
         self.mirror.take_in(state)
         if self.committer is not None:
-            self.mirror.quarantine.save = self.committer.quarantine
             tidy(self._directory, state.loads, never_committed=self._left_by is not None)
 
     @property

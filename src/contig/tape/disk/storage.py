@@ -94,8 +94,7 @@ class DiskStorage(Storage):
         lag.check()
         self._directory = Directory(path, make=not read_only)
         self._lifetime = Lifetime(self._directory, read_only)
-        self.path = self._directory.path
-        self.durability, self.read_only = durability, read_only
+        self.path, self.durability, self.read_only = self._directory.path, durability, read_only
         self._wanted = (rows_per_extent, capacity, max_bytes)
         self._appending = threading.RLock()
         self._listeners: list[Callable[[], None]] = []
@@ -227,9 +226,8 @@ class DiskStorage(Storage):
     def native_writer(self, schema: Schema) -> Any:
         if self.read_only:
             raise PermissionError(f"{self.path} was opened to read")
-        appender = self._appender
-        assert appender is not None, "a storage with a schema has its files open"
-        return StagedWriter(self.tape, schema, appender, self.appending)
+        assert self._appender is not None, "a storage with a schema has its files open"
+        return StagedWriter(self.tape, schema, self._appender, self.appending)
 
     @contextmanager
     def appending(self) -> Iterator[None]:
@@ -282,8 +280,9 @@ class DiskStorage(Storage):
         """Returns when every append is committed (or durable)."""
         timeout_s = seconds_or_none("timeout_s", timeout_s)
         self._open()
-        if self._appender is not None:
-            self._appender.committer.wait(timeout_s=timeout_s)
+        opened = self._lifetime.opened
+        if opened is not None and opened.committer is not None:
+            opened.committer.wait(timeout_s=timeout_s)
 
     # -- checkpoints --------------------------------------------------------------------------
 
