@@ -129,7 +129,7 @@ class Directory:
         return [self.path / "index.sqlite", *self.indexes()][-1]
 
     def row_files(self) -> list[Path]:
-        """Files of rows, in whichever folder (see `folders`) that is complete."""
+        """Files of rows, in whichever folder (see `extent_folders`) that is complete."""
         root = self.root / "extents"
         loads = [root / name for name in files.listing(root) if name.startswith("load-")]
         return [f / n for f in (root, *loads) for n in files.listing(f) if n.endswith(".rec")]
