@@ -108,7 +108,7 @@ def load_frames(path: str | Path) -> Frames:
         LayoutError: damaged, or something else than arrays of one length.
     """
     try:
-        with open(path, "rb") as file:
+        with files.open_stream(path) as file:
             data = read_npz(file.read()) if str(path).endswith(".npz") else load_arrays(file)
     except _DAMAGED as error:
         raise LayoutError(f"{path} is damaged or no file of frames: {error}") from error

@@ -141,8 +141,7 @@ def to_hdf5(
     except BaseException:
         files.unlink(temporary)
         raise
-    with open(temporary, "rb") as written:
-        files.fsync(written.fileno())
+    files.sync(temporary)
     files.rename(temporary, path)
     return count
 

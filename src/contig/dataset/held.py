@@ -12,6 +12,8 @@ import sys
 import weakref
 from pathlib import Path
 
+from ..tape.disk import files
+
 __all__ = ["HeldDirectory"]
 
 if sys.platform != "win32":
@@ -45,11 +47,11 @@ class HeldDirectory:
         self._fd = -1
         if sys.platform == "win32":
             return
-        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        self._fd = files.open_dir(path)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            files.lock(self._fd)
         except BlockingIOError:
-            os.close(self._fd)
+            files.close(self._fd)
             raise BlockingIOError(
                 f"{path}: another RolloutWriter, of this process or another, writes to it; close "
                 "that one first, give each its own directory, or one of them more num_envs"
@@ -72,12 +74,11 @@ class HeldDirectory:
             )
         if self._fd < 0:
             return
-        mine = os.fstat(self._fd)
         try:
-            there = os.stat(self.path)
+            moved = files.identity(self.path) != files.identity(self._fd)
         except FileNotFoundError:
-            there = None
-        if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
+            moved = True
+        if moved:
             raise FileNotFoundError(
                 f"{self.path}: the directory was moved or removed while this writer had it; put it "
                 "back, or make a new writer"

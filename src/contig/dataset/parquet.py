@@ -98,8 +98,7 @@ def _write(
             writer.close()
             files.unlink(temporary)
         raise
-    with open(temporary, "rb") as file:
-        files.fsync(file.fileno())
+    files.sync(temporary)
     files.rename(temporary, path)
     return count
 
@@ -173,7 +172,7 @@ def from_parquet(path: str | Path, target: Any) -> int:
 
 def _tables(path: str) -> Iterator[Any]:
     """Tables of one trajectory each."""
-    with open(path, "rb") as file:
+    with files.open_stream(path) as file:
         magic = file.read(6)
     arrow = need("pyarrow", "pyarrow", "parquet")
     if magic == b"ARROW1":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -245,7 +244,7 @@ class _Growing:
         self._pending = [{k: v[rows:] for k, v in joined.items()}] if self._rows else []
 
     def discard(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        files.remove_tree(self._folder)
 
     def finish(self, writer: RolloutWriter) -> Path:
         if self._rows:

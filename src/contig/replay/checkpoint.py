@@ -28,7 +28,7 @@ from ..errors import EmptyBufferError, LayoutError
 from ..layout import Layout
 from ..tape import PackedRows, Snapshot, Storage
 from ..tape.disk import DiskStorage, files
-from ..tape.disk.linked import LinkedRows
+from ..tape.disk.linked_rows import LinkedRows
 from ..tape.entry import ENTRY, ends_of
 from ..tape.episodes import read_index
 from .folder import Kind, new_directory, reading
@@ -69,7 +69,7 @@ def save(buffer: ReplayBuffer, path: Path) -> None:
 def _fault(path: Path) -> str | None:
     """Why a directory is no checkpoint, or None."""
     try:
-        meta = json.loads((path / _META).read_bytes())
+        meta = json.loads(files.read(path / _META))
     except (OSError, ValueError):
         return f"there is no {_META} that can be read"
     if not (isinstance(meta, dict) and {"format", "sampler", "files"} <= meta.keys()):
@@ -102,10 +102,7 @@ class _Files:
         try:
             for piece in pieces:
                 crc = zlib.crc32(piece, crc)
-                left = memoryview(piece).cast("B")
-                while left:
-                    done = files.pwrite(fd, left, size)
-                    left, size = left[done:], size + done
+                size = files.pwrite_all(fd, piece, size)
             files.fsync(fd)
         finally:
             files.close(fd)
@@ -284,7 +281,7 @@ def _read_contents(path: Path, meta: dict[str, Any], record_size: int) -> Snapsh
     first, tail, head = meta["file_first"], meta["tail"], meta["head"]
     if not 0 <= first <= tail <= head < 2**63:
         raise ValueError(f"its bounds {first}, {tail}, {head} make no sense")
-    entries = np.fromfile(path / "index.bin", "<i8").view(ENTRY)
+    entries = np.frombuffer(files.read(path / "index.bin"), ENTRY)
     ends = ends_of(entries)
     if len(entries) and (
         np.any(np.diff(entries["number"]) != 1)
@@ -310,14 +307,14 @@ def _read_contents(path: Path, meta: dict[str, Any], record_size: int) -> Snapsh
             raise ValueError("records.bin does not have the rows it should have")
         # Mapped, so that only what fits is read; nothing has no mapping.
         nothing: Any = np.zeros(0, np.uint8)
-        mapped = np.memmap(path / "records.bin", mode="c") if head > first else nothing
+        mapped = files.mapped(path / "records.bin") if head > first else nothing
         rows = PackedRows(np.asarray(mapped), first, record_size)
     return Snapshot(rows, tail, head, entries, meta["trajectories"])
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
     try:
-        meta: dict[str, Any] = json.loads((path / _META).read_bytes())
+        meta: dict[str, Any] = json.loads(files.read(path / _META))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no checkpoint (no {_META}) there") from None
     except NotADirectoryError:
@@ -337,10 +334,9 @@ def _verify(path: Path, sums: dict[str, list[int]]) -> None:
     for name, (size, crc) in sums.items():
         found = found_crc = 0
         try:
-            with open(path / name, "rb") as file:
-                while piece := file.read(_CHUNK_BYTES):
-                    found += len(piece)
-                    found_crc = zlib.crc32(piece, found_crc)
+            for piece in files.read_pieces(path / name, _CHUNK_BYTES):
+                found += len(piece)
+                found_crc = zlib.crc32(piece, found_crc)
         except FileNotFoundError:
             raise FileNotFoundError(f"{path}: {name} is missing from the checkpoint") from None
         if (found, found_crc) != (size, crc):
@@ -363,7 +359,8 @@ def _encode(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
 def _decode(value: Any, path: Path) -> Any:
     if isinstance(value, dict):
         if set(value) == {"__array__"}:
-            return np.load(path / f"array-{int(value['__array__'])}.npy", allow_pickle=False)
+            image = files.read(path / f"array-{int(value['__array__'])}.npy")
+            return np.load(io.BytesIO(image), allow_pickle=False)
         return {k: _decode(v, path) for k, v in value.items()}
     if isinstance(value, list):
         return [_decode(v, path) for v in value]

@@ -24,16 +24,13 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from ..tape.disk import files
 
 __all__ = ["Kind", "new_directory", "reading"]
-
-if sys.platform != "win32":
-    import fcntl
 
 log = logging.getLogger("contig.replay")
 
@@ -125,7 +122,7 @@ def reading(path: Path, marker: str) -> Iterator[Path]:
         works = _works(path.resolve())
         old = [w for w in works if w.suffix == ".old"]  # as the first version left them
         places = (path, *(work / "old" for work in works), *old)
-        found = next((p for p in places if (p / marker).is_file()), None)
+        found = next((p for p in places if files.is_file(p / marker)), None)
         if found is None:
             break
         held = _hold(found / marker, "read")
@@ -170,9 +167,9 @@ def _is_earlier(path: Path, kind: Kind) -> bool:
     Raises:
         FileExistsError: something else is.
     """
-    if not os.path.lexists(path):
+    if not files.lexists(path):
         return False
-    if path.is_dir():
+    if files.is_dir(path):
         if not files.listing(path):
             return False
         there = kind.foreign(path)
@@ -221,7 +218,7 @@ def _exchange(work: Path, path: Path) -> None:
             files.rename(path, old)
             files.rename(new, path)
         except BaseException:
-            if not os.path.lexists(path):
+            if not files.lexists(path):
                 files.rename(old, path)
             raise
 
@@ -233,8 +230,8 @@ def _clean(path: Path, kind: Kind) -> None:
         try:
             if held == _NO_LOCKS or not _is_held(held, work):
                 continue
-            old = work / "old" if (work / "old").is_dir() else work
-            if not os.path.lexists(path) and kind.fault(old) is None:
+            old = work / "old" if files.is_dir(work / "old") else work
+            if not files.lexists(path) and kind.fault(old) is None:
                 files.rename(old, path)
             _remove(work, kind)
         finally:
@@ -242,11 +239,11 @@ def _clean(path: Path, kind: Kind) -> None:
 
 
 def _remove(work: Path, kind: Kind) -> None:
-    parts = [work / name for name in ("new", "old") if (work / name).is_dir()]
+    parts = [work / name for name in ("new", "old") if files.is_dir(work / name)]
     there = next((name for p in (parts or [work]) if (name := kind.foreign(p)) is not None), None)
     if there is None and (not parts or len(files.listing(work)) == len(parts)):
         files.remove_tree(work)
-    elif work.is_dir():
+    elif files.is_dir(work):
         log.warning("%s is left there: not all that is in it is of %s", work, kind.what)
 
 
@@ -255,7 +252,7 @@ def _works(path: Path) -> list[Path]:
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.(tmp|old)")
     try:
         found = [path.with_name(n) for n in files.listing(path.parent) if name.fullmatch(n)]
-        return sorted(found, key=lambda p: p.stat().st_mtime_ns, reverse=True)
+        return sorted(found, key=files.modified_ns, reverse=True)
     except OSError:
         return []  # no such directory, or one of them went away: somebody else is at it
 
@@ -279,30 +276,30 @@ def _hold(what: Path, to: str) -> int | None:
     if sys.platform == "win32":
         return _NO_LOCKS
     try:
-        fd = os.open(what, os.O_RDONLY | os.O_CLOEXEC)
+        fd = files.open_to_read(what)
     except OSError:
         return None
-    how = fcntl.LOCK_SH if to == "read" else fcntl.LOCK_EX
     deadline = time.monotonic() + (0 if to == "remove" else _READERS_S)
     while True:
         try:
-            fcntl.flock(fd, how | fcntl.LOCK_NB)
+            files.lock(fd, shared=to == "read")
             return fd
         except BlockingIOError:
             if time.monotonic() < deadline:
                 time.sleep(0.005)
                 continue
-            os.close(fd)
+            files.close(fd)
             # Whoever keeps others from loading or saving for so long has stopped, or was forked.
             return None if to == "remove" else _NO_LOCKS
         except OSError:
-            os.close(fd)
+            files.close(fd)
             return _NO_LOCKS
 
 
 def _let_go(held: int | None) -> None:
     if held is not None and held >= 0:
-        os.close(held)
+        with suppress(OSError):  # nothing was written through it
+            files.close(held)
 
 
 def _is_held(held: int | None, path: Path) -> bool:
@@ -310,7 +307,6 @@ def _is_held(held: int | None, path: Path) -> bool:
     if held is None or held == _NO_LOCKS:
         return held is not None
     try:
-        there, here = os.stat(path), os.fstat(held)
+        return files.identity(path) == files.identity(held)
     except OSError:
         return False
-    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)

@@ -77,14 +77,6 @@ def _link(storage: DiskStorage, folder: Path, entries: list[TrajectoryEntry]) ->
     TrajectoryJournal(folder).rewrite(entries)
 
 
-def _sync(path: Path) -> None:
-    fd = files.open_to_read(path)
-    try:
-        files.fsync(fd)
-    finally:
-        files.close(fd)
-
-
 def _settle(index: Path) -> None:
     """Makes an index one file, which can be read where nothing can be written."""
     db = sqlite3.connect(index)
@@ -92,4 +84,4 @@ def _settle(index: Path) -> None:
         db.execute("PRAGMA journal_mode=DELETE")
     finally:
         db.close()
-    _sync(index)
+    files.sync(index)

@@ -40,12 +40,8 @@ class TrajectoryJournal:
         if self._fd < 0:
             make = not files.exists(self.path)
             self._fd = files.create(self.path, 0) if make else files.open_to_write(self.path)
-        began = at = self._at
-        line = memoryview(_line(entry))
-        while line:
-            done = files.pwrite(self._fd, line, at)
-            line, at = line[done:], at + done
-        self._at = at
+        began = self._at
+        self._at = files.pwrite_all(self._fd, _line(entry), began)
         return began
 
     def sync(self) -> None:

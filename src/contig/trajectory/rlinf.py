@@ -10,6 +10,7 @@ nothing: `pt` goes through torch's restricted loader, `pkl` through ours.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import pickle
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import LayoutError
+from ..tape.disk import files
 from ..unpickle import check_torch, load_arrays
 from .folder import CONTIG, METADATA, new_directory, read_json, write_json
 from .index import TrajectoryEntry
@@ -92,11 +94,11 @@ def _unflattened(fields: dict[str, Any], shape: tuple[int, ...]) -> dict[str, An
 
 def _load(path: Path, form: str) -> Any:
     if form == "pkl":
-        with open(path, "rb") as file:
+        with files.open_stream(path) as file:
             return load_arrays(file)
     import torch
 
-    with open(path, "rb") as file:
+    with files.open_stream(path) as file:
         check_torch(file)
         return torch.load(file, map_location="cpu", weights_only=True)
 
@@ -121,7 +123,7 @@ def read_rlinf(path: Path) -> RlinfDirectory:
         entries = [_entry(listed[key], key) for key in keys]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise LayoutError(f"{path / INDEX} is damaged: {error!r}") from error
-    found = {id(entry): (path / _file_name(entry, form)).is_file() for entry in entries}
+    found = {id(entry): files.is_file(path / _file_name(entry, form)) for entry in entries}
     there = [entry for entry in entries if found[id(entry)]]
     missing = [entry for entry in entries if not found[id(entry)]]
     if missing:
@@ -184,13 +186,12 @@ def export_rlinf(
     samples = 0
     with new_directory(path, live) as folder:
         for entry, fields in trajectories:
-            with open(folder / _file_name(entry, form), "wb") as file:
-                if form == "pt":
-                    torch.save(fields, file)
-                else:
-                    pickle.dump(fields, file)
-                file.flush()
-                os.fsync(file.fileno())
+            image = io.BytesIO()
+            if form == "pt":
+                torch.save(fields, image)
+            else:
+                pickle.dump(fields, image)
+            files.write(folder / _file_name(entry, form), image.getbuffer())
             index[str(entry.trajectory_id)] = entry.public()
             samples += entry.num_samples
         order = [int(key) for key in index]

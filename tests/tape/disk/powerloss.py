@@ -27,7 +27,7 @@ import pytest
 
 import contig.tape.disk.committer as committer_module
 import contig.tape.disk.marker as marker_module
-import contig.tape.disk.parts as parts_module
+import contig.tape.disk.opening as opening_module
 from contig.tape.disk import files
 from contig.tape.disk.changes import Changes
 from contig.tape.disk.committer import Committer
@@ -198,12 +198,10 @@ class Disk:
             patch.setattr(DiskIndex, "write", self._around_write(DiskIndex.write))
             patch.setattr(DiskIndex, "replace", self._around_replace(DiskIndex.replace))
             patch.setattr(DiskIndex, "__init__", self._around_init(DiskIndex.__init__))
-            patch.setattr(parts_module, "Committer", Stepped)
+            patch.setattr(opening_module, "Committer", Stepped)
             patch.setattr(marker_module, "_boot", lambda: 1)  # another one than afterwards
             patch.setattr(committer_module, "_LOOK_S", 3600.0)
-            patch.setattr(
-                committer_module, "fold_log", self._around_fold(committer_module.fold_log)
-            )
+            patch.setattr(DiskIndex, "fold", self._around_fold(DiskIndex.fold))
             yield
 
     def _create(self, path: Path, nbytes: int) -> int:
@@ -326,11 +324,11 @@ class Disk:
         return init
 
     def _around_fold(self, call: Any) -> Any:
-        def fold_log(index: DiskIndex) -> None:
+        def fold(index: DiskIndex) -> None:
             call(index)
             self.transacted(index.path, True, self.transactions[-1].note)
 
-        return fold_log
+        return fold
 
     # -- the loss ------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from contig.tape.disk import DiskStorage
-from contig.tape.disk.directory import DamagedIndexError
+from contig.tape.disk.index import DamagedIndexError
 from contig.tape.disk.repair import repair
 from tests.tape.disk import stored
 
@@ -232,7 +232,7 @@ def test_rows_flipped_while_open(closed: Path, tmp_path: Path) -> None:
                 assert bool(storage.quarantined) == inside
                 file.seek(at)
                 file.write(bytes([value]))
-                storage.parts.rows.aside.clear()
+                storage.opened.mirror.quarantine.clear()
         assert stored.contents(storage)[1].all()
 
 

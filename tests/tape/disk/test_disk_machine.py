@@ -26,8 +26,8 @@ from hypothesis.stateful import (
 )
 
 import contig
+import contig.tape.disk.following as following
 import contig.tape.disk.retention as retention
-import contig.tape.disk.rows as rows_module
 from contig.tape.disk import DiskStorage
 from tests.tape.disk import stored
 from tests.tape.disk.conftest import MEMORY
@@ -285,7 +285,7 @@ class Storages(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_module, "_POLL_S", 0.0)
+    monkeypatch.setattr(following, "_POLL_S", 0.0)
     monkeypatch.setattr(retention, "_LOOK_S", 0.0)
 
 

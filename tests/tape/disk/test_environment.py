@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import contig.tape.disk.connecting as connecting_module
 import contig.tape.disk.index as index_module
+import contig.tape.disk.sqlite as sqlite_module
 from contig import StorageFull
 from contig.cli.main import main
 from contig.tape.disk import DiskStorage
@@ -55,7 +55,7 @@ def refused(path: Path, number: int, capsys: Any) -> None:
 
 def test_locked(store: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program, say a backup, has the index locked."""
-    monkeypatch.setattr(connecting_module, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(sqlite_module, "_TIMEOUT_S", 0.05)
     before = image(store)
     db = sqlite3.connect(store / "index.sqlite", isolation_level=None)
     db.execute("PRAGMA locking_mode=EXCLUSIVE")

@@ -257,7 +257,7 @@ def test_interrupted(tmp_path: Path, faults: Faults) -> None:
         with make(tmp_path / durability, durability=durability) as storage:
             fill(storage, 0, 5)
             storage.flush()
-            committer = storage.parts.committer
+            committer = storage.opened.committer
             assert committer is not None
             with committer._role:  # so that the committer's own thread does not come first
                 fill(storage, 5, 1)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import contig
-import contig.tape.disk.rows as rows_module
+import contig.tape.disk.following as following
 from contig.tape.disk import DiskStorage, files
 from contig.tape.disk.extents import Extents
 from contig.tape.disk.repair import repair
@@ -26,7 +26,7 @@ from tests.tape.disk.test_faults import ROOT, check, fill, make, run
 
 @pytest.fixture(autouse=True)
 def _polls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_module, "_POLL_S", 0.0)
+    monkeypatch.setattr(following, "_POLL_S", 0.0)
 
 
 def reader_of(path: Path, capacity: int | None = 64) -> DiskStorage:
@@ -159,7 +159,7 @@ def test_places_get_other_rows(
         nonlocal looked
         there = mapped(extents, extent)
         for storage in watched:
-            if storage.parts.extents is extents and rows:
+            if storage.opened.extents is extents and rows:
                 seqs = np.array(sorted(rows))
                 batch, lost = storage.gather(seqs)
                 gone = lost if isinstance(lost, np.ndarray) else seqs < lost

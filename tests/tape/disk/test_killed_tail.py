@@ -27,7 +27,7 @@ def killed(path: Path, committed: int, lost: int) -> None:
             first = len(stored.contents(storage)[0]) and int(stored.contents(storage)[0][-1, 1]) + 1
             fill(storage, first, committed)
             storage.flush()
-            storage.parts.committer._role.acquire()  # nobody commits any more
+            storage.opened.committer._role.acquire()  # nobody commits any more
             fill(storage, first + committed, lost)
             os.kill(os.getpid(), signal.SIGKILL)
         finally:

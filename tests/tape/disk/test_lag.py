@@ -18,6 +18,7 @@ import pytest
 from contig import ReplayBuffer, StorageFull
 from contig.tape.disk import DiskStorage
 from contig.tape.disk.index import DiskIndex
+from contig.tape.disk.quarantine import entries_of
 from tests.tape.disk import stored
 from tests.tape.disk.test_faults import ROOT, check, fill, make, until
 
@@ -128,7 +129,9 @@ def test_a_wait_ends_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.M
             with pytest.raises(StorageFull):
                 fill(storage, 0, 50)
         until(
-            lambda: storage.parts.committer is not None and storage.parts.committer._failure is None
+            lambda: (
+                storage.opened.committer is not None and storage.opened.committer._failure is None
+            )
         )
         last = int(stored.contents(storage)[0][-1, 1])
         fill(storage, last + 1, 20)
@@ -150,9 +153,9 @@ def test_one_row_runs(tmp_path: Path) -> None:
             buffer.add_step(step_of(t))
             if t % 7 == 0:
                 storage.flush()
-        entries = storage.parts.rows.entries()
+        entries = entries_of(storage.tape)
     with DiskStorage(tmp_path) as storage:
-        assert (storage.parts.rows.entries() == entries).all() and len(entries) == 100 * ENVS
+        assert (entries_of(storage.tape) == entries).all() and len(entries) == 100 * ENVS
         for env in (0, 17, 63):
             episode = storage.read_episode(int(storage.episodes()["id"][env]))
             assert (np.asarray(episode["id"]) == env * (1 << 40) + np.arange(100)).all()

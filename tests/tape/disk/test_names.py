@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import contig
-import contig.tape.disk.rows as rows_module
+import contig.tape.disk.following as following
 from contig.cli.main import main
 from contig.tape.disk import DiskStorage
 from contig.tape.disk.repair import repair
@@ -109,7 +109,7 @@ def test_the_index_of_another_store(store: Path, tmp_path: Path, rows: int, caps
 @pytest.mark.parametrize("kind", ("killed", "closed"))
 def test_format_1(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read as it is; written to, its new rows get the checksums of today."""
-    monkeypatch.setattr(rows_module, "_POLL_S", 0.0)
+    monkeypatch.setattr(following, "_POLL_S", 0.0)
     path = shutil.copytree(KEPT / kind, tmp_path / "store")
     before = image(path)
     with DiskStorage(path, CAPACITY, read_only=True) as storage:
@@ -261,7 +261,7 @@ def test_an_append_that_failed_is_not_put_aside(
 def test_index_values_name_the_store(store: Path) -> None:
     """Not even with its checksum put right."""
     db = sqlite3.connect(store / "index.sqlite", isolation_level=None)
-    from contig.tape.disk.tables import row_crc
+    from contig.tape.disk.index_tables import row_crc
 
     row = db.execute("SELECT * FROM bounds").fetchone()
     bounds = (row[1] + 1, *row[2:-1])

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import contig.tape.disk.reading as reading_module
+import contig.tape.disk.index_tables as index_tables
 from contig import ReplayBuffer, SliceSampler
 from contig.tape.disk import DiskStorage
-from contig.tape.disk.entries import pack, unpack
+from contig.tape.disk.index_pages import pack, unpack
 from contig.tape.entry import read_entries
 
 ENVS, STEPS = 3, 400
@@ -48,7 +48,7 @@ def slices_are_whole(storage: DiskStorage) -> None:
 def test_an_old_index_opens_and_is_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: int
 ) -> None:
-    monkeypatch.setattr(reading_module, "_READ_PAGES", pages)  # taken in at once, or part by part
+    monkeypatch.setattr(index_tables, "_READ_PAGES", pages)  # taken in at once, or part by part
     path = tmp_path / "store"
     with DiskStorage(path) as storage:
         for t in range(STEPS):

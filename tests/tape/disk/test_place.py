@@ -42,7 +42,7 @@ def test_relative_path(
     assert storage.path == tmp_path / "here" / "runs"
     fill(storage, 10, 60)
     storage.flush()
-    committer = storage.parts.committer
+    committer = storage.opened.committer
     assert committer is not None and committer.fold()
     check(storage, 69)
     storage.close()
@@ -86,7 +86,7 @@ def test_moved(tmp_path: Path, occupied: bool, killed: bool) -> None:
         else:
             raise AssertionError("it goes on")
     storage.flush()
-    storage.parts.committer.fold()
+    storage.opened.committer.fold()
     if killed:
         os.kill(os.getpid(), signal.SIGKILL)
     storage.close()

@@ -156,9 +156,9 @@ class Life:
         elif op == "flush":
             self.flush()
         elif op == "fold":
-            assert self.storage.parts.committer is not None
+            assert self.storage.opened.committer is not None
             self.storage.flush()
-            self.storage.parts.committer.fold()
+            self.storage.opened.committer.fold()
             self.folded.append((self.disk.time, self.disk.transactions[-1].note))
         elif op == "retain":
             self.storage.retain()

@@ -105,8 +105,8 @@ def test_index_does_not_grow(tmp_path: Path) -> None:
         fill(storage, 0, 60)
         storage.flush()
         _, _, index_head, index_tail = storage.tape.snapshot()
-        assert storage.parts.index is not None
-        (pages,) = storage.parts.index._db.execute("SELECT count(*) FROM pages").fetchone()
+        assert storage.opened.index is not None
+        (pages,) = storage.opened.index._db.execute("SELECT count(*) FROM pages").fetchone()
         assert pages == (index_head - 1) // 32 - index_tail // 32 + 1
 
 
@@ -169,7 +169,7 @@ def test_sync_fails_while_a_checkpoint_is_saved(tmp_path: Path, faults: Faults) 
     storage = make(tmp_path / "store", durability="durable")
     fill(storage, 0, 5)
     storage.flush()
-    committer = storage.parts.committer
+    committer = storage.opened.committer
     assert committer is not None
     with committer._role:  # the rows are not committed before the checkpoint syncs them
         fill(storage, 5, 1)

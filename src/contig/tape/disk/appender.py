@@ -1,25 +1,30 @@
-"""What appends to the files: rows first, then the tape, then the committer."""
+"""Appends to a storage on disk: staged, rows in their files, then the tape, then the committer.
+
+StagedWriter   packs rows natively, and has one append at a time   (`DiskStorage.appending`)
+Appender       writes them, shows them, and hands the change to the committer
+"""
 
 from __future__ import annotations
 
-import errno
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
+from ... import _native
 from ...errors import StorageFull
 from ..entry import ENTRY
-from .behind import RowsBehind
+from ..schema import Schema
 from .changes import Changes
-from .committer import Committer
+from .committer import FULL, Committer
 from .directory import Directory
 from .extents import Extents
+from .following import TapeMirror
 from .marker import Mark, Marker
 from .retention import Retention
-from .rows import StoredRows
+from .rows_beyond import RowsBeyond
 
-__all__ = ["FULL", "Appender", "new_salt"]
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
+__all__ = ["Appender", "StagedWriter", "new_salt"]
 
 
 def new_salt() -> int:
@@ -33,18 +38,19 @@ class Appender:
     Args:
         directory: where it all is.
         tape: the native one.
-        extents, rows: the files, and what is known of them.
-        retention: which rows are let go of.
+        extents: the files.
+        mirror: what is known of them.
+        retention: which rows give way.
         marker: what the index must have.
-        left_by: who left the rows that are behind the head, if it is known that they were never
+        left_by: who left the rows that are beyond the head, if it is known that they were never
             committed.
 
     Attributes:
         committer: makes appends survive; set before the first one.
         salt: of what is appended here.
         ticket: of the newest append.
-        behind: whether the files may have rows behind the head.
-        unknown_behind: whether nobody knows whose these are.
+        beyond: whether the files may have rows beyond the head.
+        unknown_beyond: whether nobody knows whose these are.
     """
 
     committer: Committer
@@ -54,30 +60,35 @@ class Appender:
         directory: Directory,
         tape: Any,
         extents: Extents,
-        rows: StoredRows,
+        mirror: TapeMirror,
         retention: Retention,
         marker: Marker,
         left_by: Mark | None,
     ) -> None:
         self._directory, self._tape, self._extents = directory, tape, extents
-        self._rows, self._retention, self._marker = rows, retention, marker
+        self._mirror, self._retention, self._marker = mirror, retention, marker
         self._left_by = left_by
         self.salt = new_salt()
         self.salted = False  # from the head on, rows are ours
         self._marked = False
         self.ticket = 0
-        self.behind = self.unknown_behind = True
+        self.beyond = self.unknown_beyond = True
 
     def begin(self) -> None:
-        """From the head on, rows are ours: their checksums say so."""
+        """Before an append. From the head on, rows are ours: their checksums say so.
+
+        Raises:
+            OSError: earlier ones cannot be committed, or the directory was moved.
+        """
+        self.committer.check()
         self._directory.check()
         if self.salted:
             return
         head, tail, _, _ = self._tape.snapshot()
-        before = [s for s in self._rows.salts if s[0] < head]
+        before = [s for s in self._mirror.salts if s[0] < head]
         while len(before) > 1 and before[1][0] <= tail:
             before.pop(0)
-        self._rows.set_salts((*before, (int(head), self.salt)))
+        self._mirror.set_salts((*before, (int(head), self.salt)))
         self.salted = True
 
     def commit(self, native: Any, producers: dict[int, int]) -> int:
@@ -88,9 +99,9 @@ class Appender:
         rows = memoryview(staged).nbytes // extents.stride
         self.committer.make_room(rows)
         try:
-            if self.behind:
-                self.clear_behind()
-            self.behind = True
+            if self.beyond:
+                self.clear_beyond()
+            self.beyond = True
             if not self._marked:
                 self.mark(int(head))
             extents.write(head, staged)
@@ -106,23 +117,23 @@ class Appender:
         tape.retire(max(head + rows - min(int(tape.capacity), extents.most_rows), 0))
         extents.show()
         first = native.commit_staged()
-        self.behind = False
+        self.beyond = False
         if self._retention.bounded:
             self._retention.appended(head + rows)
-            self._retire(now=False)
+            self._retention.apply(tape, extents.stride, now=False)
         self.ticket = self.committer.add(self._changes(index_head, producers), rows)
         return int(first)
 
     def mark(self, head: int) -> None:
-        """Says whose the rows behind the head are going to be. Nothing may be uncommitted."""
-        self._marker.note(Mark(self.salt, self._rows.index.revision, head))
+        """Says whose the rows beyond the head are going to be. Nothing may be uncommitted."""
+        self._marker.note(Mark(self.salt, self._mirror.index.revision, head))
         self._marked = True
 
     def took_over(self, salt: int) -> None:
         """Other rows are there now, and the marker says so; what comes has this salt."""
         self.salt, self.salted, self._marked = salt, True, True
         self._retention.forget()
-        self.behind = self.unknown_behind = False
+        self.beyond = self.unknown_beyond = False
 
     def note_bounds(self) -> None:
         """Has the index say which rows there are, though no new ones came."""
@@ -130,15 +141,8 @@ class Appender:
 
     def retain(self) -> None:
         """Applies the bounds other than the capacity."""
-        self._retire(now=True)
+        self._retention.apply(self._tape, self._extents.stride, now=True)
         self.note_bounds()
-
-    def _retire(self, now: bool) -> None:
-        head, tail, _, _ = self._tape.snapshot()
-        stride = self._extents.stride
-        keep_from = self._retention.keep_from(tail, head, stride, self._rows.entries, now)
-        if keep_from > tail:
-            self._tape.retire(keep_from)
 
     def _changes(self, index_from: int, producers: dict[int, int]) -> Changes:
         tape = self._tape
@@ -153,24 +157,108 @@ class Appender:
             index_head,
             int(tape.trajectories),
             (int(tape.inserted), int(tape.sampled)),
-            self._rows.salts,
+            self._mirror.salts,
         )
 
-    def rows_behind(self) -> int:
+    def _beyond(self) -> RowsBeyond:
+        head, size = int(self._tape.snapshot()[0]), int(self._tape.record_size)
+        return RowsBeyond(self._extents, size, head)
+
+    def rows_beyond(self) -> int:
         """How many rows there are that nobody can explain."""
-        found = RowsBehind(
-            self._extents, int(self._tape.record_size), int(self._tape.snapshot()[0])
-        )
-        return found.unexplained(self._left_by) if self.unknown_behind else 0
+        return self._beyond().unexplained(self._left_by) if self.unknown_beyond else 0
 
-    def clear_behind(self) -> int:
-        """Removes rows that are behind the head. What this storage did not write itself is put
+    def clear_beyond(self) -> int:
+        """Removes rows that are beyond the head. What this storage did not write itself is put
         aside before, unless it is known that it was never committed; how many rows are aside."""
-        head, count = int(self._tape.snapshot()[0]), 0
-        if self.unknown_behind:
-            found = RowsBehind(self._extents, int(self._tape.record_size), head)
-            if found.unexplained(self._left_by):
-                count = found.put_aside(self._directory)
-        self._extents.cut(head)
-        self.behind = self.unknown_behind = False
+        count = 0
+        if self.rows_beyond():
+            count = self._beyond().put_aside(self._directory)
+        self._extents.cut(int(self._tape.snapshot()[0]))
+        self.beyond = self.unknown_beyond = False
         return count
+
+
+class StagedWriter:
+    """The native writer's interface, with rows stored in files before they are appended.
+
+    Args:
+        tape: the native one.
+        schema: of its rows.
+        appender: stores what is staged.
+        appending: one append at a time.
+    """
+
+    def __init__(
+        self,
+        tape: Any,
+        schema: Schema,
+        appender: Appender,
+        appending: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._appender, self._appending = appender, appending
+        own = schema.boundaries.traj_key is not None
+        self.native = _native.Writer(tape, schema.marks, own, stage=True)
+
+    @property
+    def id(self) -> int:
+        return self.native.id
+
+    @property
+    def last_rows(self) -> int:
+        return self.native.last_rows
+
+    @property
+    def envs(self) -> int:
+        return self.native.envs
+
+    @envs.setter
+    def envs(self, envs: int) -> None:
+        self.native.envs = envs
+
+    def orphan(self, orphans: list[Any]) -> None:
+        self.native.orphan(orphans)
+
+    def open_trajectories(self) -> list[Any]:
+        return self.native.open_trajectories()
+
+    @property
+    def open_bytes(self) -> int:
+        return self.native.open_bytes
+
+    def add(self, *args: Any) -> int:
+        return self._append(self.native.add, args)
+
+    def extend(self, *args: Any) -> int:
+        return self._append(self.native.extend, args)
+
+    def append_records(self, *args: Any) -> int:
+        return self._append(self.native.append_records, args)
+
+    def append_columns(self, *args: Any) -> int:
+        return self._append(self.native.append_columns, args)
+
+    def append_whole(self, *args: Any) -> int:
+        return self._append(self.native.append_whole, args)
+
+    def append_part(self, *args: Any) -> None:
+        self._append(self.native.append_part, args)
+
+    def accept(
+        self, receiver: Any, producer: int, most_rows: int, next_item: int = 0
+    ) -> tuple[int, int, int, bool]:
+        """A frame's items; see `_native.accept_runs`."""
+        with self._appending():
+            seen, items, rows, gap = _native.accept_runs(
+                self.native, receiver, producer, most_rows, next_item
+            )
+            if items:
+                self._appender.commit(self.native, {producer: seen})
+        return seen, items, rows, gap
+
+    def _append(self, call: Any, args: tuple[Any, ...]) -> int:
+        with self._appending():
+            first = call(*args)
+            if first is not None and first < 0:
+                return int(first)
+            return self._appender.commit(self.native, {})

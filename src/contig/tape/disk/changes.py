@@ -1,4 +1,8 @@
-"""What appends change in an index, and an index as it is read."""
+"""An index as values: what appends change in it, and what is read of it.
+
+An append makes `Changes`, the committer merges and writes them, opening and following read an
+`IndexState`.
+"""
 
 from __future__ import annotations
 
@@ -62,12 +66,14 @@ class IndexState(NamedTuple):
     """An index as it was read.
 
     Attributes:
-        parts: entries as they are kept (`entries.STORED`), numbers ascending without gaps.
+        parts: entries as they are kept (`index_pages.STORED`), numbers ascending without gaps.
         quarantine: trajectories that are not to be served, with the reason.
         repaired: those of them that a repair set aside.
         bad: numbers of entries that could not be read, with a stand-in among `parts`.
         lost_producers: how many could not be read.
         loads: how many times a checkpoint took the place of everything.
+        revision: how many transactions it has seen.
+        store: the number of the storage that it belongs to.
     """
 
     tail: int
@@ -84,3 +90,5 @@ class IndexState(NamedTuple):
     bad: list[int]
     loads: int
     salts: Salts
+    revision: int
+    store: int

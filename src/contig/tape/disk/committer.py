@@ -10,6 +10,7 @@ index's log into its file, every few seconds.
 
 from __future__ import annotations
 
+import errno
 import logging
 import sqlite3
 import threading
@@ -17,11 +18,13 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ...arguments import seconds
 from ...errors import StorageFull
 from .changes import Changes, merged
-from .index import DiskIndex, fold_log
+from .index import DiskIndex
+from .marker import Mark, Marker
 
-__all__ = ["Committer", "Lag"]
+__all__ = ["FULL", "Committer", "Lag"]
 
 log = logging.getLogger("contig.disk")
 
@@ -31,7 +34,7 @@ _LOOK_S = 0.25
 _TEND_S = 2.0
 _SLICE_S = 0.1
 _SLEEP_S = 1.0
-_FULL = (28, 122)  # no space, over quota
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Lag(NamedTuple):
@@ -39,6 +42,13 @@ class Lag(NamedTuple):
 
     rows: int
     seconds: float
+
+    def check(self) -> None:
+        """Raises ValueError if it makes no sense."""
+        if self.rows < 1:
+            raise ValueError(f"max_lag_rows must be at least 1, got {self.rows}")
+        if not seconds("max_lag_s", self.seconds) > 0:
+            raise ValueError(f"max_lag_s must be more than 0, got {self.seconds}")
 
 
 class Committer:
@@ -49,7 +59,7 @@ class Committer:
         durable: whether rows and index are synced to the disk before a change counts.
         lag: how much may wait.
         sync: makes rows durable.
-        note: called with what was written before anybody hears of it.
+        marker: is told what was written before anybody hears of it.
         committed: called with it afterwards.
     """
 
@@ -59,11 +69,11 @@ class Committer:
         durable: bool,
         lag: Lag,
         sync: Callable[[], None],
-        note: Callable[[Changes], None],
+        marker: Marker,
         committed: Callable[[Changes], None],
     ) -> None:
         self._index, self._durable, self._lag = index, durable, lag
-        self._sync, self._note, self._committed = sync, note, committed
+        self._sync, self._marker, self._committed = sync, marker, committed
         self._turn = threading.Condition()
         self._role = threading.Lock()  # of the one who writes
         self._waiting: list[Changes] = []
@@ -83,7 +93,7 @@ class Committer:
         self._tending.start()
 
     def add(self, changes: Changes, rows: int = 0) -> int:
-        """Hands changes over, of so many rows; a ticket for `wait`."""
+        """Hands over changes that add `rows` rows; a ticket for `wait`."""
         with self._turn:
             self._waiting.append(changes)
             self._pending_rows += rows
@@ -95,7 +105,7 @@ class Committer:
             return self._number
 
     def make_room(self, rows: int) -> None:
-        """Waits until so many more rows may be appended; raises if they cannot be committed."""
+        """Waits until `rows` more may be appended; raises if those before cannot be committed."""
         while self._lags(rows):
             self.check()
             self._help()
@@ -121,7 +131,7 @@ class Committer:
             raise RuntimeError(f"the storage's index cannot be written: {failure}") from failure
         if self._broken:
             raise OSError(
-                getattr(failure, "errno", None) or 5,
+                getattr(failure, "errno", None) or errno.EIO,
                 f"rows could not be synced to the disk: {failure}. What was committed before is "
                 "safe; close this storage and open it again, which checks what is there",
             ) from failure
@@ -130,9 +140,9 @@ class Committer:
             "and tried again"
         )
         full = isinstance(failure, sqlite3.OperationalError) and "full" in str(failure)
-        if full or (isinstance(failure, OSError) and failure.errno in _FULL):
-            raise StorageFull(28, text) from failure
-        raise OSError(getattr(failure, "errno", None) or 5, text) from failure
+        if full or (isinstance(failure, OSError) and failure.errno in FULL):
+            raise StorageFull(errno.ENOSPC, text) from failure
+        raise OSError(getattr(failure, "errno", None) or errno.EIO, text) from failure
 
     def wait(self, ticket: int | None = None, timeout_s: float | None = None) -> None:
         """Returns when a change, or every one so far, is as durable as it will be."""
@@ -151,11 +161,6 @@ class Committer:
     def done(self) -> int:
         """The newest ticket that is committed."""
         return self._done
-
-    @property
-    def number(self) -> int:
-        """The newest ticket."""
-        return self._number
 
     def _run(self) -> None:
         while True:
@@ -202,7 +207,7 @@ class Committer:
                 return
             changes = merged(taken)
             self._index.write(changes)
-            self._note(changes)
+            self._marker.note(Mark(changes.salts[-1][1], self._index.revision, changes.head))
             with self._turn:
                 if not self._broken:
                     self._failure = None
@@ -277,7 +282,7 @@ class Committer:
         if not self._durable and not self._synced([]):
             return False
         try:
-            fold_log(self._index)
+            self._index.fold()
         except sqlite3.Error as error:
             log.warning("the index's log could not be folded in: %s", error)
         return True
@@ -289,6 +294,10 @@ class Committer:
             with self._turn:
                 if self._done == self._number:  # else more came meanwhile
                     return call(self._index)
+
+    def quarantine(self, found: dict[int, str], repaired: bool) -> None:
+        """Has the index remember trajectories that are not to be served."""
+        self.run_between(lambda index: index.quarantine(found, repaired))
 
     @property
     def is_this_thread(self) -> bool:

@@ -9,44 +9,19 @@ quarantine/            what was put aside
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
-import sqlite3
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from ... import _native
 from . import files
-from .changes import IndexState
-from .failures import as_os_error, check_length, is_damage
-from .index import FORMAT, DiskIndex
+from .sqlite import SUFFIXES, check_length
 
-__all__ = [
-    "DamagedIndexError",
-    "Directory",
-    "open_index",
-    "read_description",
-    "read_index",
-    "sealed",
-    "write_description",
-]
-
-if sys.platform != "win32":
-    import fcntl
+__all__ = ["Directory"]
 
 _NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOTSUP)
 _INDEX = re.compile(r"index(?:-(\d+))?\.sqlite")
-
-
-class DamagedIndexError(ValueError):
-    """SQLite cannot read a storage's index, or what it reads is not what was written."""
-
-
-class ForeignIndexError(ValueError):
-    """The index is that of another storage."""
 
 
 class Directory:
@@ -71,19 +46,19 @@ class Directory:
         if make:
             files.make_dir(self.path / "extents")
         try:
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._fd = files.open_dir(self.path)
         except FileNotFoundError:
             raise FileNotFoundError(f"{self.path}: no storage is there") from None
         self._lock_is: tuple[int, int] | None = None  # where only a file can be locked
-        self._is = _identity(os.fstat(self._fd))
+        self._is = files.identity(self._fd)
         through = Path(f"/proc/self/fd/{self._fd}")
-        self.root = through if through.exists() else self.path
+        self.root = through if files.exists(through) else self.path
 
     @property
     def is_moved(self) -> bool:
         """Whether its path leads to another directory now, or nowhere."""
         try:
-            return _identity(os.stat(self.path)) != self._is
+            return files.identity(self.path) != self._is
         except FileNotFoundError:
             return True
 
@@ -97,7 +72,7 @@ class Directory:
                 f"(it is at {now}). What was appended before is committed there, and nothing was "
                 "written here; close this storage and open it where it is",
             )
-        if self._lock_is is not None and _identity(os.stat(self.root / "lock")) != self._lock_is:
+        if self._lock_is is not None and files.identity(self.root / "lock") != self._lock_is:
             raise OSError(errno.ESTALE, f"{self.path / 'lock'} was replaced: who else writes here?")
 
     def lock(self) -> None:
@@ -106,30 +81,29 @@ class Directory:
         Raises:
             BlockingIOError: another one does; it names its pid.
         """
-        fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = files.open_lock(self.root / "lock")
         try:
             # On the directory, which cannot be deleted from under it; and on the file, where
             # contig 0.1 looks, and which is all that some network file systems lock.
             try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                files.lock(self._fd)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
-                self._lock_is = _identity(os.fstat(fd))
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._lock_is = files.identity(fd)
+            files.lock(fd)
         except BlockingIOError:
-            holder = os.pread(fd, 64, 0).decode(errors="replace").strip() or "unknown"
-            os.close(fd)
+            holder = files.pread(fd, 64, 0).decode(errors="replace").strip() or "unknown"
+            files.close(fd)
             raise BlockingIOError(
                 f"{self.path} is being written by process {holder}: one process writes at a time; "
                 "open it with read_only=True to follow it"
             ) from None
         except BaseException:
-            os.close(fd)
+            files.close(fd)
             raise
         self._lock_fd = fd
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        files.sign(fd)
 
     def close(self) -> None:
         """Lets it go, and the lock. In a fork, only the fork's."""
@@ -144,7 +118,9 @@ class Directory:
 
     def indexes(self) -> list[Path]:
         """Its indexes, by their real names, the one that counts last."""
-        found = [(int(m[1] or 0), m[0]) for n in files.listing(self.root) if (m := _index_name(n))]
+        found = [
+            (int(m[1] or 0), m[0]) for n in files.listing(self.root) if (m := _INDEX.fullmatch(n))
+        ]
         return [self.path / name for _, name in sorted(found)]
 
     @property
@@ -153,7 +129,7 @@ class Directory:
         return [self.path / "index.sqlite", *self.indexes()][-1]
 
     def row_files(self) -> list[Path]:
-        """Files of rows, in whichever folder (see `folders`) that is complete."""
+        """Files of rows, in whichever folder (see `extent_folders`) that is complete."""
         root = self.root / "extents"
         loads = [root / name for name in files.listing(root) if name.startswith("load-")]
         return [f / n for f in (root, *loads) for n in files.listing(f) if n.endswith(".rec")]
@@ -168,6 +144,22 @@ class Directory:
         files.make_dir(folder)
         return folder
 
+    def put_old_indexes_aside(self) -> Path | None:
+        """Moves indexes that do not count any more to quarantine/; where they are then."""
+        old = self.indexes()[:-1]
+        if not old:
+            return None
+        aside = self.aside("index")
+        for path in old:
+            # The file last: without it, nobody would know what its log belongs to.
+            for suffix in reversed(SUFFIXES):
+                name = path.name + suffix
+                if files.exists(self.root / name):
+                    files.rename(self.root / name, aside / name)
+        files.fsync_dir(aside)
+        files.fsync_dir(self.root)
+        return self.shown(aside)
+
     def check_storage(self) -> None:
         """Raises FileNotFoundError unless there is a storage in it."""
         if not files.exists(self.root / "layout.json"):
@@ -181,113 +173,3 @@ class Directory:
     def shown(self, path: Path) -> Path:
         """A path below `root`, as people know it."""
         return self.path / path.relative_to(self.root)
-
-
-def _index_name(name: str) -> re.Match[str] | None:
-    return _INDEX.fullmatch(name)
-
-
-def _identity(stat: os.stat_result) -> tuple[int, int]:
-    return stat.st_dev, stat.st_ino
-
-
-def read_description(directory: Directory) -> dict[str, Any] | None:
-    """What layout.json says, or None in a new directory."""
-    path, shown = directory.root / "layout.json", directory.path / "layout.json"
-    if not files.exists(path):
-        left = directory.row_files()
-        if left:
-            raise ValueError(
-                f"{shown} is missing, but there are {len(left)} files of rows, which cannot be "
-                "read without it. Restore it from a checkpoint of this storage"
-            )
-        return None
-    try:
-        described = dict(json.loads(files.read(path)))
-        if described["format"] > FORMAT:
-            raise ValueError(
-                f"{shown}: format {described['format']}, this contig reads up to {FORMAT}; "
-                "use a newer one"
-            )
-        if described["crc"] != _crc(described):
-            raise ValueError("its checksum is wrong")
-    except (ValueError, KeyError, TypeError) as error:
-        if "use a newer one" in str(error):
-            raise
-        raise ValueError(
-            f"{shown} is damaged ({error}): without it the rows cannot be read. Restore it from "
-            "a checkpoint of this storage; it does not change after the first row"
-        ) from error
-    return described
-
-
-def sealed(described: dict[str, Any]) -> bytes:
-    """A description as it is stored: with its checksum."""
-    return json.dumps({**described, "crc": _crc(described)}, indent=1).encode()
-
-
-def write_description(directory: Directory, described: dict[str, Any]) -> None:
-    """Makes a new directory a storage."""
-    files.write_new(directory.root / "layout.json", sealed(described))
-
-
-def _crc(described: dict[str, Any]) -> int:
-    content = {k: v for k, v in described.items() if k != "crc"}
-    return _native.crc32c(json.dumps(content, sort_keys=True).encode())
-
-
-def open_index(directory: Directory, writable: bool, store: int) -> DiskIndex:
-    """The index of a directory; a new one where there are no rows yet.
-
-    Raises:
-        DamagedIndexError: it cannot be read, or is gone.
-        OSError: something else is in the way.
-    """
-    path = directory.index
-    there = path.exists() and path.stat().st_size > 0
-    if not there and directory.row_files():
-        raise _damaged_index(path, ValueError("it is missing, but there are files of rows"))
-    try:
-        index = DiskIndex(path, writable, store)
-    except sqlite3.Error as error:
-        raise _failed(path, error) from error
-    if writable and directory.is_moved:  # before SQLite had it open, or since
-        index.close(directory.root / path.name)
-        directory.check()
-    return index
-
-
-def read_index(index: DiskIndex, writable: bool, store: int) -> IndexState:
-    """All of an index; who is going to write to it looks at all of its pages.
-
-    Raises:
-        DamagedIndexError: it cannot be read.
-        ForeignIndexError: it is of another storage than `store`.
-        OSError: something else is in the way.
-    """
-    try:
-        if writable:
-            index.check()
-        state = index.load()
-    except (sqlite3.Error, OverflowError) as error:
-        raise _failed(index.path, error) from error
-    if index.store != store:
-        raise ForeignIndexError(
-            f"{index.path} is the index of another storage (number {index.store:x}, expected "
-            f"{store:x}, as layout.json says): the rows here are not those that it tells of. Put "
-            "this storage's own index back"
-        )
-    return state
-
-
-def _failed(path: Path, error: Exception) -> Exception:
-    if is_damage(error) or not isinstance(error, sqlite3.Error):
-        return _damaged_index(path, error)
-    return as_os_error(error, path)
-
-
-def _damaged_index(path: Path, error: Exception) -> DamagedIndexError:
-    return DamagedIndexError(
-        f"{path} is damaged ({error}). `contig inspect --repair {path.parent}` builds a new one of "
-        "what can be read, and keeps this one"
-    )

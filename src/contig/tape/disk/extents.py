@@ -7,11 +7,10 @@ signal. A file has its full size from the start, without blocks.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ... import _native
 from . import files
@@ -58,37 +57,6 @@ def _own(path: Path) -> None:
         files.write_new(path, files.read(path))
 
 
-class Unsynced(NamedTuple):
-    """Files that were written, and their directory if some of them are new."""
-
-    paths: list[Path]
-    folder: Path | None
-
-    def sync(self) -> None:
-        """Returns when they are on the disk, apart from those that were let go meanwhile."""
-        for path in self.paths:
-            try:
-                fd = files.open_to_write(path)
-            except FileNotFoundError:
-                continue
-            try:
-                files.fsync(fd)
-            finally:
-                files.close(fd)
-        if self.folder is not None:
-            with contextlib.suppress(FileNotFoundError):  # a load replaced all that is in it
-                files.fsync_dir(self.folder)
-
-
-def _locked(method: Any) -> Any:
-    @functools.wraps(method)
-    def locked(self: Extents, *args: Any) -> Any:
-        with self._lock:
-            return method(self, *args)
-
-    return locked
-
-
 class Extents:
     """Files mapped one behind another. Thread-safe.
 
@@ -115,7 +83,8 @@ class Extents:
         self._mapped: dict[int, int] = {}  # place -> extent
         self._unseen: set[int] = set()  # written, but not mapped yet
         self._lock = threading.RLock()
-        self._marking = threading.Lock()
+        self._marking, self._syncing = threading.Lock(), threading.Lock()
+        self._sync_failure: OSError | None = None
         self.unsynced: set[int] = set()
         # A file was made since the directory was last synced: perhaps by one that was killed.
         self.created = writable
@@ -128,32 +97,32 @@ class Extents:
         names = files.listing(self.folder)
         return [int(n[:-4]) for n in names if n.endswith(".rec") and n[:-4].isdigit()]
 
-    @_locked
     def map(self, extent: int) -> bool:
         """Makes an extent's rows readable; False if its file is missing."""
-        place = extent % self._places
-        if self._mapped.get(place) == extent:
-            return True
-        try:
-            fd = self._fds.get(extent, -1)
-            fd = files.open_to_read(self.path(extent)) if fd < 0 else os.dup(fd)
-        except FileNotFoundError:
-            # Never what was there before: those are other rows, whose checksums are right.
-            self._mapped.pop(place, None)
-            self.region.unmap(place * self.nbytes, self.nbytes)
-            return False
-        try:
-            # Of a file that was cut, only what is there: the rest reads as zeros, which no
-            # checksum fits.
-            there = min(files.size(fd), self.nbytes)
-            if there < self.nbytes:
+        with self._lock:
+            place = extent % self._places
+            if self._mapped.get(place) == extent:
+                return True
+            try:
+                fd = self._fds.get(extent, -1)
+                fd = files.open_to_read(self.path(extent)) if fd < 0 else os.dup(fd)
+            except FileNotFoundError:
+                # Never what was there before: those are other rows, whose checksums are right.
+                self._mapped.pop(place, None)
                 self.region.unmap(place * self.nbytes, self.nbytes)
-            if there:
-                self.region.map(place * self.nbytes, fd, there)
-        finally:
-            files.close(fd)
-        self._mapped[place] = extent
-        return True
+                return False
+            try:
+                # Of a file that was cut, only what is there: the rest reads as zeros, which no
+                # checksum fits.
+                there = min(files.size(fd), self.nbytes)
+                if there < self.nbytes:
+                    self.region.unmap(place * self.nbytes, self.nbytes)
+                if there:
+                    self.region.map(place * self.nbytes, fd, there)
+            finally:
+                files.close(fd)
+            self._mapped[place] = extent
+            return True
 
     def fetch(self, first: int, last: int) -> None:
         """Has rows in memory, read from end to end: faults would read them page by page. Asks for
@@ -175,77 +144,77 @@ class Extents:
             finally:
                 files.close(fd)
 
-    @_locked
     def map_again(self, extent: int) -> bool:
         """As `map`, of the file as it is now: it may have been shorter, or not there."""
-        self._mapped.pop(extent % self._places, None)
-        return bool(self.map(extent))
+        with self._lock:
+            self._mapped.pop(extent % self._places, None)
+            return bool(self.map(extent))
 
     def is_mapped(self, extent: int) -> bool:
         return self._mapped.get(extent % self._places) == extent
 
-    @_locked
     def enter(self, folder: Path) -> None:
         """Unmaps everything: the files of these numbers are other ones now, in that folder."""
-        for place in self._mapped:
-            self.region.unmap(place * self.nbytes, self.nbytes)
-        self._mapped.clear()
-        self.close()
-        self._unseen.clear()
-        with self._marking:
-            self.unsynced.clear()
-            self.created = self._writable
-        self.folder = folder
+        with self._lock:
+            for place in self._mapped:
+                self.region.unmap(place * self.nbytes, self.nbytes)
+            self._mapped.clear()
+            self.close()
+            self._unseen.clear()
+            with self._marking:
+                self.unsynced.clear()
+                self.created = self._writable
+            self.folder = folder
 
-    @_locked
     def show(self) -> None:
         """Makes what was written readable. Rows that lie in the same places must be evicted: until
         then, these are their addresses."""
-        while self._unseen:
-            self.map(min(self._unseen))
-            self._unseen.discard(min(self._unseen))
+        with self._lock:
+            while self._unseen:
+                self.map(min(self._unseen))
+                self._unseen.discard(min(self._unseen))
 
-    @_locked
     def cut(self, head: int) -> None:
         """Removes rows from a seq on, for good: an append that was never committed must not come
         back in the place of one whose rows a power loss took."""
-        gone = [e for e in self.present() if e >= -(-head // self.rows)]
-        self._delete(gone)
-        extent, at = divmod(head, self.rows)
-        if at and files.exists(self.path(extent)):
-            _own(self.path(extent))
-            fd = files.open_to_write(self.path(extent))
-            try:
-                files.truncate(fd, at * self.stride)
-                files.truncate(fd, self.nbytes)
-                files.fsync(fd)
-            finally:
-                files.close(fd)
-        if gone:
-            files.fsync_dir(self.folder)
+        with self._lock:
+            gone = [e for e in self.present() if e >= -(-head // self.rows)]
+            self._delete(gone)
+            extent, at = divmod(head, self.rows)
+            if at and files.exists(self.path(extent)):
+                _own(self.path(extent))
+                fd = files.open_to_write(self.path(extent))
+                try:
+                    files.truncate(fd, at * self.stride)
+                    files.truncate(fd, self.nbytes)
+                    files.fsync(fd)
+                finally:
+                    files.close(fd)
+            if gone:
+                files.fsync_dir(self.folder)
 
-    @_locked
     def write(self, first: int, rows: Any) -> None:
         """Stores encoded rows from a seq on, in one or more files; `show` makes them readable.
 
         Raises:
             OSError: it could not; what was written lies beyond the head and does not count.
         """
-        data = memoryview(rows).cast("B")
-        seq = first
-        while data:
-            extent, at = divmod(seq, self.rows)
-            count = min(len(data) // self.stride, self.rows - at)
-            part = data[: count * self.stride]
-            fd = self._open(extent)
-            offset = at * self.stride
-            while part:
-                done = files.pwrite(fd, part, offset)
-                part, offset = part[done:], offset + done
-            with self._marking:
-                self.unsynced.add(extent)
-            seq += count
-            data = data[count * self.stride :]
+        with self._lock:
+            data = memoryview(rows).cast("B")
+            seq = first
+            while data:
+                extent, at = divmod(seq, self.rows)
+                count = min(len(data) // self.stride, self.rows - at)
+                part = data[: count * self.stride]
+                fd = self._open(extent)
+                offset = at * self.stride
+                while part:
+                    done = files.pwrite(fd, part, offset)
+                    part, offset = part[done:], offset + done
+                with self._marking:
+                    self.unsynced.add(extent)
+                seq += count
+                data = data[count * self.stride :]
 
     def _open(self, extent: int) -> int:
         fd = self._fds.get(extent)
@@ -272,21 +241,37 @@ class Extents:
         self._unseen.add(extent)
         return fd
 
-    def unsynced_files(self) -> Unsynced:
-        """What is to be synced: everything written so far. Thread-safe."""
-        with self._marking:
-            paths = [self.path(extent) for extent in sorted(self.unsynced)]
-            work = Unsynced(paths, self.folder if self.created else None)
-            self.unsynced.clear()
-            self.created = False
-            return work
+    def sync(self) -> None:
+        """Returns when everything written so far is on the disk; appends go on meanwhile.
 
-    @_locked
+        Raises:
+            OSError: it could not be synced, now or before: that is final.
+        """
+        with self._syncing:  # whoever finds nothing to sync knows that it is synced
+            if self._sync_failure is not None:  # a second fsync would succeed without meaning it
+                raise self._sync_failure
+            with self._marking:
+                paths = [self.path(extent) for extent in sorted(self.unsynced)]
+                folder = self.folder if self.created else None
+                self.unsynced.clear()
+                self.created = False
+            try:
+                for path in paths:
+                    with contextlib.suppress(FileNotFoundError):  # let go meanwhile
+                        files.sync(path)
+                if folder is not None:
+                    with contextlib.suppress(FileNotFoundError):  # a load replaced all of it
+                        files.fsync_dir(folder)
+            except OSError as error:
+                self._sync_failure = error
+                raise
+
     def delete_below(self, seq: int) -> list[int]:
         """Removes files all of whose rows lie below a seq; their numbers."""
-        gone = [e for e in self.present() if (e + 1) * self.rows <= seq]
-        self._delete(gone)
-        return gone
+        with self._lock:
+            gone = [e for e in self.present() if (e + 1) * self.rows <= seq]
+            self._delete(gone)
+            return gone
 
     def _delete(self, gone: list[int]) -> None:
         for extent in gone:

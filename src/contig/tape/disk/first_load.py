@@ -16,8 +16,11 @@ import logging
 from typing import Any
 
 from . import files
-from .directory import Directory, open_index, read_index, sealed
-from .folders import all_but, put_aside, remove
+from .description import sealed
+from .directory import Directory
+from .extent_folders import all_but, put_aside, remove
+from .index import open_index, read_index
+from .sqlite import SUFFIXES
 
 __all__ = ["begin", "finish", "settle", "undo"]
 
@@ -48,7 +51,7 @@ def undo(directory: Directory) -> None:
     """Removes what was made, also of the index: nobody knows whether step 4 was through. Its parts
     are closed."""
     for path in directory.indexes():
-        for suffix in ("", "-wal", "-shm"):
+        for suffix in SUFFIXES:
             files.unlink(directory.root / (path.name + suffix))
     _remove_rows(directory)
     files.unlink(directory.root / _NAME)

@@ -18,15 +18,14 @@ import numpy as np
 
 from ... import _native
 from ..entry import join
-from . import tables
+from . import index_tables as tables
 from .changes import Changes, IndexState, Salts
-from .connecting import connect, deleted, has_log, keep_log
-from .entries import PAGE, STORED, narrow, pack
-from .failures import DamagedContents
-from .reading import read_bounds, read_state
-from .tables import FORMAT, row_crc
+from .directory import Directory
+from .index_pages import PAGE, STORED, narrow, pack
+from .index_tables import FORMAT, read_bounds, read_state, row_crc
+from .sqlite import DamagedContents, as_os_error, connect, deleted, is_damage, keep_log, log_bytes
 
-__all__ = ["FORMAT", "DiskIndex", "fold_log"]
+__all__ = ["DamagedIndexError", "DiskIndex", "open_index", "read_index"]
 
 log = logging.getLogger("contig.disk")
 
@@ -35,6 +34,14 @@ Array = np.ndarray[Any, Any]
 _PRODUCERS = _native.PRODUCERS  # as a tape
 _LOG_BYTES = 4 << 20
 _WRITE_PAGES = 500  # in one statement: each is a chance for others to take the GIL for long
+
+
+class DamagedIndexError(ValueError):
+    """SQLite cannot read a storage's index, or what it reads is not what was written."""
+
+
+class ForeignIndexError(ValueError):
+    """The index is that of another storage."""
 
 
 class DiskIndex:
@@ -49,7 +56,7 @@ class DiskIndex:
     def __init__(self, path: Path, writable: bool, store: int = 0) -> None:
         self.path = path
         mode = "rwc" if writable else "ro"
-        if not writable and not os.access(path.parent, os.W_OK) and not has_log(path):
+        if not writable and not os.access(path.parent, os.W_OK) and not log_bytes(path):
             mode += "&immutable=1"  # SQLite would make a log's index there
         self._writable = writable
         self._db = connect(path, mode)
@@ -89,13 +96,13 @@ class DiskIndex:
         format."""
         try:
             (wrong,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
-            there = tables.found(self._db)
+            there = tables.tables_in(self._db)
         except UnicodeDecodeError as error:
             raise DamagedContents(str(error)) from error
         if wrong != "ok":
             raise DamagedContents(wrong)
         version = self._version()
-        if there != tables.expected(version):
+        if there != tables.tables_of(version):
             raise DamagedContents("its tables are not as they should be")
         if version < FORMAT:
             tables.upgrade(self._db)
@@ -233,8 +240,7 @@ class DiskIndex:
     @property
     def log_is_long(self) -> bool:
         """Whether the write-ahead log should be folded in now."""
-        log_file = self.path.with_name(self.path.name + "-wal")
-        return log_file.exists() and log_file.stat().st_size > _LOG_BYTES
+        return log_bytes(self.path) > _LOG_BYTES
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -245,7 +251,8 @@ class DiskIndex:
 
     def load(self, since: int = -1) -> IndexState:
         """The index; or what there is from an entry on, unless some of it is damaged: then all."""
-        state, self.revision, self.store = read_state(self._db, self.path, since)
+        state = read_state(self._db, self.path, since)
+        self.revision, self.store = state.revision, state.store
         self.loads, self._salts = state.loads, state.salts
         if state.parts:
             self._open_page = _last_page(state.parts[-1])
@@ -284,11 +291,6 @@ class DiskIndex:
                 os.close(fd)
 
 
-def fold_log(index: DiskIndex) -> None:
-    """Moves what is in an index's log into its file."""
-    index.fold()
-
-
 def _insert_pages(db: sqlite3.Connection, pages: list[tuple[int, memoryview]]) -> None:
     for at in range(0, len(pages), _WRITE_PAGES):
         some = pages[at : at + _WRITE_PAGES]
@@ -304,3 +306,60 @@ def _last_page(kept: Array) -> Array:
 
 def _signed(word: int) -> int:
     return word - 2**64 if word >= 2**63 else word
+
+
+def open_index(directory: Directory, writable: bool, store: int) -> DiskIndex:
+    """The index of a directory; a new one where there are no rows yet.
+
+    Raises:
+        DamagedIndexError: it cannot be read, or is gone.
+        OSError: something else is in the way.
+    """
+    path = directory.index
+    there = path.exists() and path.stat().st_size > 0
+    if not there and directory.row_files():
+        raise _damaged_index(path, ValueError("it is missing, but there are files of rows"))
+    try:
+        index = DiskIndex(path, writable, store)
+    except sqlite3.Error as error:
+        raise _failed(path, error) from error
+    if writable and directory.is_moved:  # before SQLite had it open, or since
+        index.close(directory.root / path.name)
+        directory.check()
+    return index
+
+
+def read_index(index: DiskIndex, writable: bool, store: int) -> IndexState:
+    """All of an index; who is going to write to it looks at all of its pages.
+
+    Raises:
+        DamagedIndexError: it cannot be read.
+        ForeignIndexError: it is of another storage than `store`.
+        OSError: something else is in the way.
+    """
+    try:
+        if writable:
+            index.check()
+        state = index.load()
+    except (sqlite3.Error, OverflowError) as error:
+        raise _failed(index.path, error) from error
+    if index.store != store:
+        raise ForeignIndexError(
+            f"{index.path} is the index of another storage (number {index.store:x}, expected "
+            f"{store:x}, as layout.json says): the rows here are not those that it tells of. Put "
+            "this storage's own index back"
+        )
+    return state
+
+
+def _failed(path: Path, error: Exception) -> Exception:
+    if is_damage(error) or not isinstance(error, sqlite3.Error):
+        return _damaged_index(path, error)
+    return as_os_error(error, path)
+
+
+def _damaged_index(path: Path, error: Exception) -> DamagedIndexError:
+    return DamagedIndexError(
+        f"{path} is damaged ({error}). `contig inspect --repair {path.parent}` builds a new one of "
+        "what can be read, and keeps this one"
+    )

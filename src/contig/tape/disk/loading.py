@@ -1,4 +1,7 @@
-"""Rows from files to a checkpoint and back: complete files are linked, the rest is copied."""
+"""Rows of a checkpoint on their way into a storage: complete files are linked, the rest is copied.
+
+They are brought into a folder that does not count yet; `restoring` makes it count.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +17,13 @@ from ...errors import StorageFull
 from ..snapshot import Snapshot
 from . import files
 from .changes import Salts
+from .extent_folders import begin, complete, remove
 from .extents import Extents
-from .folders import begin, complete, remove
-from .linked import LinkedRows, copy_start, link_or_copy
+from .linked_rows import LinkedRows, link_or_copy
 
-__all__ = ["Load", "Shape", "link_extents"]
+__all__ = ["Load", "Shape"]
 
 _PIECE_BYTES = 16 << 20
-
-
-def link_extents(extents: Extents, folder: Path, record_size: int, first: int, head: int) -> None:
-    """Rows [first, head) in ``folder/extents``; nobody may let go of any meanwhile."""
-    target = LinkedRows(folder / "extents", record_size, extents.stride, extents.rows)
-    files.make_dir(target.folder)
-    for extent in range(first // extents.rows, head // extents.rows):
-        if files.exists(extents.path(extent)):
-            link_or_copy(extents.path(extent), target.path(extent))
-    extent, rest = divmod(head, extents.rows)
-    if rest and first < head and files.exists(extents.path(extent)):
-        copy_start(extents.path(extent), target.path(extent), rest * extents.stride)
-    files.fsync_dir(target.folder)
 
 
 class Shape(NamedTuple):
@@ -49,7 +39,7 @@ class Load:
 
     Args:
         contents: what is to be loaded.
-        root: the storage's ``extents``; see `folders`.
+        root: the storage's ``extents``; see `extent_folders`.
         shape: of its rows.
         salt: for the checksums of rows that are copied.
 
@@ -85,8 +75,8 @@ class Load:
             self._linked.check(contents.tail, contents.head)
         needed = (contents.head - self._copied_from) * stride
         if self._linked is not None and contents.head > contents.tail:
-            there, here = (p.stat().st_dev for p in (self._linked.folder, self.root))
-            if there != here:  # files of another file system are copied, not linked
+            there, here = (files.identity(p) for p in (self._linked.folder, self.root))
+            if there[0] != here[0]:  # files of another file system are copied, not linked
                 needed = (contents.head - contents.tail) * stride
         free = files.free_bytes(self.root)
         if needed > free:
@@ -118,7 +108,7 @@ class Load:
             for at, records in self._pieces():
                 encoded = _native.encode_rows(records, size, stride, at, salts)
                 extents.write(at, np.asarray(memoryview(encoded)))
-            extents.unsynced_files().sync()
+            extents.sync()
         finally:
             extents.close()
 

@@ -11,6 +11,7 @@ of change is the one that it says).
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import struct
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 from ... import _native
 from . import files
-from .changes import Salts
+from .changes import IndexState
 
 __all__ = ["Mark", "Marker"]
 
@@ -37,7 +38,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 class Mark(NamedTuple):
     """Attributes:
-    salt: of whoever wrote last.
+    salt: of the process that wrote last.
     revision, head: of the index, after the last commit.
     """
 
@@ -45,13 +46,15 @@ class Mark(NamedTuple):
     revision: int
     head: int
 
-    def has_all(self, revision: int, head: int, salts: Salts) -> bool:
+    def is_in(self, index: IndexState) -> bool:
         """Whether an index has everything that was ever committed."""
-        if revision == self.revision:
-            return head == self.head
+        if index.bad:
+            return False
+        if index.revision == self.revision:
+            return index.head == self.head
         # Killed after a commit, before it was marked. A copy that went on has another salt.
-        last = salts[-1][1] if salts else 0
-        return revision > self.revision and head >= self.head and last == self.salt
+        last = index.salts[-1][1] if index.salts else 0
+        return index.revision > self.revision and index.head >= self.head and last == self.salt
 
 
 class Marker:
@@ -104,7 +107,7 @@ class Marker:
             said = _FIELDS.pack(_MAGIC, self._store, *mark, _boot(), time.time_ns())
             data = said + _CRC.pack(_native.crc32c(said))
             if files.pwrite(self._fd, data, 0) < len(data):
-                raise OSError(5, "it was written in part")
+                raise OSError(errno.EIO, "it was written in part")
         except OSError as error:
             files.unlink(self._path)  # what it says is not so any more
             log.warning("%s cannot be written: %s", self._path, error)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from . import files
 from .storage import DiskStorage
 
 __all__ = ["LazyMemmapStorage"]
@@ -31,7 +31,7 @@ class LazyMemmapStorage(DiskStorage):
             super().__init__(path, max_size, **options)
         except BaseException:
             if scratch_dir is None:
-                shutil.rmtree(path, ignore_errors=True)
+                files.remove_tree(Path(path))
             raise
         if scratch_dir is None:
-            self._held.temporary = Path(path)
+            self._lifetime.temporary = Path(path)

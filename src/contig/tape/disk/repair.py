@@ -1,17 +1,45 @@
-"""Looks through a whole storage, and sets aside what is damaged."""
+"""Looks through a whole storage, and sets aside what is damaged; builds an index anew.
+
+A new index is made of what can be read of the old one:
+
+    1. everything that can be read        ->  index.new.sqlite, complete, synced
+    2. index.new.sqlite                   ->  index-N.sqlite: from now on it counts
+    3. older ones, with -wal and -shm     ->  quarantine/index-<time>/
+
+Killed before 2, the old index is as it was; after it, what 3 left is put aside at the next opening.
+"""
 
 from __future__ import annotations
 
+import functools
+import sqlite3
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .directory import DamagedIndexError, Directory, open_index, read_description, read_index
-from .rebuild import rebuild
+import numpy as np
+
+from ..entry import ends_of, steps_of
+from . import files
+from . import index_tables as tables
+from .changes import Changes, Salts
+from .description import read_description
+from .directory import Directory
+from .extent_folders import all_but, folder_of, next_number, put_aside, tidy
+from .index import DamagedIndexError, DiskIndex, open_index, read_index
+from .index_pages import complete, unpack, widen
+from .index_tables import is_whole
+from .sqlite import SUFFIXES, as_os_error, is_damage
 from .storage import DiskStorage
 
 __all__ = ["Damage", "repair", "verify"]
 
+Array = np.ndarray[Any, Any]
+
 _STEP_BYTES = 8 << 20
+_NEW = "index.new.sqlite"
+_EVER = 1 << 62
 
 
 class Damage(NamedTuple):
@@ -93,3 +121,162 @@ def _unreadable(directory: Directory, store: int) -> str | None:
     if state.bad:
         return f"{len(state.bad):,} of its entries are damaged"
     return "what producers have sent is damaged" if state.lost_producers else None
+
+
+# -- a new index -----------------------------------------------------------------------------------
+
+
+class Rebuilt(NamedTuple):
+    """What became of an index.
+
+    Attributes:
+        runs: that could be read.
+        rows: of these runs.
+        aside: where the old index is now.
+    """
+
+    runs: int
+    rows: int
+    aside: Path
+
+
+class _Found(NamedTuple):
+    """What an index still says."""
+
+    entries: dict[int, Any]
+    producers: dict[int, int]
+    bounds: list[int] | None
+    salts: Salts
+    quarantine: dict[int, tuple[str, bool]]
+
+
+def rebuild(directory: Directory, store: int) -> Rebuilt:
+    """Replaces an index. The caller holds the directory's lock.
+
+    Raises:
+        OSError: the disk is full, or the like; the old index is as it was.
+    """
+    old = directory.index
+    found = _read(old)
+    changes = _changes(found)
+    loads = _settle_folders(directory, found)
+    for suffix in SUFFIXES:  # of a repair that was killed
+        files.unlink(directory.root / (_NEW + suffix))
+    new = directory.path / _NEW
+    index = DiskIndex(new, True, store)
+    try:
+        index.store = store
+        index.loads = loads
+        index.write(changes)
+        for repaired in (False, True):
+            chosen = {o: r for o, (r, done) in found.quarantine.items() if done == repaired}
+            index.quarantine(chosen, repaired)
+        index.settle()
+    except sqlite3.Error as error:
+        raise as_os_error(error, new) from error
+    finally:
+        index.close()
+    files.sync(directory.root / _NEW)
+    generation = int(old.stem.partition("-")[2] or 0) + 1
+    files.rename(directory.root / _NEW, directory.root / f"index-{generation}.sqlite")
+    files.fsync_dir(directory.root)
+    rows = sum(int(steps_of(kept)) for kept in found.entries.values())
+    aside = directory.put_old_indexes_aside()
+    return Rebuilt(len(found.entries), rows, aside or directory.path / "quarantine")
+
+
+def _settle_folders(directory: Directory, found: _Found) -> int:
+    """How many loads the new index counts, so that the folder that counted still does. If that
+    cannot be told, it is the newest, and the others are put aside, not deleted."""
+    root = directory.root / "extents"
+    if found.bounds is not None:
+        tidy(directory, found.bounds[-2])
+        return int(found.bounds[-2]) + 1
+    loads = next_number(root, 0)
+    put_aside(directory, all_but(root, folder_of(root, loads)))
+    return loads
+
+
+def _changes(found: _Found) -> Changes:
+    """All that is known, with stand-ins for entries that are not."""
+    numbers = sorted(found.entries)
+    first = numbers[0] if numbers else 0
+    last = numbers[-1] + 1 if numbers else 0
+    tail = int(found.entries[first]["first"]) if numbers else 0
+    head = int(ends_of(found.entries[last - 1])) if numbers else 0
+    trajectories = max((int(kept["ordinal"]) + 1 for kept in found.entries.values()), default=0)
+    limiter = (head, 0)
+    if found.bounds is not None:
+        _, tail, first, head, last, trajectories, *counted, _, _ = found.bounds
+        limiter = (counted[0], counted[1])
+    kept, bad = complete(found.entries, tail, head, range(first, last))
+    for number in bad:
+        found.quarantine.setdefault(
+            -(number + 2), (f"entry {number} of the index was damaged", True)
+        )
+    for ordinal in kept["ordinal"][np.isin(kept["prev"], bad)]:
+        found.quarantine.setdefault(int(ordinal), ("a part of it is damaged", True))
+    return Changes(
+        entries=widen(kept),
+        producers=found.producers,
+        tail=tail,
+        index_tail=first,
+        head=head,
+        index_head=last,
+        trajectories=trajectories,
+        limiter=limiter,
+        salts=found.salts,
+    )
+
+
+def _read(path: Path) -> _Found:
+    """What can be read of an index, of a copy: reading may change the log's files."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "index.sqlite"
+        for suffix in SUFFIXES[:2]:
+            if files.exists(path.with_name(path.name + suffix)):
+                files.copy(path.with_name(path.name + suffix), copy.with_name(copy.name + suffix))
+        db = sqlite3.connect(copy)
+        try:
+            return _read_tables(db, path)
+        finally:
+            db.close()
+
+
+def _read_tables(db: sqlite3.Connection, path: Path) -> _Found:
+    def rows(query: str) -> list[tuple[Any, ...]]:
+        return list(_until_damage(lambda: db.execute(query), path))
+
+    version = tables.FORMAT if rows("SELECT page FROM pages LIMIT 1") else 1
+    entries: dict[int, Any] = {}
+    for backwards in (False, True):  # from both ends, as far as that goes
+        pages = functools.partial(tables.read_pages, db, version, 0, _EVER, backwards)
+        stored = _until_damage(pages, path)
+        for (page,) in stored:
+            for kept in unpack([page]):
+                entries[int(kept["number"])] = kept
+    bounds = [row[1:] for row in rows("SELECT * FROM bounds") if is_whole(row[1:])]
+    whole = list(bounds[0][:-1]) if bounds else []
+    if len(whole) == 9:  # of format 1: without `store`
+        whole = [0, *whole]
+    salts = [row[:2] for row in rows("SELECT first, salt, crc FROM salts") if is_whole(row)]
+    aside = {
+        row[0]: (str(row[1]), bool(row[2]) if len(row) > 2 else False)
+        for row in rows("SELECT * FROM quarantine")
+        if isinstance(row[0], int)
+    }
+    senders = rows("SELECT id, seq, revision, crc FROM producers")
+    producers = {row[0] & (2**64 - 1): row[1] for row in senders if is_whole(row)}
+    if whole:
+        entries = {n: kept for n, kept in entries.items() if whole[2] <= n < whole[4]}
+    return _Found(entries, producers, whole or None, tuple(sorted(salts)), aside)
+
+
+def _until_damage(query: Any, path: Path) -> Iterator[tuple[Any, ...]]:
+    """What a query gives until it meets damage. Whatever else is in the way is an error."""
+    try:
+        yield from query()
+    except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
+        if not is_damage(error):
+            assert isinstance(error, sqlite3.Error)
+            raise as_os_error(error, path) from error

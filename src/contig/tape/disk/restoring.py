@@ -1,104 +1,187 @@
-"""Taking a checkpoint in: what there is before, or what was loaded, and nothing in between."""
+"""Taking a checkpoint in: what there was before, or what was loaded, and nothing in between.
+
+1. its rows, into a folder that does not count yet    `loading`
+2. the folder gets its name                           `extent_folders`
+3. one transaction of the index: now it counts, and the old rows do not
+4. the tape shows the new rows, the old files go
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ...errors import StorageFull
 from ..schema import Schema
 from ..snapshot import Snapshot
 from . import first_load
-from .appender import FULL, new_salt
-from .changeover import ChangeOver
-from .describing import with_store
+from .appender import new_salt
+from .changes import Changes
+from .committer import FULL
+from .description import with_store
 from .directory import Directory
+from .extent_folders import next_number
+from .index import DiskIndex
 from .loading import Load, Shape
-from .parts import How, Parts
+from .marker import Mark
+from .opening import Opened, OpenOptions
+from .sqlite import as_os_error
 
 __all__ = ["Restoring"]
 
+log = logging.getLogger("contig.disk")
+
 
 class Restoring:
-    """One load into a storage. Its user holds the storage's locks.
+    """One load into a storage. Its user holds the storage's locks: nobody is appending.
 
     Args:
         directory: of the storage.
         tape: the native one.
-        adopt: called with the parts when they count; twice, if it is interrupted.
+        contents: what is taken in.
+        limiter: rows inserted and sampled, as the rate limiter counts them.
+        adopt: called with what is open when it counts, before the tape is changed; twice, if it is
+            interrupted.
 
     Attributes:
         counts: whether it happened.
     """
 
-    def __init__(self, directory: Directory, tape: Any, adopt: Callable[[Parts], None]) -> None:
-        self._directory, self._tape, self._adopt = directory, tape, adopt
-        self.counts = False
-
-    def replace(self, parts: Parts, contents: Snapshot, limiter: tuple[int, int]) -> None:
-        """In place of what a storage has."""
-
-        def change(load: Load) -> None:
-            self._change(parts, ChangeOver(parts, load, contents, limiter))
-
-        self._bring(contents, parts.shape, change)
-
-    def create(
+    def __init__(
         self,
-        described: dict[str, Any],
-        how: How,
+        directory: Directory,
+        tape: Any,
         contents: Snapshot,
         limiter: tuple[int, int],
+        adopt: Callable[[Opened], None],
     ) -> None:
+        self._directory, self._tape, self._adopt = directory, tape, adopt
+        self._contents, self._limiter, self._numbered = contents, limiter, contents.numbered()
+        self.counts = False
+
+    def replace(self, opened: Opened) -> None:
+        """In place of what a storage has."""
+        self._bring(opened.shape, lambda load: self._change_over(opened, load))
+
+    def create(self, described: dict[str, Any], options: OpenOptions) -> None:
         """Into a storage that is none yet; see `first_load`.
 
         Args:
             described: what it would be.
-            how: it is opened then.
-            contents, limiter: what is taken in.
+            options: how it is opened then.
         """
         first_load.settle(self._directory)
         size = Schema.from_bytes(json.dumps(described["schema"]).encode()).layout.record_size
         shape = Shape(size, described["stride"], described["rows_per_extent"])
 
         def change(load: Load) -> None:
-            parts: Parts | None = None
+            opened: Opened | None = None
             try:
                 whole = with_store(self._directory, described)
                 first_load.begin(self._directory, whole)
-                parts = Parts(self._directory, self._tape, whole, how)
-                self._change(parts, ChangeOver(parts, load, contents, limiter, fresh=True))
+                opened = Opened(self._directory, self._tape, whole, options)
+                self._change_over(opened, load, fresh=True)
             except BaseException:
                 if not self.counts:
-                    if parts is not None:
-                        parts.close()
+                    if opened is not None:
+                        opened.close()
                     first_load.undo(self._directory)
                 raise
 
-        self._bring(contents, shape, change)
+        self._bring(shape, change)
 
-    def _bring(self, contents: Snapshot, shape: Shape, change: Callable[[Load], None]) -> None:
-        load = Load(contents, self._directory.root / "extents", shape, new_salt())
-        load.check()
-        self._tape.prepare_restore(*contents.numbered())
+    def _bring(self, shape: Shape, change: Callable[[Load], None]) -> None:
+        load = Load(self._contents, self._directory.root / "extents", shape, new_salt())
+        checked = False
         try:
+            load.check()
+            checked = True
+            self._tape.prepare_restore(*self._numbered)
             load.bring()
             change(load)
         except BaseException as error:
             load.undo()
-            if isinstance(error, OSError) and error.errno in FULL:
+            says_so = isinstance(error, StorageFull) and not checked
+            if isinstance(error, OSError) and error.errno in FULL and not says_so:
                 path = self._directory.path
                 text = f"{path}: no room for the checkpoint; nothing was loaded"
                 raise StorageFull(error.errno, text) from error
             raise
 
-    def _change(self, parts: Parts, change: ChangeOver) -> None:
-        def adopt() -> None:
-            self._adopt(parts)
-            first_load.finish(self._directory)
+    def _change_over(self, opened: Opened, load: Load, fresh: bool = False) -> None:
+        """Puts what was brought in in the place of what there is, or raises and nothing is changed.
+        `fresh`: nothing was ever in the storage."""
+        committer, appender, remover = opened.committer, opened.appender, opened.remover
+        assert committer is not None and appender is not None
+        committer.wait()
+        if appender.unknown_beyond and not fresh:
+            appender.clear_beyond()
+        number = next_number(load.root, opened.index.loads)
+        folder, old = load.name(number), opened.extents.folder
+        changes = self._changes(load)
+
+        def replace(index: DiskIndex) -> None:
+            index.replace(changes, number)
+            opened.marker.note(Mark(load.salt, index.revision, changes.head))
 
         try:
-            change.run(adopt)
+            committer.run_between(replace)
+        except sqlite3.Error as error:
+            raise as_os_error(error, opened.index.path) from error
         finally:
-            self.counts = change.counts
+            if opened.index.loads == number:
+                self.counts, load.folder = True, None
+                try:
+                    self._take_over(opened, load, folder)
+                except BaseException:  # an interrupt: there is no way back any more
+                    self._take_over(opened, load, folder)
+                    raise
+                if old != folder:
+                    remover.remove(old)
+            elif not fresh:
+                # What was not committed may still come back after a crash, until something else is.
+                load.folder = None
+                remover.left.append(folder)
+                appender.note_bounds()
+
+    def _changes(self, load: Load) -> Changes:
+        contents = self._contents
+        _, first, last = self._numbered
+        return Changes(
+            contents.entries,
+            {},
+            contents.tail,
+            first,
+            contents.head,
+            last,
+            contents.trajectories,
+            self._limiter,
+            load.salts,
+        )
+
+    def _take_over(self, opened: Opened, load: Load, folder: Path) -> None:
+        """The rows in a folder, in place of those that were served so far."""
+        extents, appender, tape = opened.extents, opened.appender, self._tape
+        contents = self._contents
+        assert appender is not None
+        self._adopt(opened)
+        first_load.finish(self._directory)
+        with opened.remover.held:
+            tape.clear()  # who is reading sees that rows were lost
+            extents.enter(folder)
+            extents.created = False
+            opened.mirror.set_salts(load.salts)
+            opened.mirror.quarantine.clear()
+            tail, head = contents.tail, contents.head
+            for extent in range(tail // extents.rows, -(-head // extents.rows)):
+                try:
+                    extents.map(extent)
+                except OSError as error:  # then it is mapped when its rows are wanted
+                    log.warning("%s: it cannot be mapped: %s", extents.path(extent), error)
+            tape.restore_stored(tail, head, *self._numbered, contents.trajectories)
+            tape.inserted, tape.sampled = self._limiter
+            appender.took_over(load.salt)

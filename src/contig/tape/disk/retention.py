@@ -1,15 +1,29 @@
-"""Which rows the bounds of a storage on disk let go of, other than its capacity."""
+"""What a storage on disk does not keep: rows beyond its bounds, then the files without any rows.
+
+An append moves the tape's tail past the rows; files go after the commit that says so.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Bounds", "Retention"]
+from ...arguments import seconds
+from ..entry import read_entries
+from .changes import Changes
+from .directory import Directory
+from .extent_folders import remove
+from .extents import Extents
+
+__all__ = ["Bounds", "FileRemover", "Retention"]
+
+log = logging.getLogger("contig.disk")
 
 Array = np.ndarray[Any, Any]
 
@@ -24,30 +38,37 @@ class Bounds(NamedTuple):
     episodes: int | None
     age_s: float | None
 
+    def check(self) -> None:
+        """Raises ValueError if they make no sense."""
+        for name, bound in (("max_bytes", self.nbytes), ("max_episodes", self.episodes)):
+            if bound is not None and bound < 1:
+                raise ValueError(f"{name} must be at least 1, got {bound}")
+        if self.age_s is not None:
+            seconds("max_age_s", self.age_s)
+
 
 class Retention:
     """Applies bounds. Not thread-safe: its user holds a lock.
 
     Args:
         bounds: what is kept.
+
+    Attributes:
+        bounded: whether there is any bound.
     """
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
+        self.bounded = any(bound is not None for bound in bounds)
         self._looked = 0.0
         # When the head was where: an entry only knows when its first row came.
         self._times: list[int] = []
         self._heads: list[int] = []
 
-    @property
-    def bounded(self) -> bool:
-        """Whether there is any bound."""
-        return any(bound is not None for bound in self.bounds)
-
     def bound_bytes(self, most: int) -> None:
-        """At most so many bytes, whatever was wanted."""
+        """At most `most` bytes, whatever was asked for."""
         nbytes = min(self.bounds.nbytes or most, most)
-        self.bounds = self.bounds._replace(nbytes=nbytes)
+        self.bounds, self.bounded = self.bounds._replace(nbytes=nbytes), True
 
     def appended(self, head: int) -> None:
         """Rows up to a head were appended now."""
@@ -63,11 +84,15 @@ class Retention:
         self._times.clear()
         self._heads.clear()
 
-    def keep_from(
-        self, tail: int, head: int, stride: int, entries_of: Callable[[], Array], now: bool
-    ) -> int:
-        """The first row to keep. The index, which `entries_of` gives, is looked through every
+    def apply(self, tape: Any, stride: int, now: bool) -> None:
+        """Moves a tape's tail past the rows that are not kept. The index is looked through every
         second, or `now`."""
+        head, tail, _, _ = tape.snapshot()
+        first = self._keep_from(tape, tail, head, stride, now)
+        if first > tail:
+            tape.retire(first)
+
+    def _keep_from(self, tape: Any, tail: int, head: int, stride: int, now: bool) -> int:
         nbytes, episodes, age_s = self.bounds
         first = tail
         if nbytes is not None:
@@ -76,7 +101,7 @@ class Retention:
         if (episodes is None and age_s is None) or (not now and moment - self._looked < _LOOK_S):
             return first
         self._looked = moment
-        entries = entries_of()
+        entries = read_entries(tape)
         if episodes is not None:
             ordinals = entries["ordinal"]
             newest = np.unique(ordinals)[-episodes:]
@@ -93,3 +118,44 @@ class Retention:
         # Of rows that others wrote: those before a run came before the run began.
         old = np.flatnonzero(entries["time_ns"] <= since_ns)
         return max(first, int(entries["first"][old[-1]]) if len(old) else 0)
+
+
+class FileRemover:
+    """Deletes files that hold nothing any more. Thread-safe.
+
+    Args:
+        directory: where they are.
+        tape: whose rows count.
+        extents: the files.
+
+    Attributes:
+        held: a lock: while one has it, nothing is deleted.
+        left: folders of loads that were not committed; they go after the next commit.
+    """
+
+    def __init__(self, directory: Directory, tape: Any, extents: Extents) -> None:
+        self._directory, self._tape, self._extents = directory, tape, extents
+        self.held = threading.Lock()
+        self.left: list[Path] = []
+
+    def after(self, changes: Changes) -> None:
+        """What a commit left without rows."""
+        while self.left:
+            self.remove(self.left.pop())
+        if changes.tail // self._extents.rows == 0:
+            return
+        with self.held:
+            # A checkpoint that was loaded since may have files of these numbers.
+            gone = self._extents.delete_below(min(changes.tail, self._tape.snapshot()[1]))
+        if gone:
+            path = self._directory.path
+            log.info("%s: %d extents let go, rows below %d", path, len(gone), changes.tail)
+
+    def remove(self, folder: Path) -> None:
+        """A folder of rows that do not count any more."""
+        with self.held:
+            try:
+                remove(folder, self._directory.root / "extents")
+            except OSError as error:
+                path = self._directory.path
+                log.warning("%s: rows that were replaced are still there: %s", path, error)

@@ -1,16 +1,12 @@
 """DiskStorage: a tape whose rows are in files and whose index is in SQLite.
 
-    layout.json            what a record is
-    extents/NNNNNNNN.rec   rows, each with its checksum; since a load in extents/load-N/
-    index.sqlite           runs, producers, bounds
-    quarantine/            what was put aside
-
 The index is mirrored in memory, as that of any tape, so samplers and buffers work unchanged; rows
 are read through mappings, so a storage may be larger than memory.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ... import _native
-from ...arguments import seconds, seconds_or_none
+from ...arguments import seconds_or_none, whole
 from ...convert import plain_tree
 from ...errors import LayoutError
 from ...layout import Layout
@@ -32,17 +28,15 @@ from ..segment import Segment
 from ..snapshot import Snapshot
 from ..storage import Storage
 from . import first_load
-from .appender import Appender
+from .appender import Appender, StagedWriter
 from .committer import Lag
-from .describing import check_bounds, create, describe
-from .directory import Directory, read_description
-from .held import Held
+from .description import create, describe, read_description
+from .directory import Directory
 from .index import DiskIndex
-from .parts import How, Parts
-from .rebuild import put_old_aside
+from .lifetime import Lifetime
+from .opening import Opened, OpenOptions
 from .restoring import Restoring
 from .retention import Bounds, Retention
-from .writing import StagedWriter
 
 __all__ = ["DiskStorage"]
 
@@ -91,29 +85,30 @@ class DiskStorage(Storage):
         ndim: int = 1,
         example: Any = None,
     ) -> None:
-        lag = Lag(max_lag_rows, max_lag_s)
-        capacity = check_bounds(durability, capacity, max_bytes, max_episodes, *lag)
-        if max_age_s is not None:
-            seconds("max_age_s", max_age_s)
+        if durability not in ("committed", "durable"):
+            raise ValueError(f'durability {durability!r}: "committed" or "durable"')
+        if capacity is not None:
+            capacity = whole("capacity", capacity, 1, "a number of rows")
+        bounds, lag = Bounds(max_bytes, max_episodes, max_age_s), Lag(max_lag_rows, max_lag_s)
+        bounds.check()
+        lag.check()
         self._directory = Directory(path, make=not read_only)
-        self._held = Held(self._directory, read_only)
-        self.path = self._directory.path
-        self.durability, self.read_only = durability, read_only
-        self._wanted = (rows_per_extent, capacity)
+        self._lifetime = Lifetime(self._directory, read_only)
+        self.path, self.durability, self.read_only = self._directory.path, durability, read_only
+        self._wanted = (rows_per_extent, capacity, max_bytes)
         self._appending = threading.RLock()
         self._listeners: list[Callable[[], None]] = []
-        self._retention = Retention(Bounds(max_bytes, max_episodes, max_age_s))
-        durable, tell = durability == "durable", _teller(self)
-        self._how = How(read_only, durable, lag, self._retention, self._appending, tell)
+        working = (lag, Retention(bounds), self._appending, _teller(self))
+        self._options = OpenOptions(read_only, durability == "durable", *working)
         try:
             self._begin(_MOST_ROWS if capacity is None else capacity, ndim)
             if example is not None:
                 self.publish(Layout(plain_tree(example)[0]))
         except BaseException as error:
             self._directory.name_in(error)
-            self._held.close()
+            self._lifetime.close()
             raise
-        self._dropped = weakref.finalize(self, self._held.dropped, weakref.ref(self))
+        self._dropped = weakref.finalize(self, self._lifetime.dropped, weakref.ref(self))
 
     # -- opening ------------------------------------------------------------------------------
 
@@ -124,7 +119,7 @@ class DiskStorage(Storage):
         else:
             directory.lock()
             directory.check()
-            put_old_aside(directory)
+            directory.put_old_indexes_aside()
             first_load.settle(directory)
         described = read_description(directory)
         super().__init__(_control(rows), ndim)
@@ -132,49 +127,49 @@ class DiskStorage(Storage):
             self._attach(described)
 
     @property
-    def parts(self) -> Parts | None:
-        """What it works with; None before the first row, and when it is closed."""
-        return self._held.parts
+    def opened(self) -> Opened | None:
+        """Its files; None before the first row, and when it is closed in a fork."""
+        return self._lifetime.opened
 
     @property
     def _appender(self) -> Appender | None:
-        return None if self._held.parts is None else self._held.parts.appender
+        return None if self.opened is None else self.opened.appender
 
-    def _some_parts(self) -> Parts:
-        assert self._held.parts is not None, "nothing was written to it yet"
-        return self._held.parts
+    def _files(self) -> Opened:
+        assert self.opened is not None, "nothing was written to it yet"
+        return self.opened
 
     def publish(self, layout: Layout) -> Schema:
         if self._schema is None:
             if self.read_only:
                 raise LayoutError("a storage opened to read cannot get a layout")
-            mine = Schema(complete_flags(layout), *self._keys)
             with self._lock:
                 if self._schema is None:
+                    described = self._describe(layout)
                     first_load.settle(self._directory)
-                    self._attach(create(self._directory, self._describe(mine)))
+                    self._attach(create(self._directory, described))
         return super().publish(layout)
 
-    def _describe(self, schema: Schema) -> dict[str, Any]:
-        return describe(schema, *self._wanted, self._retention.bounds.nbytes)
+    def _describe(self, layout: Layout) -> dict[str, Any]:
+        return describe(Schema(complete_flags(layout), *self._keys), *self._wanted)
 
     def _attach(self, described: dict[str, Any]) -> None:
         # What can fail comes first: a tape that is published has a schema.
-        parts = Parts(self._directory, self.tape, described, self._how)
-        self._adopt(parts)
-        parts.take_in()
+        opened = Opened(self._directory, self.tape, described, self._options)
+        self._adopt(opened)
+        opened.take_in()
 
-    def _adopt(self, parts: Parts) -> None:
-        if self._held.parts is not parts:
-            self._held.parts = parts
-            parts.show()
-        self._schema = parts.schema
+    def _adopt(self, opened: Opened) -> None:
+        if self.opened is not opened:
+            self._lifetime.opened = opened
+            opened.show()
+        self._schema = opened.schema
 
     # -- reading ------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        if self.parts is not None:
-            self.parts.rows.poll()
+        if self.opened is not None:
+            self.opened.mirror.poll()
 
     def __len__(self) -> int:
         self.poll()
@@ -186,26 +181,25 @@ class DiskStorage(Storage):
 
     @property
     def quarantined(self) -> dict[int, str]:
-        return {} if self.parts is None else self.parts.rows.aside.reasons
+        return {} if self.opened is None else self.opened.mirror.quarantine.reasons
 
     @property
     def repaired(self) -> set[int]:
         """Those of `quarantined` that a repair set aside."""
-        return set() if self.parts is None else self.parts.rows.aside.repaired
+        return set() if self.opened is None else self.opened.mirror.quarantine.repaired
 
     def quarantine(self, found: dict[int, str], repaired: bool = False) -> None:
         """Sets trajectories aside: their rows are never served. By ordinal (`id`), with reasons.
-        `repaired`: for good, so that nobody need hear of them again."""
-        if self.parts is not None:
-            self.parts.rows.set_aside(found, repaired)
+        `repaired`: a repair did it, and later checks do not report them again."""
+        if self.opened is not None:
+            self.opened.mirror.quarantine.set_aside(found, repaired)
 
     def damaged(self, low: int, high: int) -> list[int]:
         """Trajectories (`id`) with damaged rows among [low, high); reads all of them."""
-        parts = self.parts
-        if parts is None:
+        if self.opened is None:
             return []
-        parts.extents.fetch(max(low, int(self.tape.snapshot()[1])), high)
-        return parts.rows.damaged(low, high)
+        self.opened.extents.fetch(max(low, int(self.tape.snapshot()[1])), high)
+        return self.opened.mirror.damaged(low, high)
 
     def gather(
         self,
@@ -216,11 +210,11 @@ class DiskStorage(Storage):
         """As `Storage.gather`; rows that are damaged or set aside count as lost: then `lost` is a
         mask over `seqs`."""
         batch, lost, damaged = self._gathered(seqs, extras, steps)
-        rows = self._some_parts().rows  # or nothing could be gathered
-        parts = seqs if steps is None else steps.rows
-        if damaged is not None and not rows.find_damaged(np.unique(parts[damaged])):
+        mirror = self._files().mirror  # or nothing could be gathered
+        rows = seqs if steps is None else steps.rows
+        if damaged is not None and not mirror.find_damaged(np.unique(rows[damaged])):
             batch, lost, damaged = self._gathered(seqs, extras, steps)  # it was read too soon
-        gone = rows.gone(parts, lost, damaged)
+        gone = mirror.quarantine.gone(rows, lost, damaged)
         if gone is None:
             return batch, lost
         if steps is not None:  # one bad row spoils what it is a part of
@@ -232,33 +226,29 @@ class DiskStorage(Storage):
     def native_writer(self, schema: Schema) -> Any:
         if self.read_only:
             raise PermissionError(f"{self.path} was opened to read")
-        return StagedWriter(self, schema)
+        assert self._appender is not None, "a storage with a schema has its files open"
+        return StagedWriter(self.tape, schema, self._appender, self.appending)
 
     @contextmanager
     def appending(self) -> Iterator[None]:
         """One append at a time."""
-        self._open()
+        self._open()  # before the lock, too: in a fork, nobody would ever let it go
         with self._appending:
             self._open()
-            if self._appender is not None:
-                self._appender.committer.check()
-                self._appender.begin()
+            opened = self._lifetime.opened
+            if opened is not None and opened.appender is not None:
+                opened.appender.begin()
             yield
-
-    def commit(self, native: Any, producers: dict[int, int]) -> int:
-        """Stores what a writer staged, appends it, and hands it to the committer."""
-        assert self._appender is not None
-        return self._appender.commit(native, producers)
 
     def rows_beyond(self) -> int:
         """Rows in the files of which the index does not know, and nobody can tell why; not those
         that a process is appending, or was when it was killed."""
-        return 0 if self.parts is None else self.parts.rows_behind()
+        return 0 if self.opened is None else self.opened.rows_beyond()
 
     def clear_beyond(self) -> int:
-        """Removes rows that are behind the head. Those that `rows_beyond` counts are put aside
+        """Removes rows that are beyond the head. Those that `rows_beyond` counts are put aside
         before; how many."""
-        return 0 if self._appender is None else self._appender.clear_behind()
+        return 0 if self._appender is None else self._appender.clear_beyond()
 
     @property
     def ticket(self) -> int:
@@ -290,38 +280,38 @@ class DiskStorage(Storage):
         """Returns when every append is committed (or durable)."""
         timeout_s = seconds_or_none("timeout_s", timeout_s)
         self._open()
-        if self._appender is not None:
-            self._appender.committer.wait(timeout_s=timeout_s)
+        opened = self._lifetime.opened
+        if opened is not None and opened.committer is not None:
+            opened.committer.wait(timeout_s=timeout_s)
 
     # -- checkpoints --------------------------------------------------------------------------
 
     def _restore(self, contents: Snapshot, limiter: tuple[int, int], layout: Layout | None) -> None:
         with self.appending(), ExitStack() as held:
-            restoring = Restoring(self._directory, self.tape, self._adopt)
+            restoring = Restoring(self._directory, self.tape, contents, limiter, self._adopt)
             if self._schema is None:
                 held.enter_context(self._lock)  # nobody fixes another layout meanwhile
             try:
                 if self._schema is None:
                     assert layout is not None
-                    described = self._describe(Schema(complete_flags(layout), *self._keys))
-                    restoring.create(described, self._how, contents, limiter)
+                    restoring.create(self._describe(layout), self._options)
                 else:
-                    restoring.replace(self._some_parts(), contents, limiter)
+                    restoring.replace(self._files())
             finally:
                 self.restored += int(restoring.counts)
 
     def link_rows(self, folder: Path, first: int, head: int) -> dict[str, Any] | None:
         with self._appending:
-            return self._some_parts().link_rows(folder, first, head)
+            return self._files().link_rows(folder, first, head)
 
     def first_extent_behind(self, seq: int) -> int:
         """The first seq of a file, none of whose rows is before this one."""
-        rows = self._some_parts().extents.rows
+        rows = self._files().extents.rows
         return -(-seq // rows) * rows
 
     def linked_contents(self) -> Snapshot:
         """Everything in it, as another storage can take it in by links. Nobody may write."""
-        return self._some_parts().linked_contents()
+        return self._files().linked_contents()
 
     def backup_index(self, path: Path) -> None:
         """A copy of the index as it is committed now, in a file of its own."""
@@ -331,8 +321,8 @@ class DiskStorage(Storage):
     # -- life ---------------------------------------------------------------------------------
 
     def _open(self) -> Segment:
-        if not self._held.is_ours:
-            whose = f"process {self._held.pid}, of which this one is a fork"
+        if os.getpid() != self._lifetime.pid:
+            whose = f"process {self._lifetime.pid}, of which this one is a fork"
             raise RuntimeError(f"{self.path} was opened in {whose}: open it with read_only=True")
         return super()._open()
 
@@ -349,13 +339,13 @@ class DiskStorage(Storage):
             return
         self._dropped.detach()
         try:
-            self._held.close()
+            self._lifetime.close()
         finally:
             super().close()
 
 
 def _control(rows: int) -> Segment:
-    """Memory for the index of so many rows."""
+    """Memory for an index of `rows` rows."""
     return Segment.anonymous(
         _native.control_bytes(rows),
         lambda m: _native.format_control(m, rows),

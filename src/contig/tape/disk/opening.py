@@ -1,7 +1,7 @@
-"""What an open storage works with: made together, closed together.
+"""Opening a storage: its index is read, its extents mapped, and a writer gets a committer.
 
-None of the parts knows the storage, so that one that nobody has any more can still commit what it
-has and let everything go.
+What is made together here is closed together. None of it knows the storage, so that one that nobody
+has any more can still commit what it has and let everything go (`lifetime`).
 """
 
 from __future__ import annotations
@@ -12,38 +12,37 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..entry import read_entries
 from ..schema import Schema
 from ..snapshot import Snapshot
 from .appender import Appender
-from .behind import RowsBehind
 from .changes import Changes, IndexState
 from .committer import Committer, Lag
-from .directory import Directory, open_index, read_index
+from .directory import Directory
+from .extent_folders import folder_of, tidy
 from .extents import Extents
-from .folders import folder_of, tidy
-from .index import DiskIndex
-from .letting_go import LettingGo
-from .linked import LinkedRows
-from .loading import Shape, link_extents
+from .following import TapeMirror
+from .index import DiskIndex, open_index, read_index
+from .linked_rows import LinkedRows, link_extents
+from .loading import Shape
 from .marker import Mark, Marker
-from .retention import Retention
-from .rows import StoredRows
-from .syncing import Syncing
+from .retention import FileRemover, Retention
+from .rows_beyond import RowsBeyond
 
-__all__ = ["How", "Parts"]
+__all__ = ["OpenOptions", "Opened"]
 
 _MOST_BYTES = 1 << 44  # of addresses
 _MOST_EXTENTS = 1 << 31
 
 
-class How(NamedTuple):
+class OpenOptions(NamedTuple):
     """How a storage is opened.
 
     Attributes:
         read_only: another process writes.
         durable: whether commits are synced to the disk.
         lag: how much may be appended and not committed.
-        retention: which rows are let go of.
+        retention: which rows give way.
         lock: held while the tape is changed.
         tell: called after each commit.
     """
@@ -56,78 +55,69 @@ class How(NamedTuple):
     tell: Callable[[], None]
 
 
-class Parts:
-    """Opens the files of a storage; the tape is as it was until `show`.
+class Opened:
+    """The files of a storage, opened; the tape is as it was until `show`.
 
     Args:
         directory: where they are.
         tape: the native one.
         described: what layout.json says.
-        how: it is opened.
+        options: how it is opened.
     """
 
     def __init__(
-        self, directory: Directory, tape: Any, described: dict[str, Any], how: How
+        self, directory: Directory, tape: Any, described: dict[str, Any], options: OpenOptions
     ) -> None:
         self._directory, self.tape = directory, tape
         self.schema = Schema.from_bytes(json.dumps(described["schema"]).encode())
         stride, rows = int(described["stride"]), int(described["rows_per_extent"])
-        store, writable = int(described.get("store", 0)), not how.read_only
+        store, writable = int(described.get("store", 0)), not options.read_only
         self.index: DiskIndex = open_index(directory, writable, store)
         self.committer: Committer | None = None
         self.appender: Appender | None = None
         self.marker = Marker(directory.root, store)
         try:
             self._state: IndexState | None = read_index(self.index, writable, store)
-            self._left_by = self._believed(self._state)  # before anybody writes another one
+            mark = self.marker.read()  # before anybody writes another one
+            self._left_by = _believed(mark, self._state)
             self._shift = rows.bit_length() - 1
             self._most = min(max(_MOST_BYTES // (rows * stride), 3), _MOST_EXTENTS)
             places = min((int(tape.capacity) - 1 >> self._shift) + 2, self._most)
             if places == self._most:  # there are not as many addresses as rows are wanted
-                how.retention.bound_bytes((self._most - 2) * rows * stride)
+                options.retention.bound_bytes((self._most - 2) * rows * stride)
             folder = folder_of(directory.root / "extents", self._state.loads)
             self.extents = Extents(folder, places, rows, stride, writable)
-            self.rows = StoredRows(
-                directory, tape, self.extents, self.index, how.read_only, how.lock
+            self.mirror = TapeMirror(
+                directory, tape, self.extents, self.index, options.read_only, options.lock
             )
-            self.syncing = Syncing(self.extents)
-            self.letting_go = LettingGo(directory, tape, self.extents)
+            self.remover = FileRemover(directory, tape, self.extents)
             if writable:
-                self._write(how)
+                self._write(options)
         except BaseException:
             self.close()
             raise
 
-    def _believed(self, state: IndexState) -> Mark | None:
-        """Who wrote last, if the index has all that was ever committed."""
-        mark = self.marker.read()
-        if mark is None or state.bad:
-            return None
-        return mark if mark.has_all(self.index.revision, state.head, state.salts) else None
-
-    def _write(self, how: How) -> None:
+    def _write(self, options: OpenOptions) -> None:
         self.index.forget_producers()
         self.appender = Appender(
             self._directory,
             self.tape,
             self.extents,
-            self.rows,
-            how.retention,
+            self.mirror,
+            options.retention,
             self.marker,
             self._left_by,
         )
-        index, marker, letting_go, tell = self.index, self.marker, self.letting_go, how.tell
-
-        def note(changes: Changes) -> None:
-            marker.note(Mark(changes.salts[-1][1], index.revision, changes.head))
+        remover, tell = self.remover, options.tell
 
         def committed(changes: Changes) -> None:
             tell()
-            letting_go.after(changes)
+            remover.after(changes)
 
         self.committer = self.appender.committer = Committer(
-            index, how.durable, how.lag, self.syncing.sync, note, committed
+            self.index, options.durable, options.lag, self.extents.sync, self.marker, committed
         )
+        self.mirror.quarantine.save = self.committer.quarantine
 
     def show(self) -> None:
         """Makes the tape one of these rows."""
@@ -139,8 +129,7 @@ class Parts:
         """What was found in the index; once."""
         assert self._state is not None
         state, self._state = self._state, None
-        self.rows.take_in(state)
-        self.rows.committer = self.committer
+        self.mirror.take_in(state)
         if self.committer is not None:
             tidy(self._directory, state.loads, never_committed=self._left_by is not None)
 
@@ -151,30 +140,29 @@ class Parts:
 
     def link_rows(self, folder: Path, first: int, head: int) -> dict[str, Any]:
         """Rows [first, head) in a folder, and what is needed to read them. Nobody may append."""
-        self.syncing.sync()
+        self.extents.sync()
         size, stride, rows = self.shape
-        with self.letting_go.held:
+        with self.remover.held:
             link_extents(self.extents, folder, size, first, head)
-        salts = [list(s) for s in self.rows.salts]
+        salts = [list(s) for s in self.mirror.salts]
         return {"stride": stride, "rows_per_extent": rows, "salts": salts}
 
     def linked_contents(self) -> Snapshot:
         """Everything, as another storage can take it in by links. Nobody may write."""
-        self.syncing.sync()
-        rows = LinkedRows(self.extents.folder, *self.shape, self.rows.salts)
+        self.extents.sync()
+        rows = LinkedRows(self.extents.folder, *self.shape, self.mirror.salts)
         head, tail, _, _ = self.tape.snapshot()
-        return Snapshot(rows, tail, head, self.rows.entries(), int(self.tape.trajectories))
+        entries = read_entries(self.tape)
+        return Snapshot(rows, tail, head, entries, int(self.tape.trajectories))
 
-    def rows_behind(self) -> int:
+    def rows_beyond(self) -> int:
         """Rows in the files of which the index does not know, and nobody knows why."""
         if self.appender is not None:
-            return self.appender.rows_behind()
+            return self.appender.rows_beyond()
         mark = self.marker.read()  # before the index, which may go on meanwhile
-        state = self.rows.index.load(1 << 62)
-        if mark is not None and not mark.has_all(self.rows.index.revision, state.head, state.salts):
-            mark = None
-        size = self.schema.layout.record_size
-        return RowsBehind(self.extents, size, state.head).unexplained(mark)
+        state = self.mirror.index.load(1 << 62)
+        beyond = RowsBeyond(self.extents, self.schema.layout.record_size, state.head)
+        return beyond.unexplained(_believed(mark, state))
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Commits what is left, and lets the files go; False if that takes too long."""
@@ -188,10 +176,15 @@ class Parts:
         return True
 
     def _let_go(self) -> None:
-        rows = getattr(self, "rows", None)
-        index = self.index if rows is None else rows.index
+        mirror = getattr(self, "mirror", None)
+        index = self.index if mirror is None else mirror.index
         moved = self._directory.is_moved
         index.close(self._directory.root / index.path.name if moved else None)
-        if rows is not None:
+        if mirror is not None:
             self.extents.close()
         self.marker.close()
+
+
+def _believed(mark: Mark | None, state: IndexState) -> Mark | None:
+    """Who wrote last, if the index has all that was ever committed."""
+    return mark if mark is not None and mark.is_in(state) else None

@@ -1,9 +1,9 @@
-"""The folder that a storage's rows are in: ``extents``, or ``extents/load-N`` since a load.
+"""The folder that a storage's extents are in: ``extents``, or ``extents/load-N`` since a load.
 
     1. the checkpoint's rows            ->  extents/new, complete, synced
     2. extents/new                      ->  extents/load-N
     3. the index, in one transaction    ->  says that there were N loads: now load-N counts
-    4. the folder that counted before is let go of
+    4. the folder that counted before is deleted
 
 The one that counts has the highest number that is not above the index's. Killed before 3, the old
 rows are as they were; after it, what 4 left is removed at the next opening.
@@ -44,13 +44,13 @@ def _folder(root: Path, number: int) -> Path:
 
 
 def folder_of(root: Path, loads: int) -> Path:
-    """Where rows are, below ``extents``, if the index counts so many loads."""
+    """Where rows are, below ``extents``, if the index counts `loads` of them."""
     numbers = [n for n in _numbers(root) if n <= loads]
     return _folder(root, numbers[-1]) if numbers else root
 
 
 def next_number(root: Path, loads: int) -> int:
-    """Of a load, if the index counts so many: one that no folder has."""
+    """The number of the next load, which no folder has, if the index counts `loads`."""
     return max([loads, *_numbers(root)]) + 1
 
 

@@ -1,4 +1,7 @@
-"""Rows in the files behind the newest that the index knows."""
+"""Rows in the files beyond the head: appended, and never committed as far as the index knows.
+
+The next append takes their place. Those that the marker does not explain are put aside before.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,18 @@ from ... import _native
 from . import files
 from .directory import Directory
 from .extents import Extents
-from .linked import link_or_copy
+from .linked_rows import link_or_copy
 from .marker import Mark
 
-__all__ = ["RowsBehind"]
+__all__ = ["RowsBeyond"]
 
 log = logging.getLogger("contig.disk")
 
 Array = np.ndarray[Any, Any]
 
 
-class _Found(NamedTuple):
-    """What a file has behind the head.
+class _Piece(NamedTuple):
+    """What a file has beyond the head.
 
     Attributes:
         extent: its number.
@@ -39,7 +42,7 @@ class _Found(NamedTuple):
     written: Array
 
 
-class RowsBehind:
+class RowsBeyond:
     """Rows from a seq on. Nobody may be appending.
 
     Args:
@@ -51,20 +54,16 @@ class RowsBehind:
     def __init__(self, extents: Extents, record_size: int, head: int) -> None:
         self._extents, self._record_size, self._head = extents, record_size, head
 
-    def _files(self) -> Iterator[_Found]:
+    def _files(self) -> Iterator[_Piece]:
         extents = self._extents
         for extent in extents.present():
             if (extent + 1) * extents.rows <= self._head:
                 continue
             at = max(self._head - extent * extents.rows, 0) * extents.stride
-            fd = files.open_to_read(extents.path(extent))
-            try:
-                there = files.pread(fd, extents.nbytes - at, at)
-            finally:
-                files.close(fd)
+            there = files.read_part(extents.path(extent), extents.nbytes - at, at)
             there += bytes(-len(there) % extents.stride)
             rows = np.frombuffer(there, np.uint8).reshape(-1, extents.stride)
-            yield _Found(extent, at, rows, np.asarray(rows.any(1)))
+            yield _Piece(extent, at, rows, np.asarray(rows.any(1)))
 
     def count(self) -> int:
         """How many there are."""
@@ -126,13 +125,11 @@ class RowsBehind:
         return count
 
 
-def _copy(found: _Found, nbytes: int, to: Path) -> None:
+def _copy(found: _Piece, nbytes: int, to: Path) -> None:
     """What is in a file from a place on, at the same place of a new one."""
-    data, done = found.rows.reshape(-1)[: nbytes - found.at].data, 0
     fd = files.create(to, nbytes)
     try:
-        while done < len(data):
-            done += files.pwrite(fd, data[done:], found.at + done)
+        files.pwrite_all(fd, found.rows.reshape(-1)[: nbytes - found.at].data, found.at)
         files.fsync(fd)
     finally:
         files.close(fd)

@@ -1,4 +1,7 @@
-"""Rows of a checkpoint that are in extent files: hard links to those of the storage."""
+"""Rows of a checkpoint that are in extent files: hard links to those of the storage.
+
+Complete files are linked; the start of the one that still grows is copied.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ from ... import _native
 from ..snapshot import Array, Rows
 from . import files
 from .changes import Salts
+from .extents import Extents
 
-__all__ = ["LinkedRows", "copy_start", "link_or_copy"]
+__all__ = ["LinkedRows", "link_extents", "link_or_copy"]
 
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
 
@@ -27,17 +31,22 @@ def link_or_copy(old: Path, new: Path) -> None:
         if error.errno not in _NO_LINKS:
             raise
         files.copy(old, new)
-        fd = files.open_to_write(new)
-        try:
-            files.fsync(fd)
-        finally:
-            files.close(fd)
+        files.sync(new)
 
 
-def copy_start(old: Path, new: Path, nbytes: int) -> None:
-    """The first bytes of a file that still grows, synced."""
-    with open(old, "rb") as source:
-        files.write_new(new, source.read(nbytes))
+def link_extents(extents: Extents, folder: Path, record_size: int, first: int, head: int) -> None:
+    """Rows [first, head) in ``folder/extents``; none of them may be deleted meanwhile."""
+    target = LinkedRows(folder / "extents", record_size, extents.stride, extents.rows)
+    files.make_dir(target.folder)
+    for extent in range(first // extents.rows, head // extents.rows):
+        if files.exists(extents.path(extent)):
+            link_or_copy(extents.path(extent), target.path(extent))
+    extent, rest = divmod(head, extents.rows)
+    if rest and first < head and files.exists(extents.path(extent)):
+        # It still grows.
+        start = files.read_part(extents.path(extent), rest * extents.stride, 0)
+        files.write_new(target.path(extent), start)
+    files.fsync_dir(target.folder)
 
 
 class LinkedRows(Rows):
@@ -78,7 +87,9 @@ class LinkedRows(Rows):
 
     def _decode(self, extent: int, at: int, count: int) -> Array:
         path = self.path(extent)
-        stored = np.fromfile(path, np.uint8, count * self.stride, offset=at * self.stride)
+        stored = np.frombuffer(
+            files.read_part(path, count * self.stride, at * self.stride), np.uint8
+        )
         if len(stored) < count * self.stride:
             raise ValueError(f"{path} ends before row {extent * self.rows_per_extent + at + count}")
         first = extent * self.rows_per_extent + at
@@ -96,7 +107,7 @@ class LinkedRows(Rows):
         for extent in range(first // self.rows_per_extent, -(-last // self.rows_per_extent)):
             path, end = self.path(extent), min((extent + 1) * self.rows_per_extent, last)
             needed = (end - extent * self.rows_per_extent) * self.stride
-            size = path.stat().st_size if path.exists() else -1
+            size = files.size(path) if files.exists(path) else -1
             if size < needed:
                 state = "is missing" if size < 0 else f"has {size} bytes, expected {needed}"
                 raise ValueError(f"{path} {state}")

@@ -1,28 +1,28 @@
-"""What a storage holds, and what becomes of it if nobody closes it."""
+"""How a storage ends: closed, dropped by everybody, in a fork, or with its process."""
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
 import threading
 import warnings
 import weakref
 from pathlib import Path
 from typing import Any
 
+from . import files
 from .directory import Directory
-from .parts import Parts
+from .opening import Opened
 
-__all__ = ["Held"]
+__all__ = ["Lifetime"]
 
 log = logging.getLogger("contig.disk")
 
 _PATIENCE_S = 10.0  # with a storage that was dropped
 
 
-class Held:
-    """What a storage holds: closed by it, or when it is dropped.
+class Lifetime:
+    """What a storage has open: closed by it, or when it is dropped.
 
     Args:
         directory: it is in.
@@ -31,10 +31,10 @@ class Held:
 
     def __init__(self, directory: Directory, read_only: bool) -> None:
         self.directory = directory
-        self.parts: Parts | None = None
+        self.opened: Opened | None = None
         self.temporary: Path | None = None  # a directory that goes with the storage
         self._read_only, self.pid = read_only, os.getpid()
-        _held_here.add(self)
+        _here.add(self)
 
     @property
     def is_ours(self) -> bool:
@@ -43,25 +43,26 @@ class Held:
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Commits what is left, and lets everything go; False if that takes too long."""
-        parts = self.parts
+        opened = self.opened
         if not self.is_ours:  # its threads are the parent's, and so is the rest
-            self.parts = self.temporary = None
+            self.opened = self.temporary = None
             self.directory.close()
             return True
         closed = True
         try:
-            closed = parts is None or parts.close(timeout_s)
+            closed = opened is None or opened.close(timeout_s)
         finally:
             if closed:
                 self.directory.close()
                 if self.temporary is not None:
-                    shutil.rmtree(self.temporary, ignore_errors=True)
+                    files.remove_tree(self.temporary)
         return closed
 
     def dropped(self, storage: weakref.ref[Any]) -> None:
         """Nobody has the storage any more, or the process ends."""
-        parts, path = self.parts, self.directory.path
-        late = parts is not None and parts.committer is not None and parts.committer.is_this_thread
+        opened, path = self.opened, self.directory.path
+        committer = None if opened is None else opened.committer
+        late = committer is not None and committer.is_this_thread
         if late or not self._closed(_PATIENCE_S):
             try:
                 threading.Thread(target=self._closed, name="contig-closing", daemon=True).start()
@@ -84,13 +85,13 @@ class Held:
             return True
 
 
-_held_here: weakref.WeakSet[Held] = weakref.WeakSet()
+_here: weakref.WeakSet[Lifetime] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
     """A child that lives on must not keep the directories of its parent locked."""
-    for held in list(_held_here):
-        held.directory.close()
+    for lifetime in list(_here):
+        lifetime.directory.close()
 
 
 if hasattr(os, "register_at_fork"):

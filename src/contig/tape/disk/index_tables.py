@@ -1,0 +1,280 @@
+"""What is in the SQLite file of an index: its tables, read, made, and upgraded.
+
+Every row of numbers ends with its checksum. Damaged entries are replaced by stand-ins when they are
+read. An index of format 1 is read as it is; the first writer gives it today's tables.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ... import _native
+from .changes import IndexState, Salts
+from .index_pages import PAGE, STORED, complete, pack, unpack
+from .sqlite import DamagedContents
+
+__all__ = [
+    "FORMAT",
+    "create",
+    "is_whole",
+    "read_bounds",
+    "read_pages",
+    "read_state",
+    "row_crc",
+    "tables_in",
+    "tables_of",
+    "upgrade",
+]
+
+log = logging.getLogger("contig.disk")
+
+Array = np.ndarray[Any, Any]
+
+FORMAT = 2
+_AT_ONCE = 4096  # rows of format 1
+_WORD = 2**64 - 1
+_MOST_PRODUCERS = _native.PRODUCERS  # as a tape
+_READ_PAGES = 256  # at a time: small pieces of memory are given back sooner
+
+_PRODUCERS = (
+    "CREATE TABLE producers (\n"
+    "  id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, revision INTEGER NOT NULL, "
+    "crc INTEGER NOT NULL\n);"
+)
+
+_SCHEMA = f"""
+CREATE TABLE pages (page INTEGER PRIMARY KEY, entries BLOB NOT NULL);
+{_PRODUCERS}
+CREATE TABLE bounds (
+  one INTEGER PRIMARY KEY CHECK (one = 0), store INTEGER, tail INTEGER, index_tail INTEGER,
+  head INTEGER, index_head INTEGER, trajectories INTEGER, inserted INTEGER, sampled INTEGER,
+  loads INTEGER, revision INTEGER, crc INTEGER
+);
+CREATE TABLE salts (first INTEGER PRIMARY KEY, salt INTEGER NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE quarantine (
+  ordinal INTEGER PRIMARY KEY, reason TEXT NOT NULL, repaired INTEGER NOT NULL
+);
+"""
+
+_WORDS = (STORED.names or ())[:-1]  # all but the number: a column each in format 1
+
+_SCHEMA_1 = f"""
+CREATE TABLE runs (
+  number INTEGER PRIMARY KEY,
+  {", ".join(f"{w} INTEGER NOT NULL" for w in _WORDS)},
+  crc INTEGER NOT NULL, revision INTEGER NOT NULL
+);
+CREATE INDEX runs_by_revision ON runs (revision);
+{_PRODUCERS}
+CREATE TABLE bounds (
+  one INTEGER PRIMARY KEY CHECK (one = 0), tail INTEGER, index_tail INTEGER, head INTEGER,
+  index_head INTEGER, trajectories INTEGER, inserted INTEGER, sampled INTEGER, loads INTEGER,
+  revision INTEGER, crc INTEGER
+);
+CREATE TABLE quarantine (ordinal INTEGER PRIMARY KEY, reason TEXT NOT NULL);
+"""
+
+
+def row_crc(*values: int) -> int:
+    """The checksum of a row of numbers."""
+    return _native.crc32c(np.array(values, np.int64).tobytes())
+
+
+def is_whole(row: tuple[Any, ...]) -> bool:
+    """Whether a row of numbers that ends with its checksum is as it was written."""
+    return all(type(v) is int for v in row) and row_crc(*row[:-1]) == row[-1]
+
+
+def create(db: sqlite3.Connection, store: int) -> None:
+    """An empty index, in one transaction."""
+    bounds = (store, *[0] * 9)
+    db.executescript(
+        f"BEGIN; {_SCHEMA} INSERT INTO bounds VALUES (0, {', '.join(map(str, bounds))}, "
+        f"{row_crc(*bounds)}); PRAGMA user_version={FORMAT}; COMMIT;"
+    )
+
+
+def tables_in(db: sqlite3.Connection) -> list[Any]:
+    """The tables of an index."""
+    query = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
+    return db.execute(query).fetchall()
+
+
+@functools.cache
+def tables_of(version: int) -> list[Any]:
+    """The tables that an index of a format has."""
+    db = sqlite3.connect(":memory:")
+    try:
+        db.executescript(_SCHEMA if version == FORMAT else _SCHEMA_1)
+        return tables_in(db)
+    finally:
+        db.close()
+
+
+def read_pages(
+    db: sqlite3.Connection, version: int, first: int, last: int, backwards: bool = False
+) -> Any:
+    """Packed entries, page by page, of those that have entries of the numbers [first, last)."""
+    order = "DESC" if backwards else "ASC"
+    if version == FORMAT:
+        query = "SELECT entries FROM pages WHERE page >= ? AND page <= ? ORDER BY page "
+        return db.execute(query + order, (first // PAGE, (last - 1) // PAGE))
+    query = f"SELECT {', '.join(_WORDS)}, number, crc FROM runs WHERE number >= ? AND number < ?"
+    return _packed(db.execute(f"{query} ORDER BY number {order}", (first, last)))
+
+
+def _entries_of(runs: list[tuple[Any, ...]]) -> Array:
+    """Those rows of format 1 that are whole."""
+    words = [row[: len(_WORDS) + 1] for row in runs if is_whole(row)]
+    return np.array(words, np.int64).reshape(-1).view(STORED)
+
+
+def _packed(runs: Any) -> Any:
+    """Rows of format 1 as pages; those that are damaged are left out."""
+    while some := [row for _, row in zip(range(_AT_ONCE), runs)]:
+        for _, page in pack(_entries_of(some)):
+            yield (bytes(page),)
+
+
+def upgrade(db: sqlite3.Connection) -> None:
+    """Replaces the tables of format 1, in one transaction."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        runs = db.execute(
+            f"SELECT {', '.join(_WORDS)}, number, crc FROM runs ORDER BY number"
+        ).fetchall()
+        kept = _entries_of(runs)
+        bounds = db.execute("SELECT * FROM bounds").fetchone()
+        aside = db.execute("SELECT ordinal, reason FROM quarantine").fetchall()
+        for table in ("runs", "bounds", "quarantine"):
+            db.execute(f"DROP TABLE {table}")
+        for statement in _SCHEMA.replace(_PRODUCERS, "").split(";"):
+            if statement.strip():
+                db.execute(statement)
+        db.executemany("INSERT INTO pages VALUES (?, ?)", pack(kept))
+        now = (0, *bounds[1:-1])
+        # Bounds that were damaged stay so: their checksum is wrong.
+        crc = row_crc(*now) if is_whole(bounds[1:]) else -1
+        db.execute(f"INSERT INTO bounds VALUES (0, {', '.join('?' * 11)})", (*now, crc))
+        db.executemany("INSERT INTO quarantine VALUES (?, ?, 0)", aside)
+        db.execute(f"PRAGMA user_version={FORMAT}")
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def read_state(db: sqlite3.Connection, path: Path, since: int = -1) -> IndexState:
+    """The index; or what there is from an entry on, unless some of it is damaged: then all."""
+    db.execute("BEGIN")
+    try:
+        version = int(db.execute("PRAGMA user_version").fetchone()[0])
+        store, *bounds = read_bounds(db, version)
+        tail, index_tail, head, index_head, trajectories, *limiter, loads, revision = bounds
+        producers, lost = _producers(db, path)
+        reasons = db.execute("SELECT * FROM quarantine").fetchall()
+        salts = _read_salts(db, version)
+        first = max(index_tail, since)
+        parts = _parts(db, version, first, index_head)
+    except UnicodeDecodeError as error:
+        raise DamagedContents(str(error)) from error
+    finally:
+        db.execute("ROLLBACK")
+    bad: list[int] = []
+    quarantine = {int(row[0]): str(row[1]) for row in reasons}
+    if not _without_gaps(parts, first, index_head):
+        if first > index_tail:
+            return read_state(db, path)
+        good = {int(kept["number"]): kept for part in parts for kept in part}
+        numbers = range(index_tail, index_head)
+        entries, bad = complete(good, tail, head, numbers)
+        # What goes on from an entry that is not there has a hole.
+        for ordinal in entries["ordinal"][np.isin(entries["prev"], bad)]:
+            quarantine.setdefault(int(ordinal), "a part of it is damaged")
+        parts = [entries]
+    return IndexState(
+        tail,
+        index_tail,
+        head,
+        index_head,
+        trajectories,
+        (limiter[0], limiter[1]),
+        parts,
+        producers,
+        lost,
+        quarantine,
+        {int(row[0]) for row in reasons if len(row) > 2 and row[2]},
+        bad,
+        loads,
+        salts,
+        revision,
+        store,
+    )
+
+
+def read_bounds(db: sqlite3.Connection, version: int) -> list[int]:
+    """Of format 1, too: those have no `store`."""
+    row = db.execute("SELECT * FROM bounds").fetchone()
+    if row is None or not is_whole(row[1:]):
+        raise DamagedContents("the checksum of its bounds is wrong")
+    return [0, *row[1:-1]] if version < FORMAT else list(row[1:-1])
+
+
+def _read_salts(db: sqlite3.Connection, version: int) -> Salts:
+    if version < FORMAT:
+        return ()
+    rows = db.execute("SELECT first, salt, crc FROM salts ORDER BY first").fetchall()
+    if not all(is_whole(row) for row in rows):
+        raise DamagedContents("the checksum of a salt is wrong")
+    return tuple((first, salt) for first, salt, _ in rows)
+
+
+def _parts(db: sqlite3.Connection, version: int, first: int, last: int) -> list[Array]:
+    """Whole entries of the numbers [first, last)."""
+    if last <= first:
+        return []
+    parts = []
+    pages = read_pages(db, version, first, last)
+    while some := _take(pages, _READ_PAGES):
+        kept = unpack(some)
+        numbers = kept["number"]
+        parts.append(kept.compress((numbers >= first) & (numbers < last)))
+    return [part for part in parts if len(part)]
+
+
+def _producers(db: sqlite3.Connection, path: Path) -> tuple[dict[int, int], int]:
+    query = "SELECT id, seq, revision, crc FROM producers ORDER BY revision"
+    found = db.execute(query).fetchall()
+    good = [row for row in found if is_whole(row)]
+    if len(good) < len(found):
+        log.error(
+            "%s: what %d producers have sent is damaged: items they send again may come twice",
+            path,
+            len(found) - len(good),
+        )
+    return {row[0] & _WORD: row[1] for row in good[-_MOST_PRODUCERS:]}, len(found) - len(good)
+
+
+def _take(pages: Iterable[tuple[Any]], n: int) -> list[Any]:
+    """The next `n` of them."""
+    return [page for _, (page,) in zip(range(n), pages)]
+
+
+def _without_gaps(parts: list[Array], first: int, last: int) -> bool:
+    at = first
+    for part in parts:
+        if part[0]["number"] != at or not (np.diff(part["number"]) == 1).all():
+            return False
+        at += len(part)
+    return at == max(last, first)
