@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,10 +13,9 @@ from ..layout import as_bytes
 from ..process import lifetime
 from ..tape.boundaries import fill_flags
 from ..tape.schema import Schema
+from ..wire import log
 
 __all__ = ["StepTarget", "StreamWriter"]
-
-log = logging.getLogger("contig.transport")
 
 Array = np.ndarray[Any, Any]
 

@@ -10,8 +10,6 @@ and goes on when the core says that there is room. Belongs to the core's thread.
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import struct
 import time
 from collections import deque
@@ -21,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _native, wire
 from ..errors import TapeBusy
-from ..wire import Refused, Type
-from ..wire.heartbeat import Heartbeat
-from .opening import Opening
+from ..wire import ReceiverState, Refused, ServerHandshake, Type, log
 from .outflow import Outflow
+from .silence import SilenceWatch
 from .tables import Sender
 
 if TYPE_CHECKING:
@@ -33,13 +30,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection"]
 
-log = logging.getLogger("contig.transport")
-
 _FIRST_BUFFER = 4096
 _AGAIN_S = 0.05
 _PATIENCE_S = 0.001  # for room in a table: stopping to read, and starting again, takes longer
 _BUSY_S = 0.25  # between attempts to get a lock that is held: the loop waits for it each time
-_MORE, _READY, _GROW = 0, 1, 2  # native/wire/receiver.h
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -60,8 +54,7 @@ class Connection(asyncio.BufferedProtocol):
         self.since = time.monotonic()
         self.blocked_at: float | None = None
         self.requests = self.request_bytes = 0  # not yet answered
-        self._hello: wire.Hello | None = None
-        self._nonce = os.urandom(32)
+        self._handshake = ServerHandshake(core.token, core.limits.max_frame)
         self._acked = self._received = self._committed = 0
         self._added = 0  # items of the frame at the front that it has put in
         self._next = 0  # items below it are in, as far as this connection knows
@@ -72,7 +65,7 @@ class Connection(asyncio.BufferedProtocol):
         self._then: Callable[[], bool] | None = None  # what comes before the next frame
         self._waits = False  # for its table to do that
         self.heard = self.spoke = time.monotonic()
-        self._heartbeat: Heartbeat | None = None
+        self._silence: SilenceWatch | None = None
         self.socket = -1  # to read from directly; not with TLS
         self.forgotten = False  # its memory does not count any more
 
@@ -112,8 +105,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
+        if self._silence is not None:
+            self._silence.stop()
         self._choked = False  # nobody is left to read: what was received still goes in
         self.core.left(self)
 
@@ -196,16 +189,16 @@ class Connection(asyncio.BufferedProtocol):
 
     def _step(self) -> bool:
         """One step forward; False: nothing more can be done now."""
-        if self._hello is None:
+        if not self._handshake.greeted:
             return self._greet()
         if self._then is not None:
             return self._go_on()
         state = self.receiver.next()
-        if state == _MORE:
+        if state == ReceiverState.MORE:
             return False
-        if state == _GROW:
+        if state == ReceiverState.GROW:
             return self.core.grow(self, self.receiver.needed)
-        if state != _READY:
+        if state != ReceiverState.READY:
             raise Refused(self.receiver.refusal, f"a frame was refused: {self.receiver.refusal}")
         kind = self.receiver.type
         if self.table is None:
@@ -219,59 +212,40 @@ class Connection(asyncio.BufferedProtocol):
         return not self._leaving and not self._choked
 
     def _greet(self) -> bool:
-        first = self.receiver.peek(wire.HELLO_BYTES)
-        if first is None:
-            # Not even the magic is right: say so before the rest comes, which it may never do.
-            start = self.receiver.peek(min(self.receiver.held, len(wire.MAGIC))) or b""
-            if not wire.MAGIC.startswith(start):
-                raise Refused("magic", "these are not the first bytes of a contig client (magic)")
+        first = self.receiver.peek(min(self.receiver.held, wire.HELLO_BYTES)) or b""
+        greeting = self._handshake.greet(first)
+        if greeting is None:
             return False
-        self._hello = wire.Hello.parse(first)
         self.receiver.skip(wire.HELLO_BYTES)
-        self.write(self._greeting())
-        if self._hello.version != wire.VERSION:
-            raise Refused("version", f"protocol {self._hello.version}, expected {wire.VERSION}")
+        self.write(greeting)
+        self._handshake.check_version()
         return True
 
-    def _greeting(self) -> bytes:
-        needs_token, most = self.core.token is not None, self.core.limits.max_frame
-        return wire.Greeting(wire.VERSION, needs_token, self._nonce, most).pack()
-
     def _open(self) -> None:
-        asked = wire.parse_json(self.receiver.payload())
+        levels = {name: table.ack_levels for name, table in self.core.tables.items()}
+        opening = self._handshake.read_open(self.receiver.payload(), levels)
         self.receiver.pop()
-        assert self._hello is not None
-        core = self.core
-        proof = wire.proof(core.token, "client", self._nonce, self._hello.nonce)
-        opening = Opening.read(asked, core.tables, proof, core.limits.max_frame)
         self._then = partial(self._enter, opening)
 
-    def _enter(self, opening: Opening) -> bool:
+    def _enter(self, opening: wire.Opening) -> bool:
         """Lets a client in whose OPEN is right; False: its table has to be waited for."""
-        if not opening.table_is_ready():
+        table = self.core.tables[opening.table]
+        if not table.ready_for(opening.layout):
             return False
-        assert self._hello is not None
-        token, client, server = self.core.token, self._hello.nonce, self._nonce
-        table = self.table = opening.table
-        self.table_name, self.producer, self.ack = opening.name, opening.producer, opening.ack
+        self.table, self.table_name = table, opening.table
+        self.producer, self.ack = opening.producer, opening.ack
         try:
             seen = self.core.opened(self, opening.following)
         except TapeBusy:  # whoever holds the lock is stopped
             self.table = None
             return False
         self._acked = self._received = self._committed = self._next = seen
-        answer: dict[str, Any] = {
-            "kind": table.kind,
-            "schema": table.schema,
-            "ndim": table.ndim,
-            "seen": seen,
-            "proof": wire.proof(token, "server", client, server),
-            "max_inflight": self.core.limits.max_bytes // 4,
-        }
+        beat_s = self.core.heartbeat_s if opening.heartbeat else 0.0
+        most = self.core.limits.max_bytes // 4
+        accepted = wire.Accepted(table.kind, table.schema, table.ndim, seen, most, beat_s)
         if opening.heartbeat:
-            answer["heartbeat_s"] = self.core.heartbeat_s
-            self._heartbeat = Heartbeat(self, self.core.heartbeat_s)
-        self.write(wire.json_frame(Type.ACCEPT, answer))
+            self._silence = SilenceWatch(self, self.core.loop, beat_s)
+        self.write(self._handshake.accept(accepted))
         self._learn_bools()
         self.receiver.max_frame = self.core.limits.max_frame
         self._in_time()
@@ -461,10 +435,9 @@ class Connection(asyncio.BufferedProtocol):
         log.info("refused %s: %s", self.peer, refused)
         if not self._leaving:
             self._leaving = True
-            content = {"reason": refused.reason, "message": str(refused)}
             # Whom it says no to before its hello expects a greeting first.
-            first = [self._greeting()] if self._hello is None else []
-            self.write(*first, wire.json_frame(Type.REFUSE, content))
+            first = [] if self._handshake.greeted else [self._handshake.greeting()]
+            self.write(*first, wire.refusal(refused))
             self._out.close()
 
     def leave(self, final: bool = True) -> None:

@@ -1,0 +1,171 @@
+"""Input and output over one socket, in the session's thread: sends what is in flight, hears acks,
+and hands over every frame that is something else.
+
+    NativeIO   plain sockets: one native call for all of it (`native/wire/inflight.cpp`)
+    PythonIO   the same loop through `ssl`, and where sockets are no descriptors to poll
+
+Either ends when the session is to end, and raises OSError when the connection is lost.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from typing import NoReturn, Protocol
+
+from .._native import Inflight, Receiver
+from ..wire import ReceiverState, Type, frame
+from ..wire.pulse import Pulse
+from .connecting import Connected
+
+__all__ = ["SocketIO", "open_io"]
+
+_GONE = "the server closed the connection"
+
+
+class SocketIO(Protocol):
+    """Input and output over one socket."""
+
+    def frames(self) -> Iterator[tuple[int, int, bytes]]:
+        """Type, number and payload of frames that are neither acks nor beats."""
+
+
+def open_io(connection: Connected, inflight: Inflight, wake: socket.socket) -> SocketIO:
+    """For a connection that was accepted; bytes at `wake` mean that there is something to do."""
+    connection.sock.setblocking(False)
+    if inflight.can_run() and not isinstance(connection.sock, ssl.SSLSocket):
+        return NativeIO(connection, inflight, wake)
+    return PythonIO(connection, inflight, wake)
+
+
+class NativeIO:
+    def __init__(self, connection: Connected, inflight: Inflight, wake: socket.socket) -> None:
+        self._sock, self._receiver, self._wake = connection.sock, connection.receiver, wake
+        self._inflight = inflight
+        self._verdict = Pulse(connection.accepted.heartbeat_s).verdict("the server")
+
+    def frames(self) -> Iterator[tuple[int, int, bytes]]:
+        receiver, descriptors = self._receiver, (self._sock.fileno(), self._wake.fileno())
+        Event = Inflight.Event
+        while True:
+            event = self._inflight.run(*descriptors, receiver)
+            if event == Event.frame:
+                yield receiver.type, receiver.number, receiver.payload()
+                receiver.pop()
+            elif event == Event.refused:
+                _refuse(receiver)
+            elif event == Event.closed:
+                raise ConnectionResetError(_GONE)
+            elif event == Event.silent:
+                raise ConnectionResetError(self._verdict)
+            else:  # stopped or drained
+                break
+        if event == Event.drained:
+            _say_goodbye(self._sock)
+
+
+class PythonIO:
+    def __init__(self, connection: Connected, inflight: Inflight, wake: socket.socket) -> None:
+        self._sock, self._receiver, self._wake = connection.sock, connection.receiver, wake
+        self._inflight = inflight
+        self._pulse = Pulse(connection.accepted.heartbeat_s)
+        self._sending: list[memoryview] = []
+
+    def frames(self) -> Iterator[tuple[int, int, bytes]]:
+        yield from self._read()  # what came with the handshake
+        while (event := self._inflight.ended()) is None:
+            if not self._sending:
+                self._sending = [memoryview(part) for part in self._inflight.next_parts()]
+            if not self._sending and self._pulse.due(time.monotonic()):
+                self._sending = [memoryview(frame(Type.BEAT))]
+            readable, woken = self._wait()
+            self._inflight.rouse()
+            if woken:
+                _drain(self._wake)
+            if readable:
+                yield from self._read()
+            if self._pulse.silent(time.monotonic()):
+                raise ConnectionResetError(self._pulse.verdict("the server"))
+        if event == Inflight.Event.drained:
+            _say_goodbye(self._sock)
+
+    def _wait(self) -> tuple[bool, bool]:
+        """Sends what there is to send, or waits; whether something came, and who was woken."""
+        some = bool(self._sending)
+        self._send_some()
+        wanted, patience = selectors.EVENT_READ, 0.0
+        if self._sending:
+            wanted, patience = wanted | selectors.EVENT_WRITE, -1.0
+        elif not some:
+            patience = self._inflight.patience()
+        bounds = [self._inflight.time_left()]
+        beat = self._pulse.patience(time.monotonic(), not self._sending)
+        if beat is not None:
+            bounds.append(beat)
+        if patience >= 0:
+            bounds.append(patience)
+        most = min(bounds)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._sock, wanted)
+            selector.register(self._wake, selectors.EVENT_READ)
+            ready = selector.select(None if most == float("inf") else most)
+        came = [key.fileobj for key, events in ready if events & selectors.EVENT_READ]
+        # What the TLS library has read ahead, no selector knows of.
+        ahead = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
+        return self._sock in came or ahead, self._wake in came
+
+    def _send_some(self) -> None:
+        try:
+            while self._sending:
+                sent = self._sock.send(self._sending[0])
+                self._pulse.spoke = time.monotonic()
+                self._sending[0] = self._sending[0][sent:]
+                if not self._sending[0]:
+                    del self._sending[0]
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+
+    def _read(self) -> Iterator[tuple[int, int, bytes]]:
+        receiver = self._receiver
+        while True:
+            while (state := receiver.next()) == ReceiverState.READY:
+                if receiver.type == Type.ACK:
+                    self._inflight.ack(receiver.number)
+                elif receiver.type != Type.BEAT:
+                    yield receiver.type, receiver.number, receiver.payload()
+                receiver.pop()
+            if state == ReceiverState.GROW:
+                receiver.resize(receiver.needed)
+            elif state != ReceiverState.MORE:
+                _refuse(receiver)
+            try:
+                n = self._sock.recv_into(receiver.room())
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            if n == 0:
+                raise ConnectionResetError(_GONE)
+            self._pulse.heard = time.monotonic()
+            receiver.received(n)
+
+
+def _say_goodbye(sock: socket.socket) -> None:
+    """Everything is acked and nobody waits: whether the server hears this does not matter."""
+    try:
+        sock.send(frame(Type.BYE))
+    except OSError:
+        pass
+
+
+def _refuse(receiver: Receiver) -> NoReturn:
+    raise ConnectionError(f"the server's frame was refused: {receiver.refusal}")
+
+
+def _drain(sock: socket.socket) -> None:
+    try:
+        while sock.recv(4096):
+            pass
+    except (BlockingIOError, OSError):
+        pass
