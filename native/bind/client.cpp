@@ -208,13 +208,13 @@ void bind_inflight(nb::module_& m) {
   nb::class_<Inflight::Part>(m, "OutPart", nb::type_slots(part_slots));
   nb::class_<Inflight> inflight(m, "Inflight");
   nb::enum_<Inflight::Event>(inflight, "Event", nb::is_arithmetic())
-      .value("stopped", Inflight::Event::stopped)
-      .value("frame", Inflight::Event::frame)
-      .value("refused", Inflight::Event::refused)
-      .value("closed", Inflight::Event::closed)
-      .value("failed", Inflight::Event::failed)
-      .value("silent", Inflight::Event::silent)
-      .value("drained", Inflight::Event::drained);
+      .value("STOPPED", Inflight::Event::stopped)
+      .value("FRAME", Inflight::Event::frame)
+      .value("REFUSED", Inflight::Event::refused)
+      .value("CLOSED", Inflight::Event::closed)
+      .value("FAILED", Inflight::Event::failed)
+      .value("SILENT", Inflight::Event::silent)
+      .value("DRAINED", Inflight::Event::drained);
   inflight
       .def(nb::init<uint64_t, bool, uint64_t, uint64_t, uint64_t>(), nb::arg("record_size"),
            nb::arg("padded"), nb::arg("first"), nb::arg("frame_bytes"), nb::arg("max_frames"))

@@ -442,13 +442,13 @@ class OutPart:
 
 class Inflight:
     class Event(IntEnum):
-        stopped = 0
-        frame = 1
-        refused = 2
-        closed = 3
-        failed = 4
-        silent = 5
-        drained = 6
+        STOPPED = 0
+        FRAME = 1
+        REFUSED = 2
+        CLOSED = 3
+        FAILED = 4
+        SILENT = 5
+        DRAINED = 6
 
     def __init__(
         self, record_size: int, padded: bool, first: int, frame_bytes: int, max_frames: int

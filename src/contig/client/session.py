@@ -11,17 +11,15 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 from .. import wire
 from ..errors import ConnectionClosedError, OverloadError
 from ..process.lifetime import EXIT_S
 from ..wire import Type
-from .connecting import Connected, ServerAddress
 from .requests import Request
-from .session_thread import SessionOptions, SessionThread
+from .session_thread import SessionThread
 
-__all__ = ["Session", "SessionOptions"]
+__all__ = ["Session"]
 
 _SLICE_S = 0.1
 _NOTHING = 2**63  # more items than there will be
@@ -33,26 +31,17 @@ class Session:
     One that is dropped without `close` has what it held sent by its thread, which then ends.
 
     Args:
-        first, address, opening, options, record_size, padded: as for SessionThread.
+        thread: its own, not started yet.
     """
 
-    def __init__(
-        self,
-        first: Connected,
-        address: ServerAddress,
-        opening: dict[str, Any],
-        options: SessionOptions,
-        record_size: int,
-        padded: bool,
-    ) -> None:
-        self.address, self.options = address, options
-        self.ndim, self.max_frame = first.accepted.ndim, first.max_frame
-        self.thread = SessionThread(first, address, opening, options, record_size, padded)
-        self.lock, self.inflight = self.thread.lock, self.thread.inflight
-        self.builder, self.frame_bytes = self.inflight.builder, self.thread.frame_bytes
+    def __init__(self, thread: SessionThread) -> None:
+        self.thread, self.address, self.options = thread, thread.address, thread.options
+        self.lock, self.inflight = thread.lock, thread.inflight
+        self.builder, self.frame_bytes = thread.inflight.builder, thread.frame_bytes
+        self.ndim, self.max_frame = thread.first.accepted.ndim, thread.first.max_frame
         self.blocked = 0
-        weakref.finalize(self, self.thread.leave, EXIT_S).atexit = False  # `lifetime` does that
-        self.thread.start()
+        weakref.finalize(self, thread.leave, EXIT_S).atexit = False  # `lifetime` does that
+        thread.start()
 
     # -- items --------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from ..process import lifetime
 from ..wire import Type, log
 from .connecting import BACKOFF_S, Connected, ServerAddress, connect
 from .requests import Requests
-from .socket_io import open_io
+from .socket_io import received_frames
 
 __all__ = ["SessionOptions", "SessionThread"]
 
@@ -87,7 +87,7 @@ class SessionThread:
         record_size: int,
         padded: bool,
     ) -> None:
-        self.address, self.options, self._first = address, options, first
+        self.address, self.options, self.first = address, options, first
         accepted = first.accepted
         self._opening = dict(opening)
         if accepted.schema is not None:  # a server that comes back must be the same
@@ -118,7 +118,7 @@ class SessionThread:
         self._thread = threading.Thread(target=self._run, name="contig-session", daemon=True)
 
     def start(self) -> None:
-        self._agree(self._first)
+        self._agree(self.first)
         self.ready = True
         lifetime.watch(self)
         self._thread.start()
@@ -237,11 +237,11 @@ class SessionThread:
     # -- in the thread ------------------------------------------------------------------------
 
     def _run(self) -> None:
-        connection: Connected | None = self._first
+        connection: Connected | None = self.first
         try:
             while connection is not None:
                 try:
-                    for frame in open_io(connection, self.inflight, self._wake_out).frames():
+                    for frame in received_frames(connection, self.inflight, self._wake_out):
                         if not self._goes_on(*frame):
                             break
                     return

@@ -1,8 +1,8 @@
 """Input and output over one socket, in the session's thread: sends what is in flight, hears acks,
 and hands over every frame that is something else.
 
-    NativeIO   plain sockets: one native call for all of it (`native/wire/inflight.cpp`)
-    PythonIO   the same loop through `ssl`, and where sockets are no descriptors to poll
+    plain sockets                             one native call does it all: native/wire/inflight.cpp
+    TLS; sockets that are no descriptors      the same loop in Python: PythonLoop
 
 Either ends when the session is to end, and raises OSError when the connection is lost.
 """
@@ -14,67 +14,56 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from .._native import Inflight, Receiver
 from ..wire import ReceiverState, Type, frame
 from ..wire.pulse import Pulse
 from .connecting import Connected
 
-__all__ = ["SocketIO", "open_io"]
+__all__ = ["received_frames"]
 
 _GONE = "the server closed the connection"
 
-
-class SocketIO(Protocol):
-    """Input and output over one socket."""
-
-    def frames(self) -> Iterator[tuple[int, int, bytes]]:
-        """Type, number and payload of frames that are neither acks nor beats."""
+Frames = Iterator[tuple[int, int, bytes]]  # type, number and payload of each
 
 
-def open_io(connection: Connected, inflight: Inflight, wake: socket.socket) -> SocketIO:
-    """For a connection that was accepted; bytes at `wake` mean that there is something to do."""
+def received_frames(connection: Connected, inflight: Inflight, wake: socket.socket) -> Frames:
+    """Frames that are neither acks nor beats, until the session is to end.
+
+    Bytes at `wake` mean that there is something to do.
+    """
     connection.sock.setblocking(False)
     if inflight.can_run() and not isinstance(connection.sock, ssl.SSLSocket):
-        return NativeIO(connection, inflight, wake)
-    return PythonIO(connection, inflight, wake)
+        return _natively(connection, inflight, wake)
+    return PythonLoop(connection, inflight, wake).frames()
 
 
-class NativeIO:
-    def __init__(self, connection: Connected, inflight: Inflight, wake: socket.socket) -> None:
-        self._sock, self._receiver, self._wake = connection.sock, connection.receiver, wake
-        self._inflight = inflight
-        self._verdict = Pulse(connection.accepted.heartbeat_s).verdict("the server")
-
-    def frames(self) -> Iterator[tuple[int, int, bytes]]:
-        receiver, descriptors = self._receiver, (self._sock.fileno(), self._wake.fileno())
-        Event = Inflight.Event
-        while True:
-            event = self._inflight.run(*descriptors, receiver)
-            if event == Event.frame:
-                yield receiver.type, receiver.number, receiver.payload()
-                receiver.pop()
-            elif event == Event.refused:
-                _refuse(receiver)
-            elif event == Event.closed:
-                raise ConnectionResetError(_GONE)
-            elif event == Event.silent:
-                raise ConnectionResetError(self._verdict)
-            else:  # stopped or drained
-                break
-        if event == Event.drained:
-            _say_goodbye(self._sock)
+def _natively(connection: Connected, inflight: Inflight, wake: socket.socket) -> Frames:
+    sock, receiver, Event = connection.sock, connection.receiver, Inflight.Event
+    while (event := inflight.run(sock.fileno(), wake.fileno(), receiver)) == Event.FRAME:
+        yield receiver.type, receiver.number, receiver.payload()
+        receiver.pop()
+    if event == Event.REFUSED:
+        _refuse(receiver)
+    if event == Event.CLOSED:
+        raise ConnectionResetError(_GONE)
+    if event == Event.SILENT:
+        _give_up(Pulse(connection.accepted.heartbeat_s))
+    if event == Event.DRAINED:
+        _say_goodbye(sock)
 
 
-class PythonIO:
+class PythonLoop:
+    """The loop of `native/wire/inflight.cpp`, for what only Python can read and write."""
+
     def __init__(self, connection: Connected, inflight: Inflight, wake: socket.socket) -> None:
         self._sock, self._receiver, self._wake = connection.sock, connection.receiver, wake
         self._inflight = inflight
         self._pulse = Pulse(connection.accepted.heartbeat_s)
         self._sending: list[memoryview] = []
 
-    def frames(self) -> Iterator[tuple[int, int, bytes]]:
+    def frames(self) -> Frames:
         yield from self._read()  # what came with the handshake
         while (event := self._inflight.ended()) is None:
             if not self._sending:
@@ -88,8 +77,8 @@ class PythonIO:
             if readable:
                 yield from self._read()
             if self._pulse.silent(time.monotonic()):
-                raise ConnectionResetError(self._pulse.verdict("the server"))
-        if event == Inflight.Event.drained:
+                _give_up(self._pulse)
+        if event == Inflight.Event.DRAINED:
             _say_goodbye(self._sock)
 
     def _wait(self) -> tuple[bool, bool]:
@@ -128,7 +117,7 @@ class PythonIO:
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             pass
 
-    def _read(self) -> Iterator[tuple[int, int, bytes]]:
+    def _read(self) -> Frames:
         receiver = self._receiver
         while True:
             while (state := receiver.next()) == ReceiverState.READY:
@@ -161,6 +150,10 @@ def _say_goodbye(sock: socket.socket) -> None:
 
 def _refuse(receiver: Receiver) -> NoReturn:
     raise ConnectionError(f"the server's frame was refused: {receiver.refusal}")
+
+
+def _give_up(pulse: Pulse) -> NoReturn:
+    raise ConnectionResetError(pulse.verdict("the server"))
 
 
 def _drain(sock: socket.socket) -> None:

@@ -34,7 +34,8 @@ from ..wire.tls import client_context
 from .connecting import ServerAddress, wait_for_server
 from .items import layout_of, records_of
 from .remote_tape import RemoteTape
-from .session import Session, SessionOptions
+from .session import Session
+from .session_thread import SessionOptions, SessionThread
 from .stream import StreamWriter
 
 __all__ = ["TcpClient"]
@@ -97,14 +98,14 @@ class TcpClient:
             first.sock.close()
             raise
         size, padded = self.layout.record_size, self.layout.padded
-        self._session = Session(first, address, opening, options, size, padded)
+        self._thread = SessionThread(first, address, opening, options, size, padded)
+        self._session = Session(self._thread)
         self._tape = None if schema is None else RemoteTape(self._session, schema, self.producer)
         self._asking: Session | None = None
         self._opening_asking = threading.Lock()
         self._reading = threading.Lock()  # one GET at a time
         self._plan = self.layout.plan
         self._lock, self._inflight = self._session.lock, self._session.inflight
-        self._thread = self._session.thread
 
     # -- sending ------------------------------------------------------------------------------
 
@@ -237,7 +238,7 @@ class TcpClient:
                 opening = _opening(secrets.randbelow(2**63 - 1) + 1, None, options.ack)
                 first = wait_for_server(address, opening, options.reconnect_s, session.check)
                 # Whole, or not at all: a signal may come at any time.
-                self._asking = Session(first, address, opening, options, 1, False)
+                self._asking = Session(SessionThread(first, address, opening, options, 1, False))
             return self._asking
 
     # -- life ---------------------------------------------------------------------------------

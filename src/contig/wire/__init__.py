@@ -13,5 +13,6 @@ import logging
 
 from .frames import *  # noqa: F403  (what its __all__ has)
 from .handshake import *  # noqa: F403
+from .pulse import *  # noqa: F403
 
 log = logging.getLogger("contig.transport")  # of clients and servers: users know it by this name

@@ -12,17 +12,11 @@ __all__ = [
     "ACK_LEVELS",
     "BEGINS",
     "GOES_ON",
-    "HANDSHAKE_BYTES",
-    "HANDSHAKE_S",
     "HEADER_BYTES",
-    "HEARTBEAT_S",
-    "LEAST_HEARTBEAT_S",
     "MARKED",
     "MAX_LANES",
     "MAX_REQUESTS",
     "MAX_REQUEST_BYTES",
-    "MOST_HEARTBEAT_S",
-    "PASSING",
     "RUN_BYTES",
     "TERMINATED",
     "TOLD",
@@ -37,10 +31,6 @@ __all__ = [
     "parse_json",
 ]
 
-HANDSHAKE_BYTES = 256 << 10  # the largest OPEN: a layout of some thousand leaves
-HANDSHAKE_S = 5.0
-HEARTBEAT_S = 10.0  # of silence, after which a peer is lost
-LEAST_HEARTBEAT_S, MOST_HEARTBEAT_S = 0.05, 86400.0
 MAX_REQUESTS = 64  # of one connection, not yet answered
 MAX_REQUEST_BYTES = 8 << 20  # of their payloads, if there is more than one
 HEADER_BYTES = _native.FRAME_HEADER
@@ -49,9 +39,6 @@ MAX_LANES = _native.MAX_LANES  # of a run
 
 # Flags of a run of items; native/wire/frame.h.
 BEGINS, TERMINATED, TRUNCATED, MARKED, GOES_ON, TOLD = 1, 2, 4, 16, 32, 64
-
-# A server that says so will be there again: what came of a bad moment, not of the client.
-PASSING = ("busy", "deadline", "stalled", "internal")
 
 ACK_LEVELS = ("received", "committed", "durable")
 

@@ -22,19 +22,13 @@ from typing import Any, NamedTuple
 
 from ..errors import ConnectionClosedError, LayoutError
 from ..layout import Layout
-from .frames import (
-    HANDSHAKE_BYTES,
-    LEAST_HEARTBEAT_S,
-    MOST_HEARTBEAT_S,
-    PASSING,
-    Refused,
-    Type,
-    json_frame,
-    parse_json,
-)
+from .frames import Refused, Type, json_frame, parse_json
+from .pulse import LEAST_HEARTBEAT_S, MOST_HEARTBEAT_S
 
 __all__ = [
     "GREETING_BYTES",
+    "HANDSHAKE_BYTES",
+    "HANDSHAKE_S",
     "HELLO_BYTES",
     "MAGIC",
     "VERSION",
@@ -52,6 +46,11 @@ __all__ = [
 MAGIC = b"contig/1"
 VERSION = 1
 HELLO_BYTES, GREETING_BYTES = 48, 64
+HANDSHAKE_BYTES = 256 << 10  # the largest OPEN: a layout of some thousand leaves
+HANDSHAKE_S = 5.0
+
+# A server that says so will be there again: what came of a bad moment, not of the client.
+_PASSING = ("busy", "deadline", "stalled", "internal")
 
 _TLS_RECORDS = (b"\x15", b"\x16")  # an alert, a handshake
 
@@ -320,7 +319,7 @@ def raise_refusal(answer: dict[str, Any]) -> None:
     reason, message = answer.get("reason", "?"), answer.get("message", "")
     if reason == "layout":
         raise LayoutError(message)
-    if reason in PASSING:
+    if reason in _PASSING:
         raise ConnectionClosedError(f"the server refused the connection ({reason}): {message}")
     raise ValueError(f"the server refused the connection ({reason}): {message}")
 

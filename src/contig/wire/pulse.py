@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["Pulse"]
+__all__ = ["HEARTBEAT_S", "LEAST_HEARTBEAT_S", "MOST_HEARTBEAT_S", "Pulse"]
+
+HEARTBEAT_S = 10.0  # of silence, after which a peer is lost
+LEAST_HEARTBEAT_S, MOST_HEARTBEAT_S = 0.05, 86400.0
 
 
 class Pulse:
