@@ -245,7 +245,7 @@ def test_old_clients_hear_nothing_and_are_not_judged(monkeypatch: pytest.MonkeyP
         return whole(kind, content, number)
 
     with Server(items.example(), 4, TcpTransport(heartbeat_s=0.1)) as server:
-        monkeypatch.setattr(wire, "json_frame", without)
+        monkeypatch.setattr("contig.wire.handshake.json_frame", without)
         connected = by_hand(server)
         assert connected.accepted.heartbeat_s == 0
         connected.sock.settimeout(10 * 0.1)

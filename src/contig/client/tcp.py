@@ -94,11 +94,11 @@ class TcpClient:
         first = wait_for_server(address, opening, options.reconnect_s)
         try:
             schema, self.layout = _what_it_takes(first.accepted, layout)
+            size, padded = self.layout.record_size, self.layout.padded
+            self._thread = SessionThread(first, address, opening, options, size, padded)
         except BaseException:
             first.sock.close()
             raise
-        size, padded = self.layout.record_size, self.layout.padded
-        self._thread = SessionThread(first, address, opening, options, size, padded)
         self._session = Session(self._thread)
         self._tape = None if schema is None else RemoteTape(self._session, schema, self.producer)
         self._asking: Session | None = None
