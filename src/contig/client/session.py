@@ -107,16 +107,6 @@ class Session:
         upto = self.builder.next
         self._wait_for(lambda: self.inflight.acked >= upto, timeout, "acks", upto)
 
-    @property
-    def pending(self) -> int:
-        """Items not acked yet."""
-        return self.thread.pending
-
-    @property
-    def resends(self) -> int:
-        """Frames that were sent again after a reconnect."""
-        return self.thread.resends
-
     def check(self) -> None:
         """Raises if it is closed or failed."""
         self.thread.check()
@@ -160,10 +150,12 @@ class Session:
             raise ConnectionClosedError(
                 f"the connection to {self.address.host}:{self.address.port} was lost "
                 f"({thread.cause}), and the server did not come back within {most} s; "
-                f"{self.pending} items are not acked yet"
+                f"{self.thread.pending} items are not acked yet"
             )
         if timeout is not None and waited_s >= timeout:
-            raise TimeoutError(f"no {what} within {timeout} s: {self.pending} items are not acked")
+            raise TimeoutError(
+                f"no {what} within {timeout} s: {self.thread.pending} items are not acked"
+            )
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -208,7 +200,7 @@ class Session:
             thread.told = True  # what is missing, by an exception
         self.inflight.close()
         try:
-            if self.pending:
+            if self.thread.pending:
                 self.wait(timeout)
             if thread.lost_at is None:
                 self.inflight.ask(wire.frame(Type.BYE))

@@ -190,12 +190,12 @@ class TcpClient:
     @property
     def pending(self) -> int:
         """Items not acked yet."""
-        return self._session.pending
+        return self._thread.pending
 
     @property
     def resends(self) -> int:
         """Frames that were sent again after a reconnect."""
-        return self._session.resends
+        return self._thread.resends
 
     @property
     def blocked(self) -> int:
