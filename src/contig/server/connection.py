@@ -222,18 +222,16 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def _open(self) -> None:
-        levels = {name: table.ack_levels for name, table in self.core.tables.items()}
-        opening = self._handshake.read_open(self.receiver.payload(), levels)
+        opening = self._handshake.read_open(self.receiver.payload(), self.core.tables)
         self.receiver.pop()
         self._then = partial(self._enter, opening)
 
-    def _enter(self, opening: wire.Opening) -> bool:
+    def _enter(self, opening: wire.Opening[Table]) -> bool:
         """Lets a client in whose OPEN is right; False: its table has to be waited for."""
-        table = self.core.tables[opening.table]
-        if not table.ready_for(opening.layout):
+        if not opening.table.ready_for(opening.layout):
             return False
-        self.table, self.table_name = table, opening.table
-        self.producer, self.ack = opening.producer, opening.ack
+        table = self.table = opening.table
+        self.table_name, self.producer, self.ack = opening.name, opening.producer, opening.ack
         try:
             seen = self.core.opened(self, opening.following)
         except TapeBusy:  # whoever holds the lock is stopped

@@ -17,8 +17,8 @@ import hashlib
 import hmac
 import os
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..errors import ConnectionClosedError, LayoutError
 from ..layout import Layout
@@ -109,11 +109,20 @@ class Greeting(NamedTuple):
         return Greeting(version, bool(flags & 1), data[16:48], max_frame)
 
 
-class Opening(NamedTuple):
+class HasAckLevels(Protocol):
+    """A table, as far as an OPEN is about it."""
+
+    ack_levels: tuple[str, ...]
+
+
+TableT = TypeVar("TableT", bound=HasAckLevels)
+
+
+class Opening(NamedTuple, Generic[TableT]):
     """What a client asks for: an OPEN that is right.
 
     Attributes:
-        table: the name of what it wants to write to or read from.
+        table, name: what it wants to write to or read from.
         producer: who sends.
         following: the first of its items that it has not seen acked.
         ack: what an ACK is to mean.
@@ -121,7 +130,8 @@ class Opening(NamedTuple):
         heartbeat: whether it says something from time to time, and expects that of the server.
     """
 
-    table: str
+    table: TableT
+    name: str
     producer: int
     following: int
     ack: str
@@ -260,33 +270,29 @@ class ServerHandshake:
         if self._hello.version != VERSION:
             raise Refused("version", f"protocol {self._hello.version}, expected {VERSION}")
 
-    def read_open(self, payload: bytes, tables: Mapping[str, Sequence[str]]) -> Opening:
-        """What a client asks for, checked in the order of the wire format.
-
-        Args:
-            payload: of its OPEN.
-            tables: what there is to open, and the ack levels of each.
-        """
+    def read_open(self, payload: bytes, tables: Mapping[str, TableT]) -> Opening[TableT]:
+        """What a client asks for with its OPEN, checked in the order of the wire format."""
         asked = parse_json(payload)
         assert self._hello is not None
         expected = proof(self._token, "client", self._nonce, self._hello.nonce)
         if not _same_proof(asked.get("proof"), expected):
             hint = "" if expected else "; this server has none, leave it out"
             raise Refused("token", f"the token is missing or wrong{hint}")
-        table = asked.get("table")
-        if not isinstance(table, str) or table not in tables:
+        name = asked.get("table")
+        if not isinstance(name, str) or name not in tables:
             known = ", ".join(sorted(tables))
-            raise Refused("table", f"no table {table!r}; this server has: {known}")
+            raise Refused("table", f"no table {name!r}; this server has: {known}")
+        table = tables[name]
         producer, following = asked.get("producer"), asked.get("next")
         if not _is_count(producer) or not producer or not _is_count(following):
             raise Refused("producer", "producer: a number of 1 to 2^63 - 1; next: 0 or more")
         ack, layout = asked.get("ack"), None
-        if ack not in tables[table]:
-            raise Refused("frame", f"ack {ack!r}: this table has {', '.join(tables[table])}")
+        if ack not in table.ack_levels:
+            raise Refused("frame", f"ack {ack!r}: this table has {', '.join(table.ack_levels)}")
         if asked.get("layout") is not None:
             layout = self._layout(asked["layout"])
         beats = asked.get("heartbeat") is True
-        return Opening(table, producer, int(following or 0), str(ack), layout, beats)
+        return Opening(table, name, producer, int(following or 0), str(ack), layout, beats)
 
     def _layout(self, content: Any) -> Layout:
         try:
