@@ -217,7 +217,7 @@ void bind_gather(nb::module_& m);
 void bind_writer(nb::module_& m);
 void bind_view(nb::module_& m);
 void bind_transport(nb::module_& m);
-void bind_outbox(nb::module_& m);
+void bind_client(nb::module_& m);
 void bind_scan(nb::module_& m);
 
 // Pooled, 64-byte aligned memory with the buffer protocol: arrays over it keep it alive. Cheaper

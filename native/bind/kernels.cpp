@@ -336,7 +336,7 @@ NB_MODULE(_native, m) {
   contig::bind_writer(m);
   contig::bind_view(m);
   contig::bind_transport(m);
-  contig::bind_outbox(m);
+  contig::bind_client(m);
   contig::bind_scan(m);
   nanobind::module_::import_("atexit").attr("register")(
       nanobind::cpp_function(&contig::NoGil::end));

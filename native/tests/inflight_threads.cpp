@@ -74,12 +74,12 @@ struct Test {
         ++waits;
         flight.wait(seen, ~uint64_t{0}, 0.05);
       }
-      std::memcpy(flight.outbox.room(1), record.data(), words * 8);
+      std::memcpy(flight.builder.room(1), record.data(), words * 8);
       if (n % 7 == 3) {  // not after all, and then it is
-        flight.outbox.cancel();
-        std::memcpy(flight.outbox.room(1), record.data(), words * 8);
+        flight.builder.cancel();
+        std::memcpy(flight.builder.room(1), record.data(), words * 8);
       }
-      flight.outbox.commit_records(1);
+      flight.builder.commit_records(1);
       if (flight.rouse()) send(wake, "", 1, MSG_DONTWAIT);
     }
     if (words % 2 == 0) {  // it goes, and what it had is sent without it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,10 +14,9 @@ from ..process import lifetime
 from ..tape.boundaries import fill_flags
 from ..tape.ending import End, last_version, record_columns, zero_flags
 from ..tape.schema import Schema
+from ..wire import log
 
 __all__ = ["StepTarget", "StreamWriter"]
-
-log = logging.getLogger("contig.transport")
 
 Array = np.ndarray[Any, Any]
 

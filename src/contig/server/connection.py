@@ -10,8 +10,6 @@ and goes on when the core says that there is room. Belongs to the core's thread.
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import struct
 import time
 from collections import deque
@@ -22,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 from .. import _native, wire
 from .._native import Received
 from ..errors import TapeBusy
-from ..wire import Refused, Type
-from ..wire.heartbeat import Heartbeat
-from .opening import Opening
+from ..wire import Refused, ServerHandshake, Type, log
 from .outflow import Outflow
+from .silence import SilenceWatch
 from .tables import Sender
 
 if TYPE_CHECKING:
@@ -33,8 +30,6 @@ if TYPE_CHECKING:
     from .tables import Table
 
 __all__ = ["Connection"]
-
-log = logging.getLogger("contig.transport")
 
 _MORE, _READY, _GROW, _BAD = Received
 _FIRST_BUFFER = 4096
@@ -61,8 +56,7 @@ class Connection(asyncio.BufferedProtocol):
         self.since = time.monotonic()
         self.blocked_at: float | None = None
         self.requests = self.request_bytes = 0  # not yet answered
-        self._hello: wire.Hello | None = None
-        self._nonce = os.urandom(32)
+        self._handshake = ServerHandshake(core.token, core.limits.max_frame)
         self._acked = self._received = self._committed = 0
         self._added = 0  # items of the frame at the front that it has put in
         self._next = 0  # items below it are in, as far as this connection knows
@@ -73,7 +67,7 @@ class Connection(asyncio.BufferedProtocol):
         self._then: Callable[[], bool] | None = None  # what comes before the next frame
         self._waits = False  # for its table to do that
         self.heard = self.spoke = time.monotonic()
-        self._heartbeat: Heartbeat | None = None
+        self._silence: SilenceWatch | None = None
         self.socket = -1  # to read from directly; not with TLS
         self.forgotten = False  # its memory does not count any more
 
@@ -113,8 +107,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
+        if self._silence is not None:
+            self._silence.stop()
         self._choked = False  # nobody is left to read: what was received still goes in
         self.core.left(self)
 
@@ -197,7 +191,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _step(self) -> bool:
         """One step forward; False: nothing more can be done now."""
-        if self._hello is None:
+        if not self._handshake.greeted:
             return self._greet()
         if self._then is not None:
             return self._go_on()
@@ -220,39 +214,24 @@ class Connection(asyncio.BufferedProtocol):
         return not self._leaving and not self._choked
 
     def _greet(self) -> bool:
-        first = self.receiver.peek(wire.HELLO_BYTES)
-        if first is None:
-            # Not even the magic is right: say so before the rest comes, which it may never do.
-            start = self.receiver.peek(min(self.receiver.held, len(wire.MAGIC))) or b""
-            if not wire.MAGIC.startswith(start):
-                raise Refused("magic", "these are not the first bytes of a contig client (magic)")
+        first = self.receiver.peek(min(self.receiver.held, wire.HELLO_BYTES)) or b""
+        greeting = self._handshake.greet(first)
+        if greeting is None:
             return False
-        self._hello = wire.Hello.parse(first)
         self.receiver.skip(wire.HELLO_BYTES)
-        self.write(self._greeting())
-        if self._hello.version != wire.VERSION:
-            raise Refused("version", f"protocol {self._hello.version}, expected {wire.VERSION}")
+        self.write(greeting)
+        self._handshake.check_version()
         return True
 
-    def _greeting(self) -> bytes:
-        needs_token, most = self.core.token is not None, self.core.limits.max_frame
-        return wire.Greeting(wire.VERSION, needs_token, self._nonce, most).pack()
-
     def _open(self) -> None:
-        asked = wire.parse_json(self.receiver.payload())
+        opening = self._handshake.read_open(self.receiver.payload(), self.core.tables)
         self.receiver.pop()
-        assert self._hello is not None
-        core = self.core
-        proof = wire.proof(core.token, "client", self._nonce, self._hello.nonce)
-        opening = Opening.read(asked, core.tables, proof, core.limits.max_frame)
         self._then = partial(self._enter, opening)
 
-    def _enter(self, opening: Opening) -> bool:
+    def _enter(self, opening: wire.Opening[Table]) -> bool:
         """Lets a client in whose OPEN is right; False: its table has to be waited for."""
-        if not opening.table_is_ready():
+        if not opening.table.ready_for(opening.layout):
             return False
-        assert self._hello is not None
-        token, client, server = self.core.token, self._hello.nonce, self._nonce
         table = self.table = opening.table
         self.table_name, self.producer, self.ack = opening.name, opening.producer, opening.ack
         try:
@@ -261,18 +240,12 @@ class Connection(asyncio.BufferedProtocol):
             self.table = None
             return False
         self._acked = self._received = self._committed = self._next = seen
-        answer: dict[str, Any] = {
-            "kind": table.kind,
-            "schema": table.schema,
-            "ndim": table.ndim,
-            "seen": seen,
-            "proof": wire.proof(token, "server", client, server),
-            "max_inflight": self.core.limits.max_bytes // 4,
-        }
+        beat_s = self.core.heartbeat_s if opening.heartbeat else 0.0
+        most = self.core.limits.max_bytes // 4
+        accepted = wire.Accepted(table.kind, table.schema, table.ndim, seen, most, beat_s)
         if opening.heartbeat:
-            answer["heartbeat_s"] = self.core.heartbeat_s
-            self._heartbeat = Heartbeat(self, self.core.heartbeat_s)
-        self.write(wire.json_frame(Type.ACCEPT, answer))
+            self._silence = SilenceWatch(self, self.core.loop, beat_s)
+        self.write(self._handshake.accept(accepted))
         self._learn_bools()
         self.receiver.max_frame = self.core.limits.max_frame
         self._in_time()
@@ -462,10 +435,9 @@ class Connection(asyncio.BufferedProtocol):
         log.info("refused %s: %s", self.peer, refused)
         if not self._leaving:
             self._leaving = True
-            content = {"reason": refused.reason, "message": str(refused)}
             # Whom it says no to before its hello expects a greeting first.
-            first = [self._greeting()] if self._hello is None else []
-            self.write(*first, wire.json_frame(Type.REFUSE, content))
+            first = [] if self._handshake.greeted else [self._handshake.greeting()]
+            self.write(*first, wire.refusal(refused))
             self._out.close()
 
     def leave(self, final: bool = True) -> None:

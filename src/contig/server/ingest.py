@@ -45,8 +45,6 @@ ANSWER = struct.Struct("<QQ")  # token, bytes
 
 _COUNT_S = 0.5
 
-log = logging.getLogger("contig.transport")
-
 
 class Ingest:
     """A core with its listening socket and its lines to the learner.

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _native
-from ..errors import LayoutError
+from ..errors import LayoutError, StorageFull
 from ..layout import Layout
 from ..replay import Ingress
 from ..tape.queue import BatchQueue
@@ -100,6 +100,18 @@ class Table(ABC):
 
         Raises Refused, or StorageFull if there is no room for a table yet.
         """
+
+    def ready_for(self, layout: Layout | None) -> bool:
+        """Whether it takes a client's layout and can say what it has. Raises Refused.
+
+        On a full disk neither need be so; it is asked again.
+        """
+        try:
+            if layout is not None:
+                self.fix(layout)
+        except StorageFull:
+            return False
+        return self.settle()  # what is only in memory would not come again
 
     @abstractmethod
     def seen(self, producer: int, next_item: int) -> int:

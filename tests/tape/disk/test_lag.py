@@ -18,7 +18,7 @@ import pytest
 from contig import ReplayBuffer, StorageFull
 from contig.tape.disk import DiskStorage
 from contig.tape.disk.index import DiskIndex
-from contig.tape.disk.quarantine import entries_of
+from contig.tape.entry import read_entries
 from tests.tape.disk import stored
 from tests.tape.disk.test_faults import ROOT, check, fill, make, until
 
@@ -153,9 +153,9 @@ def test_one_row_runs(tmp_path: Path) -> None:
             buffer.add_step(step_of(t))
             if t % 7 == 0:
                 storage.flush()
-        entries = entries_of(storage.tape)
+        entries = read_entries(storage.tape)
     with DiskStorage(tmp_path) as storage:
-        assert (entries_of(storage.tape) == entries).all() and len(entries) == 100 * ENVS
+        assert (read_entries(storage.tape) == entries).all() and len(entries) == 100 * ENVS
         for env in (0, 17, 63):
             episode = storage.read_episode(int(storage.episodes()["id"][env]))
             assert (np.asarray(episode["id"]) == env * (1 << 40) + np.arange(100)).all()
