@@ -26,9 +26,9 @@ from ..errors import EmptyBufferError
 from ..layout import Layout
 from ..replay import ReplayBuffer
 from ..wire import Type
-from .ingest import ANSWER, REQUEST
+from .answers import ANSWER, REQUEST
 
-__all__ = ["SampleService", "answer_request"]
+__all__ = ["SamplingService", "answer_request"]
 
 log = logging.getLogger("contig.transport")
 
@@ -145,7 +145,7 @@ class _Workers:
             thread.join(max(deadline - time.monotonic(), 0.0))
 
 
-class SampleService:
+class SamplingService:
     """Answers what an ingest process forwards.
 
     Args:

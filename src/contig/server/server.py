@@ -27,14 +27,14 @@ from ..tape.disk import DiskStorage
 from ..weights.board import WeightsBoard, check_version
 from ..wire import HANDSHAKE_S
 from ..wire.announce import announce
-from .core import Limits
+from .budget import Limits
 from .disk_table import DiskTable
-from .in_process import InProcess
-from .info import HistSnapshot, Sample, SampleInfo, ServerStats
 from .ingest_process import IngestProcess
+from .ingest_thread import IngestThread
+from .lifecycle import Lifecycle
 from .metrics import table_stats
-from .running import Running
-from .sampling_service import SampleService
+from .sampling_service import SamplingService
+from .statistics import HistSnapshot, Sample, SampleInfo, ServerStats
 from .tables import QueueTable, Table, TapeTable
 from .transport import TcpTransport, is_local
 
@@ -111,7 +111,7 @@ class Server:
                     "straight to its storage: transform them in the clients before they are sent, "
                     "or when they are sampled (an object with on_sample)"
                 )
-        run = self._run = Running(self.name)
+        run = self._run = Lifecycle(self.name)
         if given[0]:
             if example is None or batch_size is None:
                 raise ValueError("a queue needs both example and batch_size")
@@ -137,10 +137,10 @@ class Server:
             return self
         family = socket.AF_INET6 if ":" in t.host else socket.AF_INET
         run.listening = socket.create_server((t.host, t.port), family=family, backlog=1024)
-        run.service = SampleService(self._buffers, t.max_frame)
+        run.service = SamplingService(self._buffers, t.max_frame)
         try:
             if t.in_process or self._on_disk():
-                run.ingest = InProcess(
+                run.ingest = IngestThread(
                     self._config(), self._tables(), run.board, run.listening, run.service
                 )
             else:
@@ -329,27 +329,7 @@ class Server:
         """The tables, as another process of this host may attach to them."""
         if self._run.queue is not None:
             return {_DEFAULT: {"kind": "queue", "name": f"{self.name}.queue"}}
-        out = {}
-        for name, buffer in self._buffers.items():
-            limiter = None
-            if buffer.limiter is not None:
-                x = buffer.limiter
-                limiter = {
-                    "samples_per_insert": x.samples_per_insert,
-                    "min_size": x.min_size,
-                    "error_buffer": x.error_buffer,
-                }
-            storage = buffer.storage
-            shared = storage.name if isinstance(storage, SharedStorage) else None
-            keys = [_json_key(k) for k in storage.keys]
-            out[name] = {
-                "kind": "tape",
-                "name": shared,
-                "keys": keys,
-                "limiter": limiter,
-                "ndim": storage.ndim,
-            }
-        return out
+        return {name: _tape_place(buffer) for name, buffer in self._buffers.items()}
 
     def _config(self) -> dict[str, Any]:
         assert self.transport is not None
@@ -358,18 +338,31 @@ class Server:
         for name, buffer in self._buffers.items():
             if tables[name]["name"] is None and not self._on_disk():
                 tables[name]["fd"] = buffer.storage.fd
-        limits = Limits(t.max_frame, t.max_bytes)
+        limits = Limits(
+            t.max_frame, t.max_bytes, handshake_s=HANDSHAKE_S, heartbeat_s=t.heartbeat_s
+        )
         return {
             "tables": tables,
             "token": t.token,
             "tls": t.tls,
             "limits": limits._asdict(),
-            "handshake_s": HANDSHAKE_S,
-            "heartbeat_s": t.heartbeat_s,
             "metrics": None if t.metrics_port is None else [t.host, t.metrics_port],
             "metrics_guarded": not is_local(t.host),
             "board": None if self._run.board is None else f"{self.name}.weights",
         }
+
+
+def _tape_place(buffer: ReplayBuffer) -> dict[str, Any]:
+    """Where a buffer's rows go, and by which rules."""
+    limiter, storage = buffer.limiter, buffer.storage
+    rules = ("samples_per_insert", "min_size", "error_buffer")
+    return {
+        "kind": "tape",
+        "name": storage.name if isinstance(storage, SharedStorage) else None,
+        "keys": [_json_key(k) for k in storage.keys],
+        "limiter": None if limiter is None else {r: getattr(limiter, r) for r in rules},
+        "ndim": storage.ndim,
+    }
 
 
 def _json_key(key: Any) -> Any:

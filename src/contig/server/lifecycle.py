@@ -22,16 +22,16 @@ from ..tape import BatchQueue
 from ..tape.segment import Segment
 from ..weights.board import WeightsBoard
 from ..wire.announce import say_closed
-from .in_process import InProcess
 from .ingest_process import IngestProcess
-from .sampling_service import SampleService
+from .ingest_thread import IngestThread
+from .sampling_service import SamplingService
 
-__all__ = ["Running"]
+__all__ = ["Lifecycle"]
 
 _END_S = 15.0  # for the ends of servers that were dropped, when the process ends
 
 
-class Running:
+class Lifecycle:
     """The parts of one server that have to be ended. Thread-safe.
 
     Attributes:
@@ -48,8 +48,8 @@ class Running:
         self.queue: BatchQueue | None = None
         self.board: WeightsBoard | None = None
         self.info: Segment | None = None
-        self.ingest: IngestProcess | InProcess | None = None
-        self.service: SampleService | None = None
+        self.ingest: IngestProcess | IngestThread | None = None
+        self.service: SamplingService | None = None
         self.listening: socket.socket | None = None
         self.port: int | None = None
         self.unfeed: list[Callable[[], None]] = []
@@ -137,7 +137,7 @@ class Running:
             self.listening.close()
         if self.info is not None:
             self.info.close()
-        if isinstance(self.ingest, InProcess):
+        if isinstance(self.ingest, IngestThread):
             self.ingest.fork()
 
 
