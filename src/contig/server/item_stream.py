@@ -66,16 +66,18 @@ class ItemStream:
 
     def take_frames(self, socket: int, patience_s: float) -> int:
         """Receives, and takes in what is ordinary, natively; how many bytes came."""
+        if not self._knows_bools:
+            self._learn_bools()
         sender = Sender(self.producer, self.received)
         taken = self.table.take_frames(self._receiver, socket, sender, patience_s)
         if taken.items:
             self.items += taken.items
-            self.rows += taken.items
+            self.rows += taken.rows
             self._added = taken.partial
             self.received = self.committed = self._next = taken.seen
             self._stats.frames_in += taken.frames
             self._stats.items_in += taken.items
-            self._stats.rows_in += taken.items
+            self._stats.rows_in += taken.rows
         return taken.nbytes
 
     def take_front(self, must_wait: bool) -> bool:
