@@ -135,7 +135,7 @@ class MemoryBudget:
             del self._hungry[number]
             self._resize(connection, needed)
             connection.gate.open(Wait.MEMORY)
-            self._loop.call_soon(connection.pump)
+            self._loop.call_soon(connection.handle_frames)
 
     def close(self) -> None:
         """Nobody is dropped any more for being slow: all are about to go."""

@@ -60,7 +60,7 @@ class Connection(asyncio.BufferedProtocol):
         self._nonce = os.urandom(32)
         self._deadline: asyncio.TimerHandle | None = None
         self._leaving = False
-        self._then: Callable[[], bool] | None = None  # what comes before the next frame
+        self._deferred: Callable[[], bool] | None = None  # what comes before the next frame
         self._silence: SilenceWatch | None = None
 
     # -- what asyncio calls -------------------------------------------------------------------
@@ -86,7 +86,7 @@ class Connection(asyncio.BufferedProtocol):
         self.receiver.received(nbytes)
         began = time.perf_counter_ns()
         if self.stream is None or self.socket < 0:
-            self.pump()
+            self.handle_frames()
         else:
             nbytes += self._read_more(self.stream)
         self.core.drained(time.perf_counter_ns() - began)
@@ -113,7 +113,7 @@ class Connection(asyncio.BufferedProtocol):
         self.core.answers.read(self)
         if Wait.CHOKED in self.gate and not self.out.held_up:
             self.gate.open(Wait.CHOKED)
-            self.pump()
+            self.handle_frames()
 
     @property
     def listens(self) -> bool:
@@ -125,7 +125,7 @@ class Connection(asyncio.BufferedProtocol):
     def waiting(self) -> bool:
         return Wait.FULL in self.gate
 
-    def pump(self) -> None:
+    def handle_frames(self) -> None:
         if self._leaving or Wait.CHOKED in self.gate:
             return
         try:
@@ -144,14 +144,14 @@ class Connection(asyncio.BufferedProtocol):
         if self.gate.reads and not self.core.must_wait(self, stream.producer):
             patience_s = 0.0 if self.core.any_blocked else _PATIENCE_S
             nbytes = stream.take_frames(self.socket, patience_s)
-        self.pump()
+        self.handle_frames()
         return nbytes
 
     def _step(self) -> bool:
         """One step forward; False: nothing more can be done now."""
         if self._hello is None:
             return self._greet()
-        if self._then is not None:
+        if self._deferred is not None:
             return self._go_on()
         state = self.receiver.next()
         if state == _MORE:
@@ -197,7 +197,7 @@ class Connection(asyncio.BufferedProtocol):
         core = self.core
         proof = wire.proof(core.token, "client", self._nonce, self._hello.nonce)
         opening = Opening.read(asked, core.tables, proof, core.limits.max_frame)
-        self._then = partial(self._enter, opening)
+        self._deferred = partial(self._enter, opening)
 
     def _enter(self, opening: Opening) -> bool:
         """Lets a client in whose OPEN is right; False: its table has to be waited for."""
@@ -234,9 +234,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _go_on(self) -> bool:
         """What was asked for and had to wait; False: it still has to."""
-        assert self._then is not None
-        if self._then():
-            self._then = None
+        assert self._deferred is not None
+        if self._deferred():
+            self._deferred = None
             self.gate.open(Wait.TABLE)
             return not self._leaving
         if Wait.TABLE not in self.gate:
@@ -244,7 +244,7 @@ class Connection(asyncio.BufferedProtocol):
             self.core.memory.proven(self)
             self._in_time()
         if not self.transport.is_closing():
-            self.core.loop.call_later(_AGAIN_S, self.pump)
+            self.core.loop.call_later(_AGAIN_S, self.handle_frames)
         return False
 
     def _say_bye(self) -> bool:
@@ -285,7 +285,7 @@ class Connection(asyncio.BufferedProtocol):
         if kind == Type.BEAT:
             return  # it is there: that was noted when it came
         if kind == Type.BYE:
-            self._then = self._say_bye
+            self._deferred = self._say_bye
         elif kind == Type.GET:
             self.core.weights.want(self, number, payload)
         elif kind in (Type.SAMPLE, Type.PRIORITY, Type.STATS):

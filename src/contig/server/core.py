@@ -232,13 +232,13 @@ class ServerCore:
             self.block(next(iter(self._blocked.values())))
 
     def _retry(self, done: threading.Event) -> None:
-        self._pump_blocked()
+        self._retry_blocked()
         self.memory.feed_hungry()
         done.set()
 
-    def _pump_blocked(self) -> None:
+    def _retry_blocked(self) -> None:
         for connection in list(self._blocked.values()):
-            connection.pump()
+            connection.handle_frames()
             producer = connection.stream.producer if connection.stream is not None else 0
             waiting = self._orphans.get(producer)
             if waiting and connection in waiting and not connection.waiting:
@@ -261,7 +261,7 @@ class ServerCore:
         """
         self._closing = True
         self.memory.close()
-        self._pump_blocked()
+        self._retry_blocked()
         orphans = [o for several in self._orphans.values() for o in several]
         streams = {c.stream for c in (*orphans, *self.connections.values())}
         lost = sum(s.unsaved for s in streams if s is not None)

@@ -37,7 +37,7 @@ class Lifecycle:
     Attributes:
         queue: if it is one.
         board: where weights are published, once there are any.
-        info: how it is found on its own host.
+        announcement: how it is found on its own host.
         ingest, service, listening, port: once it is started.
         ending, closed: `close` was called; it is done with what may come in.
         pid: the process it belongs to.
@@ -47,7 +47,7 @@ class Lifecycle:
         self.name = name
         self.queue: BatchQueue | None = None
         self.board: WeightsBoard | None = None
-        self.info: Segment | None = None
+        self.announcement: Segment | None = None
         self.ingest: IngestProcess | IngestThread | None = None
         self.service: SamplingService | None = None
         self.listening: socket.socket | None = None
@@ -96,9 +96,9 @@ class Lifecycle:
                 self.queue.close()
             if self.board is not None:
                 self.board.close()
-            if self.info is not None:
-                say_closed(self.info)
-                self.info.close()
+            if self.announcement is not None:
+                say_closed(self.announcement)
+                self.announcement.close()
         finally:
             _running.discard(self)
             self._ended.set()
@@ -135,8 +135,8 @@ class Lifecycle:
         """In a forked child: the port and the sign of life are the parent's."""
         if self.listening is not None:
             self.listening.close()
-        if self.info is not None:
-            self.info.close()
+        if self.announcement is not None:
+            self.announcement.close()
         if isinstance(self.ingest, IngestThread):
             self.ingest.fork()
 

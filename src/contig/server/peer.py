@@ -51,7 +51,7 @@ class Peer(Protocol):
     def stats(self) -> dict[str, Any]:
         """What is counted of it, once it is open."""
 
-    def pump(self) -> None:
+    def handle_frames(self) -> None:
         """Handles every whole frame that is there."""
 
     def settle(self) -> None:

@@ -122,7 +122,7 @@ class Server:
         self._flush = self._shown = False
         self._publishing = threading.Lock()
         if sys.platform == "linux":
-            run.info = announce(self.name, self._describe())
+            run.announcement = announce(self.name, self._describe())
         run.watch(self)
 
     # -- life ---------------------------------------------------------------------------------
