@@ -1,4 +1,5 @@
 // What clients have to send and have on its way, as Python sees it.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
@@ -29,35 +30,35 @@ WireRun wire_run(uint64_t rows, uint32_t flags, int64_t traj_id, int64_t version
   return WireRun{static_cast<uint32_t>(rows), flags, traj_id, version, lanes, 0};
 }
 
-// Room in an outbox, given back unless what was written to it is committed.
+// Room in a frame builder, given back unless what was written to it is committed.
 class Filling {
  public:
-  Filling(FrameBuilder& outbox, uint64_t rows, uint64_t runs = 1)
-      : outbox_(outbox), rows_(rows), at(outbox.room(rows, runs)) {}
+  Filling(FrameBuilder& builder, uint64_t rows, uint64_t runs = 1)
+      : builder_(builder), rows_(rows), at(builder.room(rows, runs)) {}
   ~Filling() {
-    if (!done_) outbox_.cancel();
+    if (!done_) builder_.cancel();
   }
   Filling(const Filling&) = delete;
   Filling& operator=(const Filling&) = delete;
   void records() {
-    outbox_.commit_records(rows_);
+    builder_.commit_records(rows_);
     done_ = true;
   }
   void record(const LeafSums& sums) {
-    outbox_.commit_record(sums);
+    builder_.commit_record(sums);
     done_ = true;
   }
   void run(const WireRun& run, bool may_grow) {
-    if (!may_grow || !outbox_.grow_run(run)) outbox_.commit_run(run);
+    if (!may_grow || !builder_.grow_run(run)) builder_.commit_run(run);
     done_ = true;
   }
   void runs(const std::vector<WireRun>& runs) {
-    outbox_.commit_runs(runs);
+    builder_.commit_runs(runs);
     done_ = true;
   }
 
  private:
-  FrameBuilder& outbox_;
+  FrameBuilder& builder_;
   const uint64_t rows_;
   bool done_ = false;
 
@@ -65,10 +66,10 @@ class Filling {
   uint8_t* const at;
 };
 
-bool pack(FrameBuilder& o, const Plan& plan, nb::handle tree) {
-  if (plan.record_size() != o.record_size())
+bool pack(FrameBuilder& b, const Plan& plan, nb::handle tree) {
+  if (plan.record_size() != b.record_size())
     throw std::invalid_argument("pack: a plan for other records");
-  Filling filling(o, 1);
+  Filling filling(b, 1);
   LeafSums sums;
   if (!plan.pack(tree.ptr(), filling.at, &sums)) return false;
   filling.record(sums);
@@ -82,19 +83,19 @@ struct EnvRunsHandle {
   EnvRuns runs;
 };
 
-void add_env_rows(FrameBuilder& o, EnvRunsHandle& envs, nb::list arrays, Seqs leaves, Seqs whose,
+void add_env_rows(FrameBuilder& b, EnvRunsHandle& envs, nb::list arrays, Seqs leaves, Seqs whose,
                   int64_t next_id) {
   const uint64_t n = whose.shape(0);
   if (n == 0) throw std::invalid_argument("add_env_rows: no rows");
   check_envs(whose, n);
-  envs.marks.check(o.record_size());
-  const auto columns = columns_from(arrays, leaves, n, o.record_size());
-  Filling filling(o, n, n);
-  join_columns(rows_of(columns, n), o.record_size(), filling.at);
+  envs.marks.check(b.record_size());
+  const auto columns = columns_from(arrays, leaves, n, b.record_size());
+  Filling filling(b, n, n);
+  join_columns(rows_of(columns, n), b.record_size(), filling.at);
   Rows rows;
   rows.n = n;
   rows.records = filling.at;
-  const Marks marks = envs.marks.of(rows, o.record_size());
+  const Marks marks = envs.marks.of(rows, b.record_size());
   const std::vector<WireRun>& told = envs.runs.tell(n, whose.data(), marks, next_id);
   if (n == 1)
     filling.run(told[0], true);
@@ -119,11 +120,11 @@ void bind_gathering(nb::module_& m) {
       .def("pack", &pack, nb::arg("plan"), nb::arg("tree").none())
       .def(
           "pack_row",
-          [](FrameBuilder& o, const Plan& plan, nb::handle tree, uint32_t flags, int64_t traj_id,
+          [](FrameBuilder& b, const Plan& plan, nb::handle tree, uint32_t flags, int64_t traj_id,
              int64_t version, uint32_t lanes) {
-            if (plan.record_size() != o.record_size())
+            if (plan.record_size() != b.record_size())
               throw std::invalid_argument("pack: a plan for other records");
-            Filling filling(o, 1);
+            Filling filling(b, 1);
             if (!plan.pack(tree.ptr(), filling.at)) return false;
             filling.run(wire_run(1, flags, traj_id, version, lanes), true);
             return true;
@@ -132,24 +133,24 @@ void bind_gathering(nb::module_& m) {
           nb::arg("version"), nb::arg("lanes"))
       .def(
           "add_records",
-          [](FrameBuilder& o, Record records) {
-            const uint64_t n = records.shape(0) / o.record_size();
-            if (n == 0 || n * o.record_size() != records.shape(0))
+          [](FrameBuilder& b, Record records) {
+            const uint64_t n = records.shape(0) / b.record_size();
+            if (n == 0 || n * b.record_size() != records.shape(0))
               throw std::invalid_argument("records: expected a whole number of records");
-            Filling filling(o, n);
+            Filling filling(b, n);
             std::memcpy(filling.at, records.data(), records.shape(0));
             filling.records();
           },
           nb::arg("records").noconvert())
       .def(
           "add_run",
-          [](FrameBuilder& o, Record records, uint32_t flags, int64_t traj_id, int64_t version,
+          [](FrameBuilder& b, Record records, uint32_t flags, int64_t traj_id, int64_t version,
              uint32_t lanes, bool may_grow) {
-            const uint64_t n = records.shape(0) / o.record_size();
-            if (n * o.record_size() != records.shape(0))
+            const uint64_t n = records.shape(0) / b.record_size();
+            if (n * b.record_size() != records.shape(0))
               throw std::invalid_argument("records: expected a whole number of records");
             const WireRun run = wire_run(n, flags, traj_id, version, lanes);
-            Filling filling(o, n);
+            Filling filling(b, n);
             std::memcpy(filling.at, records.data(), records.shape(0));
             filling.run(run, may_grow);
           },
@@ -157,12 +158,12 @@ void bind_gathering(nb::module_& m) {
           nb::arg("lanes"), nb::arg("may_grow"))
       .def(
           "add_columns",
-          [](FrameBuilder& o, nb::list arrays, Seqs leaves, uint64_t n, uint32_t flags,
+          [](FrameBuilder& b, nb::list arrays, Seqs leaves, uint64_t n, uint32_t flags,
              int64_t traj_id, int64_t version, uint32_t lanes, bool may_grow) {
             const WireRun run = wire_run(n, flags, traj_id, version, lanes);
-            const auto columns = columns_from(arrays, leaves, n, o.record_size());
-            Filling filling(o, n);
-            join_columns(rows_of(columns, n), o.record_size(), filling.at);
+            const auto columns = columns_from(arrays, leaves, n, b.record_size());
+            Filling filling(b, n);
+            join_columns(rows_of(columns, n), b.record_size(), filling.at);
             filling.run(run, may_grow);
           },
           nb::arg("arrays"), nb::arg("leaves").noconvert(), nb::arg("n"), nb::arg("flags"),
@@ -188,34 +189,43 @@ std::string bytes_of(nb::handle bytes) {
   return std::string(whole.c_str(), whole.size());
 }
 
-int run(Inflight& flight, int socket, int wake, Receiver& receiver) {
+Inflight::Event run(Inflight& inflight, int socket, int wake, Receiver& receiver) {
   int error = 0;
   Inflight::Event event;
   {
     NoGil no_gil;
-    event = flight.run(socket, wake, receiver, &error);
+    event = inflight.run(socket, wake, receiver, &error);
   }
   if (event == Inflight::Event::failed) {
     errno = error;
     PyErr_SetFromErrno(PyExc_OSError);
     throw nb::python_error();
   }
-  return static_cast<int>(event);
+  return event;
 }
 
-void bind_flight(nb::module_& m) {
+void bind_inflight(nb::module_& m) {
   nb::class_<Inflight::Part>(m, "OutPart", nb::type_slots(part_slots));
-  nb::class_<Inflight>(m, "Inflight")
+  nb::class_<Inflight> inflight(m, "Inflight");
+  nb::enum_<Inflight::Event>(inflight, "Event", nb::is_arithmetic())
+      .value("STOPPED", Inflight::Event::stopped)
+      .value("FRAME", Inflight::Event::frame)
+      .value("REFUSED", Inflight::Event::refused)
+      .value("CLOSED", Inflight::Event::closed)
+      .value("FAILED", Inflight::Event::failed)
+      .value("SILENT", Inflight::Event::silent)
+      .value("DRAINED", Inflight::Event::drained);
+  inflight
       .def(nb::init<uint64_t, bool, uint64_t, uint64_t, uint64_t>(), nb::arg("record_size"),
            nb::arg("padded"), nb::arg("first"), nb::arg("frame_bytes"), nb::arg("max_frames"))
       .def_prop_ro(
-          "outbox", [](Inflight& f) -> FrameBuilder& { return f.outbox; },
+          "builder", [](Inflight& f) -> FrameBuilder& { return f.builder; },
           nb::rv_policy::reference_internal)
       .def(
           "send",
           [](Inflight& f, const Plan& plan, nb::handle tree) {
             if (f.room() != Inflight::Room::some) return 1;
-            return pack(f.outbox, plan, tree) ? 0 : 2;
+            return pack(f.builder, plan, tree) ? 0 : 2;
           },
           nb::arg("plan"), nb::arg("tree").none(),
           "0: added, 1: too much is in flight, 2: the plan does not understand the tree.")
@@ -236,7 +246,7 @@ void bind_flight(nb::module_& m) {
       .def("notify", &Inflight::notify)
       .def_prop_ro("frames", &Inflight::frames)
       .def_prop_ro("bytes", &Inflight::bytes)
-      .def_prop_ro("flying_bytes", &Inflight::flying_bytes)
+      .def_prop_ro("sent_bytes", &Inflight::sent_bytes)
       .def_prop_ro("acked", &Inflight::acked)
       .def_prop_ro("most_bytes", &Inflight::most_bytes)
       .def("limit", &Inflight::limit, nb::arg("max_bytes"), nb::arg("near"))
@@ -252,11 +262,10 @@ void bind_flight(nb::module_& m) {
       .def("close", &Inflight::close)
       .def("stop", &Inflight::stop)
       .def("leave", &Inflight::leave, nb::arg("seconds"))
-      .def_prop_ro("drained", &Inflight::drained)
       .def(
           "forked", [](nb::handle self) { self.inc_ref(); },
           "In a forked child: its threads are gone with what they held, so it is never destroyed.")
-      .def("took", &Inflight::took)
+      .def("ack", &Inflight::ack)
       .def("next_parts",
            [](Inflight& f) {
              nb::list out;
@@ -264,17 +273,17 @@ void bind_flight(nb::module_& m) {
              return out;
            })
       .def("patience", &Inflight::patience)
-      .def("run", &run, nb::arg("socket"), nb::arg("wake"), nb::arg("receiver"),
-           "0: stopped, 1: a frame that is neither ack nor beat is ready, 2: refused, 3: the peer "
-           "closed, 5: the peer is silent, 6: told to leave, and all is acked.")
+      .def("ended", &Inflight::ended)
+      .def("time_left", &Inflight::time_left)
+      .def("run", &run, nb::arg("socket"), nb::arg("wake"), nb::arg("receiver"))
       .def_static("can_run", &Inflight::can_run);
 }
 
 }  // namespace
 
-void bind_outbox(nb::module_& m) {
+void bind_client(nb::module_& m) {
   bind_gathering(m);
-  bind_flight(m);
+  bind_inflight(m);
 }
 
 }  // namespace contig

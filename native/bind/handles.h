@@ -221,7 +221,7 @@ void bind_view(nb::module_& m);
 void bind_frames(nb::module_& m);
 void bind_queue(nb::module_& m);
 void bind_weights(nb::module_& m);
-void bind_outbox(nb::module_& m);
+void bind_client(nb::module_& m);
 void bind_scan(nb::module_& m);
 
 // Pooled, 64-byte aligned memory with the buffer protocol: arrays over it keep it alive. Cheaper

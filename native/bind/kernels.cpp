@@ -338,7 +338,7 @@ NB_MODULE(_native, m) {
   contig::bind_frames(m);
   contig::bind_queue(m);
   contig::bind_weights(m);
-  contig::bind_outbox(m);
+  contig::bind_client(m);
   contig::bind_scan(m);
   nanobind::module_::import_("atexit").attr("register")(
       nanobind::cpp_function(&contig::NoGil::end));

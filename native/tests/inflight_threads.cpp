@@ -59,7 +59,7 @@ struct Test {
   }
   virtual ~Test() = default;
 
-  virtual void pack(uint64_t n) = 0;    // an item, into the outbox
+  virtual void pack(uint64_t n) = 0;    // an item, into the open frame
   virtual void commit(uint64_t n) = 0;  // it counts
   // A connection: until it is cut, after so many bytes, or all items are in.
   virtual void serve(int socket, uint64_t upto) = 0;
@@ -85,7 +85,7 @@ struct Test {
       }
       pack(n);
       if (n % 7 == 3) {  // not after all, and then it is
-        flight.outbox.cancel();
+        flight.builder.cancel();
         pack(n);
       }
       commit(n);
@@ -157,10 +157,10 @@ struct QueueTest : Test {
     return queue.seen(kProducer, 0);
   }
   void pack(uint64_t n) override {
-    auto* record = reinterpret_cast<uint64_t*>(flight.outbox.room(1));
+    auto* record = reinterpret_cast<uint64_t*>(flight.builder.room(1));
     for (uint64_t i = 0; i < words; ++i) record[i] = word(n, i);
   }
-  void commit(uint64_t) override { flight.outbox.commit_records(1); }
+  void commit(uint64_t) override { flight.builder.commit_records(1); }
 
   void serve(int socket, uint64_t upto) override {
     Queue queue(base(), Queue::bytes_for(spec));
@@ -245,7 +245,7 @@ struct TapeTest : Test {
     return tape->seen(kProducer, 0).seq;
   }
   void pack(uint64_t n) override {
-    auto* record = reinterpret_cast<uint64_t*>(flight.outbox.room(rows_of(n)));
+    auto* record = reinterpret_cast<uint64_t*>(flight.builder.room(rows_of(n)));
     for (uint64_t row = 0; row < rows_of(n); ++row)
       for (uint64_t i = 0; i < words; ++i) *record++ = word(4 * n + row, i);
   }
@@ -254,7 +254,7 @@ struct TapeTest : Test {
     run.rows = static_cast<uint32_t>(rows_of(n));
     run.flags = kRunBegins | kRunTerminated;
     run.traj_id = static_cast<int64_t>(n);
-    flight.outbox.commit_run(run);
+    flight.builder.commit_run(run);
   }
 
   void serve(int socket, uint64_t upto) override {

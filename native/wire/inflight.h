@@ -1,8 +1,8 @@
 // What a client has on its way: frames that wait for their turn, frames that were sent and are not
-// acked, and requests. Callers gather items in the outbox; one thread sends them, and hears of
-// acks, without the interpreter (`run`).
+// acked, and requests. Callers gather items in the frame builder; one thread sends them, and hears
+// of acks, without the interpreter (`run`).
 //
-// Thread-safe: everything is guarded by the outbox's mutex, which nobody holds while it waits.
+// Thread-safe: everything is guarded by the builder's mutex, which nobody holds while it waits.
 #pragma once
 
 #include <atomic>
@@ -11,6 +11,7 @@
 #include <deque>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,7 @@ class Inflight {
   Inflight(uint64_t record_size, bool padded, uint64_t first, uint64_t frame_bytes,
            uint64_t max_frames);
 
-  FrameBuilder outbox;
+  FrameBuilder builder;
 
   // -- for callers --------------------------------------------------------------------------------
 
@@ -45,9 +46,9 @@ class Inflight {
   void wait(uint64_t seen, uint64_t upto, double timeout_s);
   void notify();
 
-  uint64_t frames();        // not acked, complete
-  uint64_t bytes();         // not acked, with those of the open frame
-  uint64_t flying_bytes();  // of frames that were sent and are not acked
+  uint64_t frames();      // not acked, complete
+  uint64_t bytes();       // not acked, with those of the open frame
+  uint64_t sent_bytes();  // of frames that were sent and are not acked
   uint64_t acked() const { return acked_.load(std::memory_order_acquire); }
   uint64_t most_bytes();
 
@@ -64,9 +65,8 @@ class Inflight {
   void stop() { stopped_.store(true, std::memory_order_release); }
   // Nobody adds anything any more: ends when everything is acked, or after so many seconds.
   void leave(double seconds);
-  bool drained();  // everything is acked
   // The server has items below a number. Whether that is new.
-  bool took(uint64_t acked);
+  bool ack(uint64_t number);
 
   // What is to be sent next, in order. Holds on to it until it is let go of.
   struct Part {
@@ -79,6 +79,10 @@ class Inflight {
   double patience();
 
   enum class Event { stopped, frame, refused, closed, failed, silent, drained };
+  // Whether it was told to end, and how: `stopped`, also for being late, or `drained`.
+  std::optional<Event> ended();
+  // Seconds until it is late; infinity: it was not told to leave.
+  double time_left() const;
   // Sends and hears acks until something comes that is none: `frame` is at the receiver's front;
   // `refused` by it; the peer `closed`; the socket `failed` with `error`; the peer is `silent` for
   // longer than it should be; everything is acked and it was told to leave.
@@ -91,13 +95,16 @@ class Inflight {
   void line_up(std::shared_ptr<OutFrame> frame);
   void line_up_full();
   void changed();
+  std::optional<Event> hear(Receiver& in);
+  std::optional<Event> send_some(int socket, int* error);
+  std::optional<Event> wait_for_input(int socket, int wake, int* error, bool* readable);
 
   const uint64_t max_frames_;
   uint64_t max_bytes_ = std::numeric_limits<uint64_t>::max();
   bool near_ = false;
   std::deque<std::shared_ptr<OutFrame>> unacked_;  // oldest first
   uint64_t unsent_ = 0;                            // of them, from the end: not on their way yet
-  uint64_t bytes_ = 0, flying_ = 0;                // of all of them, and of those on their way
+  uint64_t bytes_ = 0, sent_bytes_ = 0;            // of all of them, and of those on their way
   uint64_t largest_ = 0;                           // frame so far
   std::deque<std::string> asked_;
   double opened_at_ = -1;   // when an open frame was first seen that waits for more

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from contig import ReplayBuffer, Server, SharedStorage, TcpClient, TcpTransport, _native
-from contig.client.handshake import Address, connect
+from contig.client.connecting import ServerAddress, connect
 from contig.layout import Layout
 from contig.testing import steps
 
@@ -56,8 +56,8 @@ def free_port() -> int:
 def asking(far: Any) -> int:
     """How many requests of a client or a remote buffer are under way."""
     client = getattr(far, "_client", far)
-    links = (client._link, getattr(client, "_asking", None))
-    return sum(len(link.session.requests) for link in links if link is not None)
+    sessions = (client._session, getattr(client, "_asking", None))
+    return sum(len(s.thread.requests) for s in sessions if s is not None)
 
 
 def sockets() -> int:
@@ -105,19 +105,19 @@ class Raw:
             "next": 0,
             "heartbeat": False,  # nobody here says a word unless the test wants it
         }
-        address = Address(HOST, server.port, "default", token, None)
+        address = ServerAddress(HOST, server.port, "default", token, None)
         self.sock = connect(address, opening, 5.0).sock
         self.row = row
 
     def items(self, first: int, n: int, tape: bool) -> None:
-        outbox = _native.FrameBuilder(self.layout.record_size, False, first, 1 << 16)
+        builder = _native.FrameBuilder(self.layout.record_size, False, first, 1 << 16)
         record = self.layout.pack_one(self.row)
         for _ in range(n):
             if tape:
-                outbox.add_run(record, 1 | 2, 5, -1, 0, False)
+                builder.add_run(record, 1 | 2, 5, -1, 0, False)
             else:
-                outbox.add_records(record)
-        sealed = outbox.take(True)
+                builder.add_records(record)
+        sealed = builder.take(True)
         self.sock.sendall(sealed.head + bytes(memoryview(sealed)))
 
     def __enter__(self) -> Raw:

@@ -23,7 +23,7 @@ from contig import (
     _native,
     wire,
 )
-from contig.client.handshake import Accepted, Address, connect
+from contig.client.connecting import Connected, ServerAddress, connect
 from contig.layout import Layout
 from contig.wire import Type
 from tests.server.waiting import Threads, until
@@ -49,12 +49,12 @@ def peak(pid: int | None) -> int:
 def opened(server: Server, table: str = "default", producer: int = 1, sends: Any = None) -> Any:
     opening = {"producer": producer, "layout": sends, "ack": "committed", "next": 0}
     opening["heartbeat"] = False  # nobody here says a word unless the test wants it
-    accepted = connect(Address("127.0.0.1", server.port, table, None, None), opening, 20.0)
-    accepted.sock.settimeout(30)
-    return accepted
+    connected = connect(ServerAddress("127.0.0.1", server.port, table, None, None), opening, 20.0)
+    connected.sock.settimeout(30)
+    return connected
 
 
-def next_frame(peer: Accepted) -> tuple[int, int, bytes]:
+def next_frame(peer: Connected) -> tuple[int, int, bytes]:
     receiver = peer.receiver
     while (state := receiver.next()) != 1:
         if state == 2:
@@ -97,7 +97,7 @@ def test_samples_that_nobody_reads() -> None:
         until(lambda: server.stats().bytes_out >= 8 << 20, "the first answers")
         settle(lambda: server.stats().bytes_out)  # nobody reads them
 
-        def read(peer: Accepted) -> None:
+        def read(peer: Connected) -> None:
             answered = set()
             for _ in range(16):
                 kind, number, payload = next_frame(peer)
@@ -191,7 +191,7 @@ def test_a_frame_of_millions_of_lanes() -> None:
 WEIGHTS = {"w": np.arange(5 << 20, dtype=np.float32)}  # 20 MB
 
 
-def get(peer: Accepted, newer_than: int = -1) -> None:
+def get(peer: Connected, newer_than: int = -1) -> None:
     peer.sock.sendall(wire.frame(Type.GET, newer_than, struct.pack("<d", 30.0)))
 
 

@@ -164,13 +164,13 @@ def bad_frame() -> bytes:
     return bytes(good)
 
 
-def outbox(record_size: int = 8, frame_bytes: int = 1 << 10) -> Any:
+def builder(record_size: int = 8, frame_bytes: int = 1 << 10) -> Any:
     return _native.FrameBuilder(record_size, False, 0, frame_bytes)
 
 
-def mixed_outbox() -> None:
+def mixed_frame() -> None:
     """Records and runs in one frame: whatever comes of it is no memory of others."""
-    o = outbox()
+    o = builder()
     o.add_records(b(8))
     o.add_run(b(8), 0, -1, -1, 0, True)
     while (taken := o.take(True)) is not None:
@@ -303,15 +303,17 @@ CASES: dict[str, Callable[[], Any]] = {
     "pop of half a frame": lambda: receiver(frame(bytes(80), 10)[:-1]).pop(),
     "header of parts that have no bytes": lambda: _native.make_header(ITEMS, 0, [1, 2]),
     # FrameBuilder
-    "outbox of no record": lambda: outbox(0).add_records(b(8)),
-    "outbox of frames too large": lambda: outbox(8, HUGE).add_records(b(8)),
-    "outbox: half a record": lambda: outbox().add_records(b(12)),
-    "outbox: no record": lambda: outbox().add_records(b(0)),
-    "outbox: a run of half a record": lambda: outbox().add_run(b(12), 0, -1, -1, 0, True),
-    "outbox: a run of no rows": lambda: outbox().add_run(b(0), 0, -1, -1, 0, True),
-    "outbox: records, then a run": mixed_outbox,
-    "outbox: a plan of other records": lambda: outbox().pack(plan(4), {"a": 1.0}),
-    "outbox: a row of other records": lambda: outbox().pack_row(plan(4), {"a": 1.0}, 0, -1, -1, 0),
+    "builder of no record": lambda: builder(0).add_records(b(8)),
+    "builder of frames too large": lambda: builder(8, HUGE).add_records(b(8)),
+    "builder: half a record": lambda: builder().add_records(b(12)),
+    "builder: no record": lambda: builder().add_records(b(0)),
+    "builder: a run of half a record": lambda: builder().add_run(b(12), 0, -1, -1, 0, True),
+    "builder: a run of no rows": lambda: builder().add_run(b(0), 0, -1, -1, 0, True),
+    "builder: records, then a run": mixed_frame,
+    "builder: a plan of other records": lambda: builder().pack(plan(4), {"a": 1.0}),
+    "builder: a row of other records": lambda: builder().pack_row(
+        plan(4), {"a": 1.0}, 0, -1, -1, 0
+    ),
     # Board
     "board of such a record that bytes overflow": lambda: _native.Board.bytes_for(2**64 - 1, 2),
     "board of such a schema that bytes overflow": lambda: _native.Board.bytes_for(8, 2**64 - 4096),

@@ -285,7 +285,7 @@ def interrupted_requests(say: Say, hear: Hear, port: int, interrupts: int) -> No
     rng = random.Random(7)
     armed, done = [False], threading.Event()
     far = RemoteReplayBuffer("127.0.0.1", port, prefetch=3)
-    session = far._client.asking.session
+    session = far._client.asking.thread
 
     def interrupt() -> None:
         for _ in range(interrupts):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from contig import LayoutError, Server, TcpClient, TcpTransport
-from contig.client.handshake import Address, connect
+from contig.client.connecting import ServerAddress, connect
 from contig.server.ingest_process import IngestProcess
 from tests.server import items
 from tests.server.test_many import Raw
@@ -32,7 +32,7 @@ def test_counters_go_on_when_the_ingest_process_is_restarted() -> None:
         os.kill(pid, signal.SIGKILL)
         until(lambda: server.pid != pid, "another process")
         with closing(Raw(server, 1)) as raw:
-            assert raw.accepted.seen == 4
+            assert raw.connected.accepted.seen == 4
             raw.acked = 4
             raw.sock.sendall(raw.frame(0, 4, 4))
             raw.await_ack(8)
@@ -71,15 +71,15 @@ def test_a_client_cannot_claim_any_number_of_lost_items() -> None:
         with closing(Raw(server, 5)) as raw:
             raw.sock.sendall(raw.frame(0, 0, 3))
             raw.await_ack(3)
-        address = Address("127.0.0.1", server.port, "default", None, None)
+        address = ServerAddress("127.0.0.1", server.port, "default", None, None)
         claims = {"producer": 5, "layout": None, "ack": "received"}
         for claimed in (2**63 - 1, 2**62, (1 << 20) + 4):
             with pytest.raises(ValueError, match="seen 3 items"):
                 connect(address, {**claims, "next": claimed}, 10.0)
         assert server.stats().lost_items == 0
-        accepted = connect(address, {**claims, "next": 10}, 10.0)
-        accepted.sock.close()
-        assert accepted.seen == 10 and server.stats().lost_items == 7
+        connected = connect(address, {**claims, "next": 10}, 10.0)
+        connected.sock.close()
+        assert connected.accepted.seen == 10 and server.stats().lost_items == 7
 
 
 def test_a_bare_array_for_a_server_of_dicts_and_the_other_way_round() -> None:

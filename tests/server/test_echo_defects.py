@@ -107,7 +107,7 @@ def test_calls_end_when_the_server_is_killed(whom: str) -> None:
             assert isinstance(error, ConnectionError)
         if whom == "ingest":
             for client in (sender, waiter, late):
-                client._link.session.stopped = True  # nothing more to see: end without waiting
+                client._session.thread.stop()  # nothing more to see: end without waiting
             return
         # Calls made after the death end as well, and say how much is missing.
         pending = sender.pending
@@ -128,7 +128,7 @@ def test_calls_end_when_the_server_is_killed(whom: str) -> None:
 
 
 def test_new_client_of_a_dead_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("contig.client.session._PATIENCE_S", 0.3)
+    monkeypatch.setattr("contig.client.connecting._PATIENCE_S", 0.3)
     with Server(items.example(), 2, TcpTransport()) as server:
         port, pid = server.port, server.pid
         assert pid is not None

@@ -22,7 +22,7 @@ from contig import (
     TcpTransport,
     wire,
 )
-from contig.client.handshake import Accepted, Address, connect
+from contig.client.connecting import Connected, ServerAddress, connect
 from contig.wire import Type
 from tests.server import items
 from tests.server.actors import Actor
@@ -109,7 +109,7 @@ def test_calls_end_though_the_server_says_nothing(how: str) -> None:
             assert sender.pending > 0 and waiter.pending == 1
         # And when it speaks again, everything goes on.
         for client in (sender, waiter):
-            until(lambda c=client: c._link.session.lost_at is None, "the way back")
+            until(lambda c=client: c._session.thread.lost_at is None, "the way back")
             client.wait(LIMIT_S)
         assert len(far.sample()) == 4
         server.publish(1, {"w": 3.0})
@@ -184,16 +184,16 @@ def test_a_stopped_client_is_given_up_and_comes_back() -> None:
 # -- peers by hand -----------------------------------------------------------------------------
 
 
-def by_hand(server: Server, **opening: Any) -> Accepted:
-    address = Address("127.0.0.1", server.port, "default", None, None)
+def by_hand(server: Server, **opening: Any) -> Connected:
+    address = ServerAddress("127.0.0.1", server.port, "default", None, None)
     return connect(address, {"producer": 7, "layout": None, "ack": "committed", "next": 0}, 5.0)
 
 
 class Beats:
     """Says that it is there, whatever happens; judges nobody."""
 
-    def __init__(self, accepted: Accepted) -> None:
-        self._sock = accepted.sock
+    def __init__(self, connected: Connected) -> None:
+        self._sock = connected.sock
         self._stop = threading.Event()
         self.threads = Threads(self._run)
 
@@ -208,9 +208,9 @@ class Beats:
 
 def test_a_server_that_was_stopped_judges_nobody_by_that_time() -> None:
     with Server(items.example(), 4, TcpTransport(heartbeat_s=BEAT_S)) as server:
-        accepted = by_hand(server)
-        assert accepted.heartbeat_s == BEAT_S
-        beats = Beats(accepted)
+        connected = by_hand(server)
+        assert connected.accepted.heartbeat_s == BEAT_S
+        beats = Beats(connected)
         for _ in range(3):
             with stopped(server.pid):
                 time.sleep(3 * BEAT_S)
@@ -218,22 +218,22 @@ def test_a_server_that_was_stopped_judges_nobody_by_that_time() -> None:
         until(lambda: server.stats().connections == 1, "its connection")
         assert not server.stats().rejected
         beats.end()
-        accepted.sock.close()
+        connected.sock.close()
 
 
 def test_who_says_nothing_is_given_up() -> None:
     with Server(items.example(), 4, TcpTransport(heartbeat_s=BEAT_S)) as server:
-        accepted = by_hand(server)
+        connected = by_hand(server)
         until(lambda: server.stats().rejected.get("silent", 0) >= 1, "that it is missed")
         heard = b""
-        accepted.sock.settimeout(LIMIT_S)
+        connected.sock.settimeout(LIMIT_S)
         with pytest.raises(ConnectionResetError):  # or an orderly end, by who wins
-            while part := accepted.sock.recv(4096):
+            while part := connected.sock.recv(4096):
                 heard += part
             raise ConnectionResetError
         beat = wire.frame(Type.BEAT)
         assert heard and heard == beat * (len(heard) // len(beat))  # it had been told
-        accepted.sock.close()
+        connected.sock.close()
 
 
 def test_old_clients_hear_nothing_and_are_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,17 +245,17 @@ def test_old_clients_hear_nothing_and_are_not_judged(monkeypatch: pytest.MonkeyP
         return whole(kind, content, number)
 
     with Server(items.example(), 4, TcpTransport(heartbeat_s=0.1)) as server:
-        monkeypatch.setattr(wire, "json_frame", without)
-        accepted = by_hand(server)
-        assert accepted.heartbeat_s == 0
-        accepted.sock.settimeout(10 * 0.1)
+        monkeypatch.setattr("contig.wire.handshake.json_frame", without)
+        connected = by_hand(server)
+        assert connected.accepted.heartbeat_s == 0
+        connected.sock.settimeout(10 * 0.1)
         with pytest.raises(TimeoutError):
-            accepted.sock.recv(1)
-        accepted.sock.settimeout(LIMIT_S)
-        accepted.sock.sendall(wire.frame(Type.BYE))
-        assert accepted.sock.recv(100)[4] == Type.BYE
+            connected.sock.recv(1)
+        connected.sock.settimeout(LIMIT_S)
+        connected.sock.sendall(wire.frame(Type.BYE))
+        assert connected.sock.recv(100)[4] == Type.BYE
         assert not server.stats().rejected
-        accepted.sock.close()
+        connected.sock.close()
 
 
 def test_a_heartbeat_that_makes_no_sense() -> None:

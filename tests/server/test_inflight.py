@@ -50,7 +50,7 @@ def test_raises_when_the_server_allows_no_more(server: Server) -> None:
             client.send(items.item(0, sent))
             sent += 1
     assert client.blocked == 1
-    assert sent * RECORD > MOST // 2 and client._link.flight.flying_bytes <= MOST
+    assert sent * RECORD > MOST // 2 and client._session.inflight.sent_bytes <= MOST
     rest = -sent % CAPACITY
     received: list[tuple[int, int]] = []
     threads = Threads(lambda: received.extend(drain(server, sent + rest)))
@@ -70,7 +70,7 @@ def test_waits_until_the_server_has_taken_some(server: Server) -> None:
         nonlocal flying
         for n in range(count):
             client.send(items.item(0, n))
-            flying = max(flying, client._link.flight.flying_bytes)
+            flying = max(flying, client._session.inflight.sent_bytes)
 
     producer = Threads(produce)
     until(lambda: client.blocked > 0, "a send that waits")
@@ -95,8 +95,8 @@ def test_what_is_sent_again_is_bounded_too(server: Server) -> None:
             before = server.stats().connections_total
             proxy.cut_all()
             until(lambda n=before: server.stats().connections_total > n, "a reconnect")
-            until(lambda: client._link.session.lost_at is None, "the end of its handshake")
-            assert client._link.flight.flying_bytes <= MOST
+            until(lambda: client._session.thread.lost_at is None, "the end of its handshake")
+            assert client._session.inflight.sent_bytes <= MOST
         whole = sent - sent % CAPACITY
         items.check_all(drain(server, whole), {0: whole})
         client.close()

@@ -157,7 +157,7 @@ def test_the_step_a_writer_holds_arrives_though_the_process_ends() -> None:
 
 
 def links() -> int:
-    return sum(t.name == "contig-link" for t in threading.enumerate())
+    return sum(t.name == "contig-session" for t in threading.enumerate())
 
 
 def descriptors() -> int:

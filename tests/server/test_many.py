@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from contig import Layout, Server, TcpClient, TcpTransport, _native, wire
-from contig.client.handshake import Accepted, Address, connect
+from contig.client.connecting import Connected, ServerAddress, connect
 from tests.server import items
 from tests.server.actors import rss
 from tests.server.waiting import Threads, until
@@ -48,9 +48,9 @@ class Raw:
             "next": 0,
             "heartbeat": False,  # nobody here says a word unless the test wants it
         }
-        address = Address("127.0.0.1", server.port, "default", None, None)
-        self.accepted: Accepted = connect(address, opening, 20.0)
-        self.sock = self.accepted.sock
+        address = ServerAddress("127.0.0.1", server.port, "default", None, None)
+        self.connected: Connected = connect(address, opening, 20.0)
+        self.sock = self.connected.sock
         self.sock.settimeout(20)
         self.acked = 0
 
@@ -63,7 +63,7 @@ class Raw:
         return items_frame(first, count, packed)
 
     def await_ack(self, count: int) -> None:
-        receiver = self.accepted.receiver
+        receiver = self.connected.receiver
         while self.acked < count:
             while receiver.next() != 1:
                 got = self.sock.recv_into(receiver.room())

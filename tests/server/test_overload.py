@@ -217,7 +217,7 @@ def test_an_orderly_close_is_said(transport: TcpTransport) -> None:
     server.close()
     for client in clients:
         # BYE may be on its way.
-        until(lambda c=client: c._link.session.failure is not None, "the goodbye")
+        until(lambda c=client: c._session.thread.failure is not None, "the goodbye")
         for call in (lambda c=client: c.send(items.item(0, 1)), client.wait):
             with pytest.raises(ConnectionClosedError, match="server was closed") as caught:
                 call()

@@ -83,7 +83,7 @@ def test_a_learner_that_is_gone_and_started_again(how: str) -> None:
         first.say(go=True)
         if how == "kill":
             os.kill(told["self"], signal.SIGKILL)
-        until(lambda: client._link.session.lost_at is not None, "the loss")
+        until(lambda: client._session.thread.lost_at is not None, "the loss")
         first.wait()
         until(lambda: not alive(told["pid"]), "the end of its ingest process")
     threads = Threads(lambda: [client.send(items.item(0, n)) for n in range(1, 9)])
@@ -100,7 +100,7 @@ def test_only_close_is_final(in_process: bool) -> None:
     client.send(items.item(0, 0))
     client.wait(LIMIT_S)
     server.close()
-    until(lambda: client._link.session.failure is not None, "the goodbye")
+    until(lambda: client._session.thread.failure is not None, "the goodbye")
     with pytest.raises(ConnectionClosedError, match="server was closed"):
         client.send(items.item(0, 1))
     client.close()

@@ -58,7 +58,7 @@ def test_what_nobody_collects_is_not_kept() -> None:
             for _ in range(turns):
                 far._ask(2)
             eventually(lambda: asking(far) == 0, "all answers")
-            session = far._client.asking.session
+            session = far._client.asking.thread
             assert session.requests.held == 0
             assert far.stats().batches_sampled == turns
             kept = far._ask(2)

@@ -78,10 +78,10 @@ class FlightMachine(RuleBasedStateMachine):
         self, first: int, frame_items: int, max_frames: int, max_items: int, near: bool
     ) -> None:
         self.max_frames, self.max_bytes = max_frames, max_items * SIZE
-        self.flight = _native.Inflight(
+        self.inflight = _native.Inflight(
             SIZE, LAYOUT.padded, first, frame_items * SIZE + 32, max_frames
         )
-        self.flight.limit(self.max_bytes, near)
+        self.inflight.limit(self.max_bytes, near)
         self.first, self.added, self.requests = first, 0, 0
         self.server = ToyServer(first)
         self.wire = b""  # sent, and not read by the server
@@ -89,36 +89,37 @@ class FlightMachine(RuleBasedStateMachine):
     @rule(many=st.integers(1, 8))
     def add(self, many: int) -> None:
         for _ in range(many):
-            room = self.flight.room()
-            state = self.flight.send(LAYOUT.plan, tree(self.added))
+            room = self.inflight.room()
+            state = self.inflight.send(LAYOUT.plan, tree(self.added))
             assert (state == 0) == (room == 0) and state != 2
             if state:
-                assert self.flight.frames >= self.max_frames or self.flight.bytes >= self.max_bytes
+                frames, nbytes = self.inflight.frames, self.inflight.bytes
+                assert frames >= self.max_frames or nbytes >= self.max_bytes
                 return
             self.added += 1
 
     @rule()
     def add_what_does_not_fit(self) -> None:
-        before = self.flight.outbox.next
-        assert self.flight.send(LAYOUT.plan, {"n": np.int64(0)}) in (1, 2)
-        assert self.flight.outbox.next == before
+        before = self.inflight.builder.next
+        assert self.inflight.send(LAYOUT.plan, {"n": np.int64(0)}) in (1, 2)
+        assert self.inflight.builder.next == before
 
     @rule()
     def ask(self) -> None:
         self.requests += 1
-        self.flight.ask(_native.make_frame(GET, self.requests, b"12345678"))
+        self.inflight.ask(_native.make_frame(GET, self.requests, b"12345678"))
 
     @rule(closing=st.booleans())
     def send(self, closing: bool) -> None:
         if closing:
-            self.flight.close()  # what is open need not wait for more
-        flying = self.flight.flying_bytes
-        parts = [bytes(p) for p in self.flight.next_parts()]
+            self.inflight.close()  # what is open need not wait for more
+        flying = self.inflight.sent_bytes
+        parts = [bytes(p) for p in self.inflight.next_parts()]
         self.wire += b"".join(parts)
         # No more than allowed, but one frame always.
         frames = sum(p[:5] == b"cFrm\x04" for p in parts)
         if flying or frames > 1:
-            assert self.flight.flying_bytes <= max(self.max_bytes, flying)
+            assert self.inflight.sent_bytes <= max(self.max_bytes, flying)
 
     @rule(share=st.floats(0, 1))
     def arrive(self, share: float) -> None:
@@ -130,9 +131,9 @@ class FlightMachine(RuleBasedStateMachine):
     def ack(self, back: int) -> None:
         """Also an old ack, that came late."""
         number = max(self.server.seen - back, 0)
-        before = self.flight.acked
-        assert self.flight.took(number) == (number > before)
-        assert self.flight.acked == max(before, number)
+        before = self.inflight.acked
+        assert self.inflight.ack(number) == (number > before)
+        assert self.inflight.acked == max(before, number)
 
     @rule(lost=st.booleans())
     def cut(self, lost: bool) -> None:
@@ -141,30 +142,30 @@ class FlightMachine(RuleBasedStateMachine):
         self.server.connect()
         self.server.asked.clear()
         requests = [_native.make_frame(GET, n + 1, b"12345678") for n in range(self.requests)]
-        frames = self.flight.frames
-        assert self.flight.resume(self.server.seen, requests) <= frames
-        assert self.flight.flying_bytes == 0
+        frames = self.inflight.frames
+        assert self.inflight.resume(self.server.seen, requests) <= frames
+        assert self.inflight.sent_bytes == 0
 
-    @precondition(lambda self: hasattr(self, "flight"))
+    @precondition(lambda self: hasattr(self, "inflight"))
     @invariant()
     def nothing_is_lost(self) -> None:
-        flight = self.flight
-        assert flight.outbox.next == self.first + self.added
-        assert self.server.seen <= flight.outbox.next
+        inflight = self.inflight
+        assert inflight.builder.next == self.first + self.added
+        assert self.server.seen <= inflight.builder.next
         assert self.server.items == [record(n) for n in range(len(self.server.items))]
 
     def teardown(self) -> None:
-        if not hasattr(self, "flight"):
+        if not hasattr(self, "inflight"):
             return
-        self.flight.close()
+        self.inflight.close()
         for _ in range(2000):
             self.send(True)
             self.arrive(1.0)
-            self.flight.took(self.server.seen)
-            if self.flight.acked == self.flight.outbox.next:
+            self.inflight.ack(self.server.seen)
+            if self.inflight.acked == self.inflight.builder.next:
                 break
         assert len(self.server.items) == self.added
-        assert self.flight.frames == 0 and self.flight.bytes == 0 and self.flight.room() == 0
+        assert self.inflight.frames == 0 and self.inflight.bytes == 0 and self.inflight.room() == 0
         assert set(range(1, self.requests + 1)) >= set(self.server.asked)
 
 
@@ -188,8 +189,8 @@ def test_run_over_a_socket() -> None:
     if not _native.Inflight.can_run():
         return
     count = 20_000
-    flight = _native.Inflight(SIZE, LAYOUT.padded, 0, 4096, 8)
-    flight.limit(1 << 16, True)
+    inflight = _native.Inflight(SIZE, LAYOUT.padded, 0, 4096, 8)
+    inflight.limit(1 << 16, True)
     ours, theirs = socket.socketpair()
     wake_in, wake_out = socket.socketpair()
     for sock in (ours, wake_out):
@@ -201,7 +202,7 @@ def test_run_over_a_socket() -> None:
     events: list[Any] = []
 
     def run() -> None:
-        while (event := flight.run(ours.fileno(), wake_out.fileno(), receiver)) == 1:
+        while (event := inflight.run(ours.fileno(), wake_out.fileno(), receiver)) == 1:
             events.append((receiver.type, receiver.number, receiver.payload()))
             receiver.pop()
         events.append(event)
@@ -210,14 +211,14 @@ def test_run_over_a_socket() -> None:
     serving.start()
     running.start()
     for n in range(count):
-        while flight.send(LAYOUT.plan, tree(n)):
-            flight.wait(flight.changes, 2**63, 0.01)
-        if flight.rouse():
+        while inflight.send(LAYOUT.plan, tree(n)):
+            inflight.wait(inflight.changes, 2**63, 0.01)
+        if inflight.rouse():
             wake_in.send(b"\0")
-    while flight.acked < count:
-        if flight.rouse():
+    while inflight.acked < count:
+        if inflight.rouse():
             wake_in.send(b"\0")
-        flight.wait(flight.changes, count, 0.01)
+        inflight.wait(inflight.changes, count, 0.01)
     serving.join()
     assert server.items == [record(n) for n in range(count)]
     theirs.sendall(_native.make_frame(8, 3, bytes(500)) + _native.make_frame(6, 0, b""))
@@ -231,16 +232,16 @@ def test_run_over_a_socket() -> None:
 def test_run_ends_when_stopped() -> None:
     if not _native.Inflight.can_run():
         return
-    flight = _native.Inflight(SIZE, LAYOUT.padded, 0, 4096, 8)
+    inflight = _native.Inflight(SIZE, LAYOUT.padded, 0, 4096, 8)
     ours, theirs = socket.socketpair()
     wake_in, wake_out = socket.socketpair()
     wake_out.setblocking(False)
     receiver = _native.Receiver(64, 1 << 20)
     ended: list[int] = []
     descriptors = ours.fileno(), wake_out.fileno()
-    running = threading.Thread(target=lambda: ended.append(flight.run(*descriptors, receiver)))
+    running = threading.Thread(target=lambda: ended.append(inflight.run(*descriptors, receiver)))
     running.start()
-    flight.stop()
+    inflight.stop()
     wake_in.send(b"\0")
     running.join(30)
     assert ended == [0]

@@ -276,7 +276,7 @@ def test_other_servers(peer: Callable[[socket.socket], None]) -> None:
 
 def test_an_echo(monkeypatch: pytest.MonkeyPatch) -> None:
     # It says the magic, because we do; then nothing fits.
-    monkeypatch.setattr("contig.client.handshake._ATTEMPT_S", 0.5)
+    monkeypatch.setattr("contig.client.connecting._ATTEMPT_S", 0.5)
     with Listener(echo) as other:
         with pytest.raises((ValueError, TimeoutError, ConnectionError)):
             TcpClient("127.0.0.1", other.port, ITEM, reconnect_s=1.0)
@@ -289,7 +289,7 @@ def test_a_server_that_closes() -> None:
 
 
 def test_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("contig.client.handshake._ATTEMPT_S", 0.5)
+    monkeypatch.setattr("contig.client.connecting._ATTEMPT_S", 0.5)
     done = threading.Event()
     with Listener(lambda sock: done.wait(WAIT_S) and None) as other:
         with pytest.raises((TimeoutError, ConnectionError), match="in time|timed out"):

@@ -99,19 +99,19 @@ class RemoteReplayBuffer:
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """A batch, as `ReplayBuffer.sample` gives it."""
-        link = self._client.asking
+        session, timeout_s = self._client.asking, self.sample_timeout_s
         if batch_size in (None, self.batch_size):
             with self._turn:
                 ahead = bool(self._ahead)
                 while len(self._ahead) <= self._prefetch:
                     self._ahead.append(self._ask(self.batch_size))
                 asked = self._ahead.popleft()
-            kind, _, payload = link.collect(asked, self.sample_timeout_s)
+            kind, _, payload = session.collect(asked, timeout_s)
             if kind != Type.BATCH and ahead:
                 # What was wrong when it was asked for may be right by now.
-                kind, _, payload = link.collect(self._ask(self.batch_size), self.sample_timeout_s)
+                kind, _, payload = session.collect(self._ask(self.batch_size), timeout_s)
         else:
-            kind, _, payload = link.collect(self._ask(batch_size), self.sample_timeout_s)
+            kind, _, payload = session.collect(self._ask(batch_size), timeout_s)
         batch = self._batch(kind, payload)
         out = self._output(batch)
         if not return_info:

@@ -1,7 +1,7 @@
-"""A tape on the other side of a link: rows become runs of frames instead of appends.
+"""A tape on the other side of a session: rows become runs of frames instead of appends.
 
 `Writer` does the same work as for a storage here (casts, flags, lanes); what it hands to native
-code goes to the link's outbox.
+code goes to the session's frame builder.
 
 Where trajectories begin and end is found out on one side only:
 
@@ -16,7 +16,6 @@ A trajectory that began on one side cannot go on on the other: from the first `a
 
 from __future__ import annotations
 
-import json
 import threading
 from functools import partial
 from typing import Any
@@ -27,7 +26,7 @@ from .. import _native, wire
 from ..errors import ClosedError, LayoutError
 from ..tape.schema import Schema
 from ..tape.writer import Writer
-from .link import Link
+from .session import Session
 
 __all__ = ["RemoteTape"]
 
@@ -36,34 +35,28 @@ _RULES = (0, wire.GOES_ON, wire.TOLD)  # tape/writer.py: new, if open, told
 
 
 class RemoteTape:
-    """Rows for a tape far away, over a link. Thread-safe: the link's lock is held around each
-    append."""
+    """Rows for a tape far away. Thread-safe: the session's lock is held around each append."""
 
-    def __init__(self, link: Link, schema: dict[str, Any] | None, producer: int) -> None:
-        if schema is None:
-            raise ValueError(
-                "the table has no layout yet: give the client a data_sample, or the server's "
-                "storage an example"
-            )
-        self.schema = Schema.from_bytes(json.dumps(schema).encode())
-        self._link = link
+    def __init__(self, session: Session, schema: Schema, producer: int) -> None:
+        self.schema = schema
+        self._session = session
         self._ids = _Ids(producer)
-        self._rows = _Rows(link, self.schema, self._ids)
+        self._rows = _Rows(session, schema, self._ids)
         self._writer = Writer(self._rows)  # type: ignore[arg-type]
 
     def next_id(self) -> int:
         """A trajectory id that nobody else has. Raises if nothing can be sent any more."""
-        self._link.check()
+        self._session.check()
         return self._ids.take(1)
 
     def add(self, tree: Any) -> None:
-        self._link.add(partial(self._writer.add, tree))
+        self._session.add(partial(self._writer.add, tree))
 
     def extend(self, data: Any, continues: bool | None = None) -> None:
-        self._link.add(partial(self._writer.extend, data, continues))
+        self._session.add(partial(self._writer.extend, data, continues))
 
     def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> None:
-        self._link.add(partial(self._add_step, step, env_ids, mask))
+        self._session.add(partial(self._add_step, step, env_ids, mask))
 
     def _add_step(self, step: Any, env_ids: Any, mask: Any) -> None:
         if env_ids is not None or mask is not None:
@@ -71,14 +64,14 @@ class RemoteTape:
         self._writer.add_step(step, env_ids, mask)
 
     def extend_trajectory(self, data: Any, **end: Any) -> None:
-        self._link.add(partial(self._writer.extend_trajectory, data, **end))
+        self._session.add(partial(self._writer.extend_trajectory, data, **end))
 
     def send_part(
         self, record: Array, flags: int, traj_id: int, version: int, wait: bool = True
     ) -> None:
         """Rows of one trajectory, packed; for a StreamWriter."""
-        add = self._link.add if wait else self._link.add_now
-        add(partial(self._link.outbox.add_run, record, flags, traj_id, version, 0, True))
+        add = self._session.add if wait else self._session.add_now
+        add(partial(self._session.builder.add_run, record, flags, traj_id, version, 0, True))
 
 
 class _Ids:
@@ -97,17 +90,17 @@ class _Ids:
 
 
 class _Rows:
-    """What a Writer asks of a storage. Apart from the tape, so that no cycle keeps a link alive."""
+    """What a Writer asks of a storage. Apart from the tape, or a cycle keeps the session alive."""
 
     capacity = 1 << 62
 
-    def __init__(self, link: Link, schema: Schema, ids: _Ids) -> None:
-        self.link, self.schema, self.ids = link, schema, ids
-        self.ndim = link.ndim
+    def __init__(self, session: Session, schema: Schema, ids: _Ids) -> None:
+        self.session, self.schema, self.ids = session, schema, ids
+        self.ndim = session.ndim
         self.some_envs = False  # steps come with env_ids or masks
 
     def check_open(self) -> None:
-        if self.link.session.closing:
+        if self.session.thread.closing:
             raise ClosedError("this client is closed")
 
     def native_writer(self, schema: Schema) -> _Runs:
@@ -123,7 +116,7 @@ class _Runs:
 
     def __init__(self, rows: _Rows) -> None:
         self._rows = rows
-        self._link, self._ids = rows.link, rows.ids
+        self._session, self._ids = rows.session, rows.ids
         self._layout = rows.schema.layout
         own = rows.schema.boundaries.traj_key is not None
         self._envs = _native.EnvRuns(rows.schema.marks, own)
@@ -134,7 +127,7 @@ class _Runs:
 
     def add(self, plan: Any, tree: Any) -> int:
         flags = wire.MARKED | wire.GOES_ON
-        return 0 if self._link.outbox.pack_row(plan, tree, flags, -1, -1, 1) else -1
+        return 0 if self._session.builder.pack_row(plan, tree, flags, -1, -1, 1) else -1
 
     def extend(self, *args: Any) -> int:
         return -1  # the general way, which makes columns
@@ -169,14 +162,14 @@ class _Runs:
                 "step on, or use another client"
             )
         each = self._layout.record_size + wire.RUN_BYTES
-        most = (self._link.max_frame - wire.HEADER_BYTES) // each
+        most = (self._session.max_frame - wire.HEADER_BYTES) // each
         if most == 0:
             raise self._too_large(1)
         for at in range(0, rows, most):
             n = min(most, rows - at)
             parts = [c[at * (len(c) // rows) :][: n * (len(c) // rows)] for c in columns]
             whose, first = envs[at : at + n], self._ids.take(n)
-            self._link.outbox.add_env_rows(self._envs, parts, self._layout.table, whose, first)
+            self._session.builder.add_env_rows(self._envs, parts, self._layout.table, whose, first)
 
     def append_whole(
         self,
@@ -193,12 +186,12 @@ class _Runs:
     def _add(self, columns: list[Any], rows: int, *told: Any) -> None:
         if rows * self._layout.record_size > self._most:
             raise self._too_large(rows)
-        self._link.outbox.add_columns(columns, self._layout.table, rows, *told)
+        self._session.builder.add_columns(columns, self._layout.table, rows, *told)
 
     @property
     def _most(self) -> int:
         """Bytes of records that a frame with one run may have."""
-        return self._link.max_frame - wire.HEADER_BYTES - wire.RUN_BYTES
+        return self._session.max_frame - wire.HEADER_BYTES - wire.RUN_BYTES
 
     def _too_large(self, rows: int) -> LayoutError:
         return LayoutError(

@@ -11,9 +11,9 @@ behind. What the server has to answer counts against its bounds, wanted or not.
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 from .. import wire
+from .._native import Inflight
 from ..wire import Type
 
 __all__ = ["Request", "Requests"]
@@ -34,7 +34,8 @@ class Request:
 class Requests:
     """Those of one session. Every call is made with the session's lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, inflight: Inflight) -> None:
+        self._inflight = inflight
         self._wanted: weakref.WeakValueDictionary[int, Request] = weakref.WeakValueDictionary()
         self._coming: dict[int, int] = {}  # what the server has to answer, and their bytes
         self._last = 0
@@ -46,13 +47,13 @@ class Requests:
         fits = sum(self._coming.values()) + nbytes <= wire.MAX_REQUEST_BYTES
         return not self._coming or (fits and len(self._coming) < wire.MAX_REQUESTS)
 
-    def ask(self, flight: Any, kind: int, payload: bytes, number: int | None = None) -> Request:
+    def ask(self, kind: int, payload: bytes, number: int | None = None) -> Request:
         """Has a request sent."""
         self._last += 1
         key = _GET if kind == Type.GET else self._last
         asked = Request(wire.frame(kind, self._last if number is None else number, payload))
         self._wanted[key] = asked
-        flight.ask(asked.frame)
+        self._inflight.ask(asked.frame)
         self._coming[key] = len(payload)  # last: nobody waits for an answer that cannot come
         return asked
 

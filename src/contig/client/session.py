@@ -1,355 +1,211 @@
-"""A client's session with a server: one connection at a time, and a new one when it was lost.
+"""A client's session with a server, as callers see it: adds items, waits for acks and answers.
 
-    CONNECTED --cut, silence, REFUSE busy|deadline|stalled|internal--> LOST --ACCEPT--> CONNECTED
-        |                                                               |
-        +--BYE, any other REFUSE--> FAILED <--refused for good----------+
+    any thread: FrameBuilder <- items     its own thread: Inflight -> socket -> acks -> wake
 
-One thread does all input and output, and needs the interpreter only for what is neither items, acks
-nor beats (`native/wire/inflight.h`). Nothing that was not acked is forgotten: after a reconnect it
-is sent again, from where the server says.
-
-The thread knows the session, not the link that callers hold: a link that nobody holds any more has
-its session sent off (`leave`), and the thread ends by itself.
+Whatever callers do to what its thread knows they do with its lock, in one go. To wait, they let go
+of it; each attempt takes it anew, so that no signal in between can leave it in the wrong hands.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import socket
-import ssl
-import threading
 import time
-from typing import Any, NamedTuple
+import weakref
+from collections.abc import Callable
 
-from .. import _native, wire
-from ..arguments import seconds, seconds_or_none
-from ..errors import ClosedError, ConnectionClosedError
-from ..process import lifetime
-from .handshake import Accepted, Address, NoGreeting, connect
-from .pump import Pump
-from .requests import Requests
+from .. import wire
+from ..errors import ConnectionClosedError, OverloadError
+from ..process.lifetime import EXIT_S
+from ..wire import Type
+from .requests import Request
+from .session_thread import SessionThread
 
-__all__ = ["LinkOptions", "Session"]
+__all__ = ["Session"]
 
-log = logging.getLogger("contig.transport")
-
-_COALESCE_BYTES = 512 << 10
-_BACKOFF_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-_PATIENCE_S = 2.0  # for an answer to a handshake, at least
-_PROVEN_S = 1.0  # a connection that holds for so long is one, even if nothing was acked
-_STRANGE_S = 2.0  # for a peer that hangs up before it says what it is
-_WORD_S = 1.0  # without a server, before that is said
-
-
-class LinkOptions(NamedTuple):
-    """How a client behaves.
-
-    Attributes:
-        ack: what an ack means: "received", "committed" or "durable".
-        max_inflight_msgs: frames that may be unacked; of their bytes, the server says how many.
-        reconnect_s: how long a call waits for a lost server; 0: it never reconnects.
-        on_full: "block" or "raise" when too much is in flight.
-        send_timeout_s: how long a blocked call waits for room; None: for ever.
-    """
-
-    ack: str = "committed"
-    max_inflight_msgs: int = 32
-    reconnect_s: float = 30.0
-    on_full: str = "block"
-    send_timeout_s: float | None = None
-
-    def check(self) -> None:
-        if self.ack not in wire.ACK_LEVELS:
-            raise ValueError(f"ack {self.ack!r}: one of {', '.join(wire.ACK_LEVELS)}")
-        if self.on_full not in ("block", "raise"):
-            raise ValueError(f'on_full {self.on_full!r}: "block" or "raise"')
-        seconds("reconnect_s", self.reconnect_s)
-        seconds_or_none("send_timeout_s", self.send_timeout_s)
+_SLICE_S = 0.1
+_NOTHING = 2**63  # more items than there will be
 
 
 class Session:
-    """The connection of a link, its thread, and what the two sides of it know.
+    """One connection that lasts. Thread-safe.
 
-    What callers and the thread both change is guarded by `lock`, which nobody holds while waiting.
+    One that is dropped without `close` has what it held sent by its thread, which then ends.
 
     Args:
-        address: the server.
-        opening: what OPEN says, without `next`.
-        options: see there.
-        before: a session to the same server; this one is for as long as that one.
+        thread: its own, not started yet.
     """
 
-    def __init__(
-        self,
-        address: Address,
-        opening: dict[str, Any],
-        options: LinkOptions,
-        before: Session | None = None,
-    ) -> None:
-        options.check()
-        self.address, self.options = address, options
-        self._opening = {**opening, "ack": options.ack}
-        self.lock = threading.Lock()
-        self.ready = False  # connected, and nothing went wrong
-        self.flight: Any = None
-        self.requests = Requests()
-        self.resends = 0
-        self.failure: Exception | None = None
-        self.lost_at: float | None = None
-        self.cause: Exception | None = None  # of the last loss
-        self.closing = self.stopped = self.told = False
-        self.bye = threading.Event()
-        self._attempt = 0  # to reconnect, since the server was last proven
-        self._acked_then = 0  # when the connection was last lost
-        self._up_at = 0.0
-        self._proven = True  # since the last loss the server has done something
-        self._leave_at: float | None = None
-        self.first = self._first_connection(before)
-        self._sock = self.first.sock
-        if self.first.schema is not None:  # a server that comes back must be the same
-            self._opening["layout"] = self.first.schema["layout"]
-        self._wake_in, self.wake_out = socket.socketpair()
-        self._wake_in.setblocking(False)
-        self.wake_out.setblocking(False)
-        self.thread = threading.Thread(target=self._run, name="contig-link", daemon=True)
+    def __init__(self, thread: SessionThread) -> None:
+        self.thread, self.address, self.options = thread, thread.address, thread.options
+        self.lock, self.inflight = thread.lock, thread.inflight
+        self.builder, self.frame_bytes = thread.inflight.builder, thread.frame_bytes
+        self.ndim, self.max_frame = thread.first.accepted.ndim, thread.first.max_frame
+        self.blocked = 0
+        weakref.finalize(self, thread.leave, EXIT_S).atexit = False  # `lifetime` does that
+        thread.start()
 
-    def abandon(self) -> None:
-        """Before `begin`: nothing will be sent after all."""
-        self.closing, self.ready = True, False
-        for sock in (self._sock, self._wake_in, self.wake_out):
-            sock.close()
+    # -- items --------------------------------------------------------------------------------
 
-    def begin(self, record_size: int, padded: bool) -> None:
-        """Makes room for records of this size, and starts the I/O thread."""
-        first = self.first
-        most = min(first.max_frame, max(first.max_inflight, 256)) - wire.HEADER_BYTES
-        self.frame_bytes = min(_COALESCE_BYTES, most)
-        self.flight = _native.Inflight(
-            record_size, padded, first.seen, self.frame_bytes, self.options.max_inflight_msgs
-        )
-        self.flight.limit(first.max_inflight, first.near)
-        self.flight.heartbeat(first.heartbeat_s)
-        self.ready = True
-        lifetime.watch(self)
-        self.thread.start()
+    def add(self, put: Callable[[], object]) -> None:
+        """Has an item added, with the lock, as soon as there is room for it.
 
-    def _first_connection(self, before: Session | None) -> Accepted:
-        """Waits for a server that is not there yet as calls do for one that is lost.
-
-        A peer that is there and hangs up, again and again, is more likely none of ours.
+        Raises:
+            ConnectionClosedError: the server is gone, and did not come back in time.
+            OverloadError: too much is in flight, and the client was told to raise.
         """
-        where = f"{self.address.host}:{self.address.port}"
-        began = strange_since = time.monotonic()
-        said = False
-        for attempt in range(1 << 30):
-            if before is not None:
-                before.check()
-            try:
-                patience = max(self.options.reconnect_s, _PATIENCE_S)
-                return connect(self.address, {**self._opening, "next": 0}, patience)
-            except ssl.SSLCertVerificationError:
-                raise
-            except OSError as error:
-                if isinstance(error.__cause__, ssl.SSLError):
-                    raise  # no TLS there: that will not change
-                now = time.monotonic()
-                waited = now - began
-                if not isinstance(error, NoGreeting):
-                    strange_since = now
-                pause = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
-                late = waited + pause > self.options.reconnect_s
-                if late or now - strange_since > _STRANGE_S:
-                    if isinstance(error, ConnectionClosedError):
-                        raise
-                    raise ConnectionClosedError(f"no contig server at {where}: {error}") from error
-                if waited > _WORD_S and not said:
-                    said, most = True, self.options.reconnect_s
-                    log.warning("no contig server at %s yet (%s): waiting %g s", where, error, most)
-                time.sleep(pause)
-        raise AssertionError
+        with self.lock:
+            self.check()
+            full = self.inflight.room()
+            if self.thread.ready and not full:
+                put()
+                self.thread.kick()
+                return
+            self.blocked += bool(full)
 
-    # -- for any thread -----------------------------------------------------------------------
+        def attempt() -> bool:
+            if not self._has_room():
+                return False
+            put()
+            self.thread.kick()
+            return True
+
+        self._wait_for(attempt, self.options.send_timeout_s, "room to send")
+
+    def add_now(self, put: Callable[[], object]) -> None:
+        """The same, room or no room: for who is dropped, or at the process's end, and cannot wait.
+
+        Raises:
+            TimeoutError: somebody has the lock, perhaps this thread.
+        """
+        if not self.lock.acquire(timeout=_SLICE_S):
+            raise TimeoutError("the client is in use")
+        try:
+            self.check()
+            put()
+            self.thread.kick()
+        finally:
+            self.lock.release()
+
+    def _has_room(self) -> bool:
+        full = self.inflight.room()
+        if not full:
+            return self.thread.lost_at is None
+        if self.thread.lost_at is None and self.options.on_full == "raise":
+            raise OverloadError(f"{self._too_much(full)}: the server does not keep up")
+        return False
+
+    def _too_much(self, full: int) -> str:
+        inflight = self.inflight
+        if full == 1:
+            most = self.options.max_inflight_msgs
+            return f"{inflight.frames} frames are in flight, with max_inflight_msgs={most}"
+        return f"{inflight.bytes} bytes are in flight, and at most {inflight.most_bytes} may be"
+
+    def wait(self, timeout: float | None) -> None:
+        """Waits until everything added so far is acked."""
+        if self.thread.forked:
+            self.check()
+        upto = self.builder.next
+        self._wait_for(lambda: self.inflight.acked >= upto, timeout, "acks", upto)
 
     def check(self) -> None:
         """Raises if it is closed or failed."""
-        if isinstance(self.failure, ClosedError):
-            raise ClosedError(str(self.failure))
-        if self.failure is not None:
-            missing = f"; {self.pending} items are not acked" if self.pending else ""
-            raise ConnectionClosedError(f"{self.failure}{missing}") from self.failure
-        if self.closing:
-            raise ClosedError("this client is closed")
+        self.thread.check()
 
-    @property
-    def pending(self) -> int:
-        """Items not acked yet."""
-        if self.flight is None or self.forked:
-            return 0
-        return int(self.flight.outbox.next) - int(self.flight.acked)
+    # -- waiting ------------------------------------------------------------------------------
 
-    def troubled(self, now: float) -> bool:
-        """Whether the server is gone, or was, and has done nothing since. With the lock.
+    def _wait_for(
+        self,
+        attempt: Callable[[], bool],
+        timeout: float | None,
+        what: str,
+        upto: int = _NOTHING,
+    ) -> None:
+        """Tries something with the lock until it succeeds; waits in between, without the lock.
 
-        A server that is there again and again for a moment, and never takes anything, is gone.
+        Is woken also by acks of items below `upto`. Ends on failure, on a server that stays away,
+        on the deadline.
         """
-        if self.lost_at is not None:
+        thread = self.thread
+        began = lost_since = time.monotonic()
+        while True:
+            with self.lock:
+                seen = self.inflight.changes
+                if thread.stopped or what != "acks" or thread.failure is not None:
+                    self.check()
+                if attempt():
+                    return
+                now = time.monotonic()
+                if not thread.troubled(now):
+                    lost_since = now
+                self._check_patience(now - lost_since, now - began, timeout, what)
+                thread.kick()
+            left = _SLICE_S if timeout is None else min(_SLICE_S, began + timeout - now)
+            self.inflight.wait(seen, upto, left)
+
+    def _check_patience(
+        self, lost_s: float, waited_s: float, timeout: float | None, what: str
+    ) -> None:
+        thread, most = self.thread, self.options.reconnect_s
+        if lost_s >= most and thread.troubled(time.monotonic()):
+            raise ConnectionClosedError(
+                f"the connection to {self.address.host}:{self.address.port} was lost "
+                f"({thread.cause}), and the server did not come back within {most} s; "
+                f"{self.thread.pending} items are not acked yet"
+            )
+        if timeout is not None and waited_s >= timeout:
+            raise TimeoutError(
+                f"no {what} within {timeout} s: {self.thread.pending} items are not acked"
+            )
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def request(self, kind: int, payload: bytes, timeout: float | None) -> tuple[int, bytes]:
+        """Asks, and waits for the answer: its type and payload."""
+        kind, _, answer = self.collect(self.ask(kind, payload, timeout=timeout), timeout)
+        return kind, answer
+
+    def ask(
+        self, kind: int, payload: bytes, number: int | None = None, timeout: float | None = None
+    ) -> Request:
+        """Sends a request, for as long as it is held; waits while the server would refuse it."""
+        requests, asked = self.thread.requests, None
+
+        def attempt() -> bool:
+            nonlocal asked
+            if not requests.may_ask(kind, len(payload)):
+                return False
+            asked = requests.ask(kind, payload, number)
+            self.thread.kick()
             return True
-        if not self._proven:
-            acked = int(self.flight.acked) > self._acked_then
-            self._proven = acked or now - self._up_at >= _PROVEN_S
-        return not self._proven
 
-    def kick(self) -> None:
-        """Tells the I/O thread that there is something to send."""
-        if self.flight.rouse():
-            self.wake()
+        self._wait_for(attempt, timeout, "answers")
+        assert asked is not None
+        return asked
 
-    def wake(self) -> None:
-        try:
-            self._wake_in.send(b"\0")
-        except OSError:
-            pass  # it is awake, or gone
+    def collect(self, asked: Request, timeout: float | None) -> tuple[int, int, bytes]:
+        """Waits for a request's answer: its type, number and payload."""
+        self._wait_for(lambda: asked.answer is not None, timeout, "answer")
+        assert asked.answer is not None
+        return asked.answer
 
     # -- the end ------------------------------------------------------------------------------
 
-    def leave(self, seconds: float) -> None:
-        """Nobody asks any more: sends what is left, for so long at most, and ends.
-
-        Neither waits nor locks: the garbage collector may call it, anywhere.
-        """
-        if self.closing:
-            return
-        if not self.thread.is_alive():  # it failed, or never began
-            self.abandon()
-            self.tell("its client was dropped")
-            return
-        self.closing, self.ready = True, False
-        self._leave_at = time.monotonic() + seconds
-        self.flight.leave(seconds)
-        self.wake()
-
-    def hurry(self) -> None:
-        """Sends what is there at once, rather than gather more."""
-        self.flight.close()
-        self.wake()
-
-    def settle(self, deadline: float) -> None:
-        """Waits until everything is acked, the thread has ended, or it is late."""
-        while self.pending and self.thread.is_alive():
-            seen, left = self.flight.changes, deadline - time.monotonic()
-            if left <= 0:
+    def close(self, timeout: float | None) -> None:
+        """Sends what is left, waits for its acks, says goodbye."""
+        thread = self.thread
+        with self.lock:
+            if thread.closing:
                 return
-            self.kick()
-            self.flight.wait(seen, int(self.flight.outbox.next), min(left, 0.1))
-
-    @property
-    def over(self) -> bool:
-        """Whether the thread is to end."""
-        if self.stopped or self._leave_at is None:
-            return self.stopped
-        return time.monotonic() >= self._leave_at or bool(self.flight.drained)
-
-    def time_left(self, now: float) -> float | None:
-        """For what is left to be sent; None: there is no end in sight."""
-        return None if self._leave_at is None else max(self._leave_at - now, 0.0)
-
-    def tell(self, when: str) -> None:
-        """Says, once, how much was not acked; for who cannot be told by an exception."""
-        if self.pending and not self.told:
-            self.told = True
-            log.warning(
-                "%d items for table %r at %s:%d were not acked when %s; call close() to wait",
-                *(self.pending, self.address.table, self.address.host, self.address.port, when),
-            )
-
-    @property
-    def forked(self) -> bool:
-        """Whether this is a copy in a forked child, which has no part in it."""
-        return isinstance(self.failure, ClosedError)
-
-    def fork(self, parent: int) -> None:
-        """In a forked child: the thread is not there, and the connection is the parent's."""
-        self.lock._at_fork_reinit()  # type: ignore[attr-defined]  # its holder is not there either
-        self.failure = ClosedError(
-            f"this client belongs to process {parent}, and this is its forked child {os.getpid()}: "
-            "make a client in each process"
-        )
-        self.closing, self.stopped, self.ready = True, True, False
-        self.flight.forked()
-        # Closed here only, without a word: the parent's end of it goes on.
-        for sock in (self._sock, self._wake_in, self.wake_out):
-            sock.close()
-
-    # -- the I/O thread -----------------------------------------------------------------------
-
-    def _run(self) -> None:
-        connection: Accepted | None = self.first
+            thread.closing, thread.ready = True, False
+            thread.told = True  # what is missing, by an exception
+        self.inflight.close()
         try:
-            while connection is not None:
-                try:
-                    Pump(self, connection).run()
-                except OSError as error:
-                    connection.sock.close()
-                    if self.stopped or (self.closing and self.bye.is_set()):
-                        return
-                    connection = self._reconnect(error)
-                else:
-                    return
-        except Exception as error:
-            log.debug("session failed", exc_info=True)
-            self._fail(error)
+            if self.thread.pending:
+                self.wait(timeout)
+            if thread.lost_at is None:
+                self.inflight.ask(wire.frame(Type.BYE))
+                thread.kick()
+                thread.bye.wait(1.0)
         finally:
-            self._sock.close()
-            self._wake_in.close()
-            self.wake_out.close()
-            if self._leave_at is not None:
-                self.tell("its client was dropped")
-
-    def _fail(self, error: Exception) -> None:
-        with self.lock:
-            self.failure, self.ready = error, False
-            self.bye.set()
-        self.flight.notify()
-
-    def _reconnect(self, cause: Exception) -> Accepted | None:
-        with self.lock:
-            self.lost_at, self.ready, self.cause = time.monotonic(), False, cause
-            acked = int(self.flight.acked)
-            if acked > self._acked_then:
-                self._attempt, self._acked_then = 0, acked
-            self._proven = False
-        self.flight.notify()
-        if self.options.reconnect_s == 0:
-            raise ConnectionClosedError(f"the connection to the server was lost: {cause}")
-        while not self.over:
-            # Also a server that accepts and then breaks the connection is not hurried.
-            if self._attempt:
-                time.sleep(_BACKOFF_S[min(self._attempt, len(_BACKOFF_S)) - 1])
-            self._attempt += 1
-            try:
-                opening = {**self._opening, "next": int(self.flight.acked)}
-                connection = connect(self.address, opening, max(self.options.reconnect_s, 0.2))
-            except OSError as error:
-                self.cause = error
-                continue
-            with self.lock:
-                self._resume(connection)
-            return connection
-        return None
-
-    def _resume(self, connection: Accepted) -> None:
-        """The server is back: drops what it has, sends the rest again. With the lock."""
-        self._sock = connection.sock
-        self.flight.limit(connection.max_inflight, connection.near)
-        self.flight.heartbeat(connection.heartbeat_s)
-        self.resends += self.flight.resume(connection.seen, self.requests.again())
-        self.lost_at, self._up_at = None, time.monotonic()
-        self.ready = not self.closing
-        self.flight.notify()
-
-    def answered(self, kind: int, number: int, payload: bytes) -> None:
-        with self.lock:
-            self._proven = True
-            self.requests.answered(kind, number, payload)
-        self.flight.notify()
+            thread.stop()
+            thread.join(5.0)

@@ -27,12 +27,13 @@ from ..errors import (
     OverloadError,
     RateLimitError,
 )
-from ..layout import Layout, as_bytes
+from ..layout import Layout
 from ..sample import RateLimiter
 from ..tape import BatchQueue, SharedStorage, Writer
 from ..tape.env_step import EnvStep
 from ..weights.board import Weights, WeightsBoard, check_version
 from ..wire.announce import FoundServer
+from .items import layout_of, records_of
 from .stream import StreamWriter
 
 __all__ = ["SharedClient"]
@@ -86,7 +87,7 @@ class SharedClient:
         self._limiter: RateLimiter | None = None
         self._closed = self._gone = False
         self.blocked = 0
-        layout = _layout_of(data_sample)
+        layout = layout_of(data_sample)
         if tables[table]["kind"] == "queue":
             self._queue = BatchQueue.attach(tables[table]["name"])
             if layout is not None and layout != self._queue.layout:
@@ -136,10 +137,7 @@ class SharedClient:
         if self._queue is None:
             self.extend(tree)
             return
-        layout = self._open_queue().layout
-        plain = tree.stored(layout.by_path) if isinstance(tree, Batch) else plain_tree(tree)[0]
-        columns, batch = layout.columns(plain, 1)
-        self._accept(layout.join([as_bytes(c) for c in columns], batch[0]))
+        self._accept(records_of(self._open_queue().layout, tree))
 
     def _accept(self, records: np.ndarray[Any, Any]) -> None:
         queue = self._open_queue()
@@ -302,12 +300,6 @@ class _SharedTape:
     ) -> None:
         self._client._insert(1 if wait else 0)
         self._native.append_part(record, flags, traj_id, version)
-
-
-def _layout_of(sample: Any) -> Layout | None:
-    if sample is None or isinstance(sample, Layout):
-        return sample
-    return Layout(dict(sample) if isinstance(sample, Built) else plain_tree(sample)[0])
 
 
 def _rows(tree: Any) -> int:

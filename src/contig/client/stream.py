@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,10 +13,9 @@ from ..layout import as_bytes
 from ..process import lifetime
 from ..tape.boundaries import fill_flags
 from ..tape.schema import Schema
+from ..wire import log
 
 __all__ = ["StepTarget", "StreamWriter"]
-
-log = logging.getLogger("contig.transport")
 
 Array = np.ndarray[Any, Any]
 
@@ -146,15 +144,12 @@ def _set_flags(schema: Schema, record: Array, terminated: bool, truncated: bool)
     parent = schema.boundaries.flags
     if parent is None:
         return
-    row = schema.layout.unpack(record.reshape(1, -1))
     said = {"terminated": terminated, "truncated": truncated, "done": terminated or truncated}
     for flag, value in said.items():
         path = (*parent, flag)
         if path in schema.flag_paths:
-            node = row
-            for key in path:
-                node = node[key]
-            node[...] = node | value if node.dtype == bool else value
+            leaf = _leaf(schema, record, path)
+            leaf[...] = leaf | value if leaf.dtype == bool else value
 
 
 def _leaf(schema: Schema, record: Array, path: Any) -> Array:

@@ -13,6 +13,7 @@ most; what was not acked by then is counted on the log.
 
 from __future__ import annotations
 
+import json
 import secrets
 import struct
 import threading
@@ -24,15 +25,17 @@ import numpy as np
 
 from ..accumulate import Built
 from ..arguments import check_kind, port_number, seconds, seconds_or_none, whole
-from ..batch import Batch
 from ..convert import plain_tree
-from ..layout import Layout, as_bytes
+from ..layout import Layout
+from ..tape.schema import Schema
 from ..weights.board import Weights, check_version, unpack_weights
-from ..wire import Type, parse_described
+from ..wire import Accepted, Type, parse_described
 from ..wire.tls import client_context
-from .handshake import Address
-from .link import Link, LinkOptions
+from .connecting import ServerAddress, wait_for_server
+from .items import layout_of, records_of
 from .remote_tape import RemoteTape
+from .session import Session
+from .session_thread import SessionOptions, SessionThread
 from .stream import StreamWriter
 
 __all__ = ["TcpClient"]
@@ -82,35 +85,27 @@ class TcpClient:
             if name != "token" or token is not None:
                 check_kind(name, text, str, "give text")
         max_inflight_msgs = whole("max_inflight_msgs", max_inflight_msgs, 1, "frames")
-        layout = _layout_of(data_sample)
-        options = LinkOptions(ack, max_inflight_msgs, reconnect_s, on_full, send_timeout_s)
+        layout = layout_of(data_sample)
+        address = ServerAddress(host, port, table, token, client_context(tls))
+        options = SessionOptions(ack, max_inflight_msgs, reconnect_s, on_full, send_timeout_s)
+        options.check()
         self.producer = secrets.randbelow(2**63 - 1) + 1
-        opening = {
-            "producer": self.producer,
-            "layout": None if layout is None else layout.to_json(),
-        }
-        address = Address(host, port, table, token, client_context(tls))
-        self._link = Link(address, opening, options)
-        self._asking: Link | None = None
+        opening = _opening(self.producer, layout, ack)
+        first = wait_for_server(address, opening, options.reconnect_s)
+        try:
+            schema, self.layout = _what_it_takes(first.accepted, layout)
+            size, padded = self.layout.record_size, self.layout.padded
+            self._thread = SessionThread(first, address, opening, options, size, padded)
+        except BaseException:
+            first.sock.close()
+            raise
+        self._session = Session(self._thread)
+        self._tape = None if schema is None else RemoteTape(self._session, schema, self.producer)
+        self._asking: Session | None = None
         self._opening_asking = threading.Lock()
         self._reading = threading.Lock()  # one GET at a time
-        self._tape: RemoteTape | None = None
-        try:
-            if self._link.kind == "tape":
-                self._tape = RemoteTape(self._link, self._link.schema, self.producer)
-                self.layout = self._tape.schema.layout
-            else:
-                assert self._link.schema is not None
-                self.layout = Layout.from_json(self._link.schema["layout"])
-                if layout is not None:
-                    self.layout = layout  # equal, but with the containers of the sample
-            self._link.begin(self.layout.record_size, self.layout.padded)
-        except BaseException:
-            self._link.abandon()
-            raise
         self._plan = self.layout.plan
-        self._lock, self._flight = self._link.lock, self._link.flight
-        self._session = self._link.session
+        self._lock, self._inflight = self._session.lock, self._session.inflight
 
     # -- sending ------------------------------------------------------------------------------
 
@@ -125,36 +120,32 @@ class TcpClient:
         if self._tape is not None:
             self._tape.add(tree)
             return
-        session, flight = self._session, self._flight
+        thread, inflight = self._thread, self._inflight
         with self._lock:
-            if session.ready and type(tree) is not Built and not flight.send(self._plan, tree):
-                if flight.idle:
-                    session.kick()
+            if thread.ready and type(tree) is not Built and not inflight.send(self._plan, tree):
+                if inflight.idle:
+                    thread.kick()
                 return
-        self._link.add(partial(self._put, tree))
+        self._session.add(partial(self._put, tree))
 
     def _put(self, tree: Any) -> None:
         """What is packed already, or no plain tree; or when too much was in flight."""
-        outbox = self._link.outbox
+        builder = self._session.builder
         if type(tree) is Built and tree.layout == self.layout:
-            outbox.add_records(tree.record)
-        elif not outbox.pack(self._plan, tree):
-            outbox.add_records(self.layout.pack_one(plain_tree(tree)[0]))
+            builder.add_records(tree.record)
+        elif not builder.pack(self._plan, tree):
+            builder.add_records(self.layout.pack_one(plain_tree(tree)[0]))
 
     def send_many(self, tree: Any) -> None:
         """Sends n items, ``[n, ...]`` each leaf; of a tape, n rows as `extend` takes them."""
         if self._tape is not None:
             self._tape.extend(tree)
             return
-        plain = tree.stored(self.layout.by_path) if isinstance(tree, Batch) else plain_tree(tree)[0]
-        columns, batch = self.layout.columns(plain, 1)
-        records = self.layout.join([as_bytes(c) for c in columns], batch[0])
-        size = self.layout.record_size
-        per_frame = max(min(256 << 10, self._link.frame_bytes) // size, 1)
-        outbox = self._link.outbox
-        for at in range(0, batch[0], per_frame):
-            part = records[at * size : (at + per_frame) * size]
-            self._link.add(partial(outbox.add_records, part))
+        records, size = records_of(self.layout, tree), self.layout.record_size
+        step = max(min(256 << 10, self._session.frame_bytes) // size, 1) * size
+        add_records = self._session.builder.add_records
+        for at in range(0, len(records), step):
+            self._session.add(partial(add_records, records[at : at + step]))
 
     def extend(self, data: Any, *, continues: bool | None = None) -> None:
         """Sends rows to a tape as `ReplayBuffer.extend` takes them."""
@@ -194,22 +185,22 @@ class TcpClient:
             TimeoutError: it took longer.
             ConnectionClosedError: the server is gone.
         """
-        self._link.wait(seconds_or_none("timeout", timeout))
+        self._session.wait(seconds_or_none("timeout", timeout))
 
     @property
     def pending(self) -> int:
         """Items not acked yet."""
-        return self._link.pending
+        return self._thread.pending
 
     @property
     def resends(self) -> int:
         """Frames that were sent again after a reconnect."""
-        return self._link.resends
+        return self._thread.resends
 
     @property
     def blocked(self) -> int:
         """How often a call found too much in flight."""
-        return self._link.blocked
+        return self._session.blocked
 
     # -- weights ------------------------------------------------------------------------------
 
@@ -217,7 +208,7 @@ class TcpClient:
         """The newest published weights if they are newer than a version; None if none came."""
         check_version(newer_than, -(2**63), "newer_than")
         deadline = time.monotonic() + seconds("timeout_s", timeout_s)
-        self._link.check()
+        self._session.check()
         while True:
             # In slices: several threads may wait, and one of them asks at a time.
             left = max(deadline - time.monotonic(), 0.0)
@@ -237,16 +228,17 @@ class TcpClient:
         return Weights(version, unpack_weights(layout, owned))
 
     @property
-    def asking(self) -> Link:
+    def asking(self) -> Session:
         """A connection for requests, so that items that wait for room do not hold them up."""
-        link = self._link
-        link.check()
+        session = self._session
+        session.check()
         with self._opening_asking:
             if self._asking is None:
-                opening = {"producer": secrets.randbelow(2**63 - 1) + 1, "layout": None}
-                asking = Link(link.address, opening, link.options, link)
-                asking.begin(1, False)
-                self._asking = asking  # whole, or not at all: a signal may come at any time
+                address, options = session.address, session.options
+                opening = _opening(secrets.randbelow(2**63 - 1) + 1, None, options.ack)
+                first = wait_for_server(address, opening, options.reconnect_s, session.check)
+                # Whole, or not at all: a signal may come at any time.
+                self._asking = Session(SessionThread(first, address, opening, options, 1, False))
             return self._asking
 
     # -- life ---------------------------------------------------------------------------------
@@ -258,10 +250,10 @@ class TcpClient:
             TimeoutError, ConnectionClosedError: some items were not acked.
         """
         timeout = seconds_or_none("timeout", timeout)
-        if self._session.forked:
+        if self._thread.forked:
             return  # the connection is the parent's
         try:
-            self._link.close(timeout)
+            self._session.close(timeout)
         finally:
             with self._opening_asking:
                 if self._asking is not None:
@@ -286,8 +278,21 @@ class TcpClient:
         raise TypeError("a TcpClient belongs to its process; make one in each")
 
 
-def _layout_of(sample: Any) -> Layout | None:
-    if sample is None or isinstance(sample, Layout):
-        return sample
-    tree = dict(sample) if isinstance(sample, Built) else plain_tree(sample)[0]
-    return Layout(tree)
+def _opening(producer: int, layout: Layout | None, ack: str) -> dict[str, Any]:
+    """What OPEN says, for a client that has sent nothing yet."""
+    content = None if layout is None else layout.to_json()
+    return {"producer": producer, "layout": content, "ack": ack, "next": 0}
+
+
+def _what_it_takes(accepted: Accepted, own: Layout | None) -> tuple[Schema | None, Layout]:
+    """The schema of a table that is a tape, and the layout of what is sent."""
+    if accepted.schema is None:
+        raise ValueError(
+            "the table has no layout yet: give the client a data_sample, or the server's "
+            "storage an example"
+        )
+    if accepted.kind == "tape":
+        schema = Schema.from_bytes(json.dumps(accepted.schema).encode())
+        return schema, schema.layout
+    # The client's is equal, but with the containers of the sample.
+    return None, Layout.from_json(accepted.schema["layout"]) if own is None else own

@@ -229,10 +229,10 @@ def address_of(given: Any, worker: int) -> Address | None:
 
 def _remote_address(buffer: RemoteReplayBuffer) -> Address | None:
     client = buffer._client
-    place = client._link.address
+    place = client._session.address
     if place.tls is not None:
         return None  # its context stays in this process
-    options = {"reconnect_s": client._link.options.reconnect_s, "token": place.token}
+    options = {"reconnect_s": client._session.options.reconnect_s, "token": place.token}
     server = (place.host, place.port, options)
     return Address(-1, place.table, server, (None, None), 1, None, None)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import socket
 import ssl
 import sys
@@ -17,9 +16,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Acceptor", "raise_descriptor_limit"]
+from ..wire import log
 
-log = logging.getLogger("contig.transport")
+__all__ = ["Acceptor", "raise_descriptor_limit"]
 
 _AT_ONCE = 64  # accepted in one turn of the loop
 _HANDSHAKES = 128  # of TLS at a time: each has some 300 kB

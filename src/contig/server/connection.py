@@ -10,8 +10,6 @@ and goes on when the core says that there is room. Belongs to the core's thread.
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,21 +17,18 @@ from typing import Any
 
 from .. import _native, wire
 from ..errors import TapeBusy
-from ..wire import Refused, Type
+from ..wire import ReceiverState, Refused, ServerHandshake, Type, log
 from .core import ServerCore
 from .flow import FrameWriter, ReadGate, Wait
 from .item_stream import ItemStream
-from .opening import Opening
 from .silence import SilenceWatch
+from .tables import Table
 
 __all__ = ["Connection"]
-
-log = logging.getLogger("contig.transport")
 
 _FIRST_BUFFER = 4096
 _AGAIN_S = 0.05
 _PATIENCE_S = 0.001  # for room in a table: stopping to read, and starting again, takes longer
-_MORE, _READY, _GROW = 0, 1, 2  # native/wire/receiver.h
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -56,8 +51,7 @@ class Connection(asyncio.BufferedProtocol):
         self.forgotten = False
         self._bytes = 0
         self._blocked_at = 0.0
-        self._hello: wire.Hello | None = None
-        self._nonce = os.urandom(32)
+        self._handshake = ServerHandshake(core.token, core.limits.max_frame)
         self._deadline: asyncio.TimerHandle | None = None
         self._leaving = False
         self._deferred: Callable[[], bool] | None = None  # what comes before the next frame
@@ -149,16 +143,16 @@ class Connection(asyncio.BufferedProtocol):
 
     def _step(self) -> bool:
         """One step forward; False: nothing more can be done now."""
-        if self._hello is None:
+        if not self._handshake.greeted:
             return self._greet()
         if self._deferred is not None:
             return self._go_on()
         state = self.receiver.next()
-        if state == _MORE:
+        if state == ReceiverState.MORE:
             return False
-        if state == _GROW:
+        if state == ReceiverState.GROW:
             return self.core.memory.grow(self, self.receiver.needed)
-        if state != _READY:
+        if state != ReceiverState.READY:
             raise Refused(self.receiver.refusal, f"a frame was refused: {self.receiver.refusal}")
         kind = self.receiver.type
         if self.stream is None:
@@ -172,56 +166,35 @@ class Connection(asyncio.BufferedProtocol):
         return not self._leaving and Wait.CHOKED not in self.gate
 
     def _greet(self) -> bool:
-        first = self.receiver.peek(wire.HELLO_BYTES)
-        if first is None:
-            # Not even the magic is right: say so before the rest comes, which it may never do.
-            start = self.receiver.peek(min(self.receiver.held, len(wire.MAGIC))) or b""
-            if not wire.MAGIC.startswith(start):
-                raise Refused("magic", "these are not the first bytes of a contig client (magic)")
+        first = self.receiver.peek(min(self.receiver.held, wire.HELLO_BYTES)) or b""
+        greeting = self._handshake.greet(first)
+        if greeting is None:
             return False
-        self._hello = wire.Hello.parse(first)
         self.receiver.skip(wire.HELLO_BYTES)
-        self.out.write(self._greeting())
-        if self._hello.version != wire.VERSION:
-            raise Refused("version", f"protocol {self._hello.version}, expected {wire.VERSION}")
+        self.out.write(greeting)
+        self._handshake.check_version()
         return True
 
-    def _greeting(self) -> bytes:
-        needs_token, most = self.core.token is not None, self.core.limits.max_frame
-        return wire.Greeting(wire.VERSION, needs_token, self._nonce, most).pack()
-
     def _open(self) -> None:
-        asked = wire.parse_json(self.receiver.payload())
+        opening = self._handshake.read_open(self.receiver.payload(), self.core.tables)
         self.receiver.pop()
-        assert self._hello is not None
-        core = self.core
-        proof = wire.proof(core.token, "client", self._nonce, self._hello.nonce)
-        opening = Opening.read(asked, core.tables, proof, core.limits.max_frame)
         self._deferred = partial(self._enter, opening)
 
-    def _enter(self, opening: Opening) -> bool:
+    def _enter(self, opening: wire.Opening[Table]) -> bool:
         """Lets a client in whose OPEN is right; False: its table has to be waited for."""
-        if not opening.table_is_ready():
+        if not opening.table.ready_for(opening.layout):
             return False
-        assert self._hello is not None
         try:
             seen = self.core.opened(self, opening)
         except TapeBusy:  # whoever holds the lock is stopped
             return False
-        core, table = self.core, opening.table
-        self.stream = ItemStream(opening, self.receiver, seen, core.stats)
-        answer: dict[str, Any] = {
-            "kind": table.kind,
-            "schema": table.schema,
-            "ndim": table.ndim,
-            "seen": seen,
-            "proof": wire.proof(core.token, "server", self._hello.nonce, self._nonce),
-            "max_inflight": core.limits.max_bytes // 4,
-        }
+        table, limits = opening.table, self.core.limits
+        self.stream = ItemStream(opening, self.receiver, seen, self.core.stats)
+        beat_s, most = limits.heartbeat_s if opening.heartbeat else 0.0, limits.max_bytes // 4
+        accepted = wire.Accepted(table.kind, table.schema, table.ndim, seen, most, beat_s)
         if opening.heartbeat:
-            answer["heartbeat_s"] = seconds = self.core.limits.heartbeat_s
-            self._silence = SilenceWatch(self, self.core.loop, seconds)
-        self.out.write(wire.json_frame(Type.ACCEPT, answer))
+            self._silence = SilenceWatch(self, self.core.loop, beat_s)
+        self.out.write(self._handshake.accept(accepted))
         self.receiver.max_frame = self.core.limits.max_frame
         self._in_time()
         return True
@@ -310,10 +283,9 @@ class Connection(asyncio.BufferedProtocol):
         log.info("refused %s: %s", self.address, refused)
         if not self._leaving:
             self._leaving = True
-            content = {"reason": refused.reason, "message": str(refused)}
             # Whom it says no to before its hello expects a greeting first.
-            first = [self._greeting()] if self._hello is None else []
-            self.out.write(*first, wire.json_frame(Type.REFUSE, content))
+            first = [] if self._handshake.greeted else [self._handshake.greeting()]
+            self.out.write(*first, wire.refusal(refused))
             self.out.close()
 
     def leave(self, final: bool = True) -> None:

@@ -10,25 +10,21 @@ Runs in one thread with its event loop: of the ingest process, or, for debugging
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from typing import TypeGuard
 
 from ..errors import TapeBusy
-from ..wire import Refused
+from ..wire import Opening, Refused, log
 from .answers import Answers, Forward
 from .budget import Limits, MemoryBudget
 from .item_stream import ItemStream
-from .opening import Opening
 from .peer import Peer
 from .statistics import Counters
 from .tables import QueueTable, Table
 from .weights_line import WeightsLine
 
 __all__ = ["ServerCore"]
-
-log = logging.getLogger("contig.transport")
 
 _WAIT_S = 0.05
 _OPEN_SHARE = 4  # a part of max_bytes, beside the rest: for the trajectories that clients have open
@@ -101,7 +97,7 @@ class ServerCore:
             )
         self.memory.bound_unproven()
 
-    def opened(self, connection: Peer, opening: Opening) -> int:
+    def opened(self, connection: Peer, opening: Opening[Table]) -> int:
         """A handshake is done: how many of its producer's items are in or on their way in."""
         table, producer, following = opening.table, opening.producer, opening.following
         seen = table.seen(producer, following)

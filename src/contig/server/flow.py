@@ -6,7 +6,6 @@ Belongs to the core's thread.
 from __future__ import annotations
 
 import asyncio
-import enum
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,13 +17,13 @@ _PIECE = 128 << 10  # of a large frame, written at a time
 _UNREAD = 16 << 10  # what a peer may leave unread before it has to wait
 
 
-class Wait(enum.Enum):
-    """Why a connection is not read from."""
+class Wait:
+    """Why a connection is not read from. Bits: an enum's members take longer than all the rest."""
 
-    CHOKED = enum.auto()  # its peer does not read what it asked for
-    TABLE = enum.auto()  # its table cannot yet do what was asked for
-    FULL = enum.auto()  # its table has no room for the frame at the front
-    MEMORY = enum.auto()  # there is none for the frame that comes
+    CHOKED = 1  # its peer does not read what it asked for
+    TABLE = 2  # its table cannot yet do what was asked for
+    FULL = 4  # its table has no room for the frame at the front
+    MEMORY = 8  # there is none for the frame that comes
 
 
 class ReadGate:
@@ -32,34 +31,34 @@ class ReadGate:
 
     def __init__(self) -> None:
         self._transport: Any = None
-        self._reasons: set[Wait] = set()
+        self._reasons = 0
 
     def attach(self, transport: Any) -> None:
         self._transport = transport
 
-    def __contains__(self, reason: Wait) -> bool:
-        return reason in self._reasons
+    def __contains__(self, reason: int) -> bool:
+        return self._reasons & reason != 0
 
     @property
     def is_shut(self) -> bool:
-        return bool(self._reasons)
+        return self._reasons != 0
 
     @property
     def reads(self) -> bool:
         """Whether more may come."""
         return not self._reasons and not self._transport.is_closing()
 
-    def shut(self, reason: Wait) -> None:
+    def shut(self, reason: int) -> None:
         """Reads no more, until this reason and all others are gone."""
-        if reason not in self._reasons:
-            self._reasons.add(reason)
+        if not self._reasons & reason:
+            self._reasons |= reason
             if not self._transport.is_closing():
                 self._transport.pause_reading()
 
-    def open(self, reason: Wait) -> None:
+    def open(self, reason: int) -> None:
         """A reason is gone; reads again, if no other one is left."""
-        if reason in self._reasons:
-            self._reasons.remove(reason)
+        if self._reasons & reason:
+            self._reasons &= ~reason
             if self.reads:
                 self._transport.resume_reading()
 
@@ -101,6 +100,10 @@ class FrameWriter:
     def write(self, *parts: Any) -> None:
         self.spoke = time.monotonic()
         self._write(parts)
+        if self._full or self._large:
+            self._tell_if_held_up()
+
+    def _tell_if_held_up(self) -> None:
         if self.held_up:
             self._tell_held_up()
 
@@ -135,15 +138,13 @@ class FrameWriter:
         behind, self._behind, self._behind_bytes = self._behind, [], 0
         self._write(behind)
         self._sent()
-        if self.held_up:
-            self._tell_held_up()
+        self._tell_if_held_up()
         if self._ends:
             self._transport.close()
 
     def pause(self) -> None:
         self._full = True
-        if self.held_up:
-            self._tell_held_up()
+        self._tell_if_held_up()
 
     def resume(self) -> None:
         self._full = False

@@ -15,10 +15,9 @@ from typing import Any
 
 from .. import wire
 from ..errors import TapeBusy
-from ..wire import Refused
-from .opening import Opening
+from ..wire import Opening, Refused
 from .statistics import Counters
-from .tables import Sender
+from .tables import Sender, Table
 
 __all__ = ["ItemStream"]
 
@@ -42,7 +41,7 @@ class ItemStream:
         items, rows: added by this connection.
     """
 
-    def __init__(self, opening: Opening, receiver: Any, seen: int, stats: Counters) -> None:
+    def __init__(self, opening: Opening[Table], receiver: Any, seen: int, stats: Counters) -> None:
         self.table, self.table_name = opening.table, opening.name
         self.producer, self.ack = opening.producer, opening.ack
         self.key = (opening.name, opening.producer)

@@ -9,7 +9,6 @@ Threads of its own; the buffers take turns with the learner's own calls.
 
 from __future__ import annotations
 
-import logging
 import queue
 import socket
 import struct
@@ -25,12 +24,10 @@ from .. import wire
 from ..errors import EmptyBufferError
 from ..layout import Layout
 from ..replay import ReplayBuffer
-from ..wire import Type
+from ..wire import Type, log
 from .answers import ANSWER, REQUEST
 
 __all__ = ["SamplingService", "answer_request"]
-
-log = logging.getLogger("contig.transport")
 
 _WORKERS = 2  # for each table's samples, which may wait; others go past them
 _SLICE_S = 0.1

@@ -7,7 +7,7 @@ import sys
 import time
 
 from ..wire import Type, frame
-from ..wire.heartbeat import Pulse
+from ..wire.pulse import Pulse
 from .peer import Peer
 
 if sys.platform == "linux":

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _native
-from ..errors import LayoutError
+from ..errors import LayoutError, StorageFull
 from ..layout import Layout
 from ..sample import RateLimiter
 from ..tape import Storage
@@ -105,6 +105,18 @@ class Table(ABC):
 
         Raises Refused, or StorageFull if there is no room for a table yet.
         """
+
+    def ready_for(self, layout: Layout | None) -> bool:
+        """Whether it takes a client's layout and can say what it has. Raises Refused.
+
+        On a full disk neither need be so; it is asked again.
+        """
+        try:
+            if layout is not None:
+                self.fix(layout)
+        except StorageFull:
+            return False
+        return self.settle()  # what is only in memory would not come again
 
     @abstractmethod
     def seen(self, producer: int, next_item: int) -> int:
@@ -268,11 +280,9 @@ class TapeTable(Table):
         self.storage.tape.leave_all()
 
     def accept(self, receiver: Any, sender: Sender) -> Outcome:
-        most = _UNLIMITED
-        if self.limiter is not None:
-            most = self.limiter.room(self.storage)
-            if most < 1:
-                return Outcome(sender.next, 0, 0, True)
+        most = self._room()
+        if most < 1:
+            return Outcome(sender.next, 0, 0, True)
         writer = self._writer(sender.producer)
         self._check_open(sender.producer)
         seen, items, rows, gap = self._append(writer, receiver, sender, most)
@@ -286,10 +296,10 @@ class TapeTable(Table):
         spare = self.max_open_bytes - self.open_bytes
         if writer is None or spare < 0 or time.monotonic() < self.busy_until:
             return super().take_frames(receiver, socket, sender, patience_s)
-        inserted = most = _UNLIMITED
-        if self.limiter is not None:
-            inserted = self.storage.tape.inserted  # before its room, which others only make smaller
-            most = self.limiter.room(self.storage)
+        inserted = (
+            self.storage.tape.inserted
+        )  # before the room: if that is of more rows, it is void
+        most = self._room()
         self._here.add(sender.producer)
         self._writers.move_to_end(sender.producer)
         most_open = self._open.get(sender.producer, 0) + spare
@@ -297,6 +307,10 @@ class TapeTable(Table):
         if taken.items:
             self._count_open(sender.producer, int(writer.open_bytes))
         return taken
+
+    def _room(self) -> int:
+        """How many rows its rate limiter lets in now."""
+        return _UNLIMITED if self.limiter is None else self.limiter.room(self.storage)
 
     def _append(self, writer: Any, receiver: Any, sender: Sender, most: int) -> Any:
         return _native.accept_runs(writer, receiver, sender.producer, most, sender.next)

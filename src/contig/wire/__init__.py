@@ -1,75 +1,18 @@
-"""The wire format: bytes in, bytes out, no sockets. docs/design/wire.md, in code."""
+"""What clients and servers say to each other: bytes in, bytes out, no sockets. docs/design/wire.md.
+
+frames      types of frames, and what is in them
+handshake   hello, greeting, OPEN, ACCEPT: both sides, with their proofs
+pulse       when to say something, and when the other side is lost
+tls         contexts from what users give
+announce    the same for shared memory: where a server of this host says how to attach to it
+"""
 
 from __future__ import annotations
 
-from .frames import (
-    ACK_LEVELS,
-    BEGINS,
-    GOES_ON,
-    GREETING_BYTES,
-    HANDSHAKE_BYTES,
-    HANDSHAKE_S,
-    HEADER_BYTES,
-    HEARTBEAT_S,
-    HELLO_BYTES,
-    LEAST_HEARTBEAT_S,
-    MAGIC,
-    MARKED,
-    MAX_LANES,
-    MAX_REQUEST_BYTES,
-    MAX_REQUESTS,
-    MOST_HEARTBEAT_S,
-    PASSING,
-    RUN_BYTES,
-    TERMINATED,
-    TOLD,
-    TRUNCATED,
-    VERSION,
-    Greeting,
-    Hello,
-    Refused,
-    Type,
-    described,
-    frame,
-    json_frame,
-    parse_described,
-    parse_json,
-    proof,
-    same_proof,
-)
+import logging
 
-__all__ = [
-    "ACK_LEVELS",
-    "BEGINS",
-    "GOES_ON",
-    "GREETING_BYTES",
-    "Greeting",
-    "HANDSHAKE_BYTES",
-    "HANDSHAKE_S",
-    "HEADER_BYTES",
-    "HEARTBEAT_S",
-    "HELLO_BYTES",
-    "Hello",
-    "LEAST_HEARTBEAT_S",
-    "MAGIC",
-    "MARKED",
-    "MAX_LANES",
-    "MAX_REQUESTS",
-    "MAX_REQUEST_BYTES",
-    "MOST_HEARTBEAT_S",
-    "PASSING",
-    "RUN_BYTES",
-    "Refused",
-    "TERMINATED",
-    "TOLD",
-    "TRUNCATED",
-    "Type",
-    "VERSION",
-    "described",
-    "frame",
-    "json_frame",
-    "parse_described",
-    "parse_json",
-    "proof",
-    "same_proof",
-]
+from .frames import *  # noqa: F403  (what its __all__ has)
+from .handshake import *  # noqa: F403
+from .pulse import *  # noqa: F403
+
+log = logging.getLogger("contig.transport")  # of clients and servers: users know it by this name

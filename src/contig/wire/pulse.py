@@ -1,23 +1,26 @@
-"""The heartbeat: each side of a connection says something from time to time, or is lost.
+"""When one side of a connection has to say something, and when it takes the other for lost.
 
     said nothing for a third of heartbeat_s   -> BEAT
     heard nothing for heartbeat_s             -> the other side is gone: the connection is closed
 
-A client's beats come from native code (`native/wire/pulse.h`), or from `Pulse` where it sends
-through `ssl`; a server's from `SilenceWatch`, one for each connection.
+For a server's connections, and for clients that send through `ssl`; others have the same natively
+(`native/wire/pulse.h`).
 """
 
 from __future__ import annotations
 
 import time
 
-__all__ = ["Pulse"]
+__all__ = ["HEARTBEAT_S", "LEAST_HEARTBEAT_S", "MOST_HEARTBEAT_S", "Pulse"]
+
+HEARTBEAT_S = 10.0  # of silence, after which a peer is lost
+LEAST_HEARTBEAT_S, MOST_HEARTBEAT_S = 0.05, 86400.0
 
 
 class Pulse:
     """When to say something, and since when nothing was heard; 0 seconds: never mind.
 
-    Belongs to one thread. The same as `native/wire/pulse.h`.
+    Belongs to one thread.
     """
 
     def __init__(self, seconds: float) -> None:

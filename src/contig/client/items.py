@@ -1,0 +1,28 @@
+"""Items as callers give them: their layout, and their records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..accumulate import Built
+from ..batch import Batch
+from ..convert import plain_tree
+from ..layout import Layout, as_bytes
+
+__all__ = ["layout_of", "records_of"]
+
+
+def layout_of(sample: Any) -> Layout | None:
+    """Of a `data_sample`: an item, or a layout; None: the server's is taken."""
+    if sample is None or isinstance(sample, Layout):
+        return sample
+    return Layout(dict(sample) if isinstance(sample, Built) else plain_tree(sample)[0])
+
+
+def records_of(layout: Layout, tree: Any) -> np.ndarray[Any, Any]:
+    """The bytes of n items, ``[n, ...]`` each leaf."""
+    plain = tree.stored(layout.by_path) if isinstance(tree, Batch) else plain_tree(tree)[0]
+    columns, batch = layout.columns(plain, 1)
+    return layout.join([as_bytes(c) for c in columns], batch[0])

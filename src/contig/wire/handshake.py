@@ -1,0 +1,349 @@
+"""The handshake, without sockets: bytes in, bytes and what they say out (docs/design/wire.md).
+
+    ClientHandshake                          ServerHandshake
+    hello()                          ->      greet(bytes) or None, until they are enough
+    open(bytes)                      <-      its greeting
+    OPEN, which that gives           ->      read_open(payload) -> Opening
+    read_answer(type, payload)       <-      accept(Accepted), or refusal(Refused)
+      -> Accepted
+
+A client that cannot go on raises what its callers see; a server raises Refused. Sockets are in
+`client/connecting.py` and `server/connection.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import struct
+from collections.abc import Mapping
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from ..errors import ConnectionClosedError, LayoutError
+from ..layout import Layout
+from .frames import Refused, Type, json_frame, parse_json
+from .pulse import LEAST_HEARTBEAT_S, MOST_HEARTBEAT_S
+
+__all__ = [
+    "GREETING_BYTES",
+    "HANDSHAKE_BYTES",
+    "HANDSHAKE_S",
+    "HELLO_BYTES",
+    "MAGIC",
+    "VERSION",
+    "Accepted",
+    "ClientHandshake",
+    "Greeting",
+    "Hello",
+    "Opening",
+    "ServerHandshake",
+    "proof",
+    "raise_refusal",
+    "refusal",
+]
+
+MAGIC = b"contig/1"
+VERSION = 1
+HELLO_BYTES, GREETING_BYTES = 48, 64
+HANDSHAKE_BYTES = 256 << 10  # the largest OPEN: a layout of some thousand leaves
+HANDSHAKE_S = 5.0
+
+# A server that says so will be there again: what came of a bad moment, not of the client.
+_PASSING = ("busy", "deadline", "stalled", "internal")
+
+_TLS_RECORDS = (b"\x15", b"\x16")  # an alert, a handshake
+
+
+class Hello(NamedTuple):
+    """A client's first bytes."""
+
+    version: int
+    nonce: bytes
+
+    @staticmethod
+    def new() -> Hello:
+        return Hello(VERSION, os.urandom(32))
+
+    def pack(self) -> bytes:
+        return MAGIC + struct.pack("<II", self.version, 0) + self.nonce
+
+    @staticmethod
+    def parse(data: bytes) -> Hello | None:
+        """None: more of it has to come. Wrong ones are refused before, for it may never do so."""
+        if not MAGIC.startswith(data[:8]):
+            raise Refused("magic", "these are not the first bytes of a contig client (magic)")
+        if len(data) < HELLO_BYTES:
+            return None
+        version, _ = struct.unpack_from("<II", data, 8)
+        return Hello(version, data[16:48])
+
+
+class Greeting(NamedTuple):
+    """A server's answer to a hello."""
+
+    version: int
+    needs_token: bool
+    nonce: bytes
+    max_frame: int
+
+    def pack(self) -> bytes:
+        head = struct.pack("<II", self.version, int(self.needs_token))
+        return MAGIC + head + self.nonce + struct.pack("<QQ", self.max_frame, 0)
+
+    @staticmethod
+    def parse(data: bytes) -> Greeting:
+        if data[:8] != MAGIC:
+            hint = "it speaks TLS: give tls=" if data[:1] in _TLS_RECORDS else "check its address"
+            raise ValueError(
+                f"the peer is no contig server: its magic is {data[:8]!r}, not {MAGIC!r}; {hint}"
+            )
+        version, flags = struct.unpack_from("<II", data, 8)
+        if version != VERSION:
+            raise ValueError(f"the server speaks protocol {version}, this client {VERSION}")
+        (max_frame,) = struct.unpack_from("<Q", data, 48)
+        if max_frame < 256:
+            raise ValueError(
+                f"the server takes frames of {max_frame} bytes only: no room for items"
+            )
+        return Greeting(version, bool(flags & 1), data[16:48], max_frame)
+
+
+class HasAckLevels(Protocol):
+    """A table, as far as an OPEN is about it."""
+
+    ack_levels: tuple[str, ...]
+
+
+TableT = TypeVar("TableT", bound=HasAckLevels)
+
+
+class Opening(NamedTuple, Generic[TableT]):
+    """What a client asks for: an OPEN that is right.
+
+    Attributes:
+        table, name: what it wants to write to or read from.
+        producer: who sends.
+        following: the first of its items that it has not seen acked.
+        ack: what an ACK is to mean.
+        layout: of the records to come; None: there are none.
+        heartbeat: whether it says something from time to time, and expects that of the server.
+    """
+
+    table: TableT
+    name: str
+    producer: int
+    following: int
+    ack: str
+    layout: Layout | None
+    heartbeat: bool
+
+
+class Accepted(NamedTuple):
+    """What a server's ACCEPT says.
+
+    Attributes:
+        kind: "queue" or "tape".
+        schema: the table's layout and keys, or None.
+        ndim: batch dims of plain trees, the last of them time.
+        seen: the next item to send.
+        max_inflight: bytes of items that may be unacked.
+        heartbeat_s: how long neither side is silent; 0: this connection has no heartbeat.
+    """
+
+    kind: str
+    schema: dict[str, Any] | None
+    ndim: int
+    seen: int
+    max_inflight: int
+    heartbeat_s: float
+
+    @staticmethod
+    def parse(answer: dict[str, Any]) -> Accepted:
+        kind, schema = answer.get("kind"), answer.get("schema")
+        seen, ndim = answer.get("seen"), answer.get("ndim", 1)
+        most, beat = answer.get("max_inflight"), answer.get("heartbeat_s", 0)
+        fits = kind in ("queue", "tape") and type(seen) is int and seen >= 0
+        fits = fits and type(ndim) is int and 1 <= ndim <= 32
+        fits = fits and type(most) is int and most >= 1
+        fits = fits and type(beat) in (int, float)
+        fits = fits and (beat == 0 or LEAST_HEARTBEAT_S <= beat <= MOST_HEARTBEAT_S)
+        fits = fits and (isinstance(schema, dict) or (schema is None and kind == "tape"))
+        if fits and schema is not None:
+            try:
+                Layout.from_json(schema.get("layout"))
+            except LayoutError:
+                fits = False
+            fits = fits and (kind == "queue" or isinstance(schema.get("keys"), dict))
+        if not fits:
+            raise ValueError(f"the server's ACCEPT makes no sense: {str(answer)[:200]}")
+        return Accepted(str(kind), schema, int(ndim), int(seen or 0), int(most or 1), float(beat))
+
+
+class ClientHandshake:
+    """The client's side.
+
+    Args:
+        table: what to open.
+        token: what the server wants to be proven; None: nothing.
+        opening: what OPEN says besides.
+    """
+
+    def __init__(self, table: str, token: str | None, opening: dict[str, Any]) -> None:
+        self._table, self._token, self._opening = table, token, opening
+        self._hello = Hello.new()
+        self.max_frame = 0  # the largest that the server takes, once it has greeted
+
+    def hello(self) -> bytes:
+        return self._hello.pack()
+
+    def open(self, greeting: bytes) -> bytes:
+        """OPEN, for the server that greeted."""
+        greeted = Greeting.parse(greeting)
+        self._greeting, self.max_frame = greeted, greeted.max_frame
+        if greeted.needs_token and self._token is None:
+            raise ValueError("the server needs a token: give token= to the client")
+        if self._token is not None and not greeted.needs_token:
+            raise ValueError(
+                "the server does not ask for the token, so it cannot prove that it knows it: is it "
+                "the right one? Leave token= out if it has none"
+            )
+        asked = {
+            "heartbeat": True,  # unless the opening says otherwise
+            **self._opening,
+            "table": self._table,
+            "proof": proof(self._token, "client", greeted.nonce, self._hello.nonce),
+        }
+        frame = json_frame(Type.OPEN, asked)
+        if len(frame) > HANDSHAKE_BYTES:
+            raise LayoutError(
+                f"the layout takes {len(frame)} bytes to describe, more than a server reads "
+                f"({HANDSHAKE_BYTES}): use fewer leaves"
+            )
+        return frame
+
+    def read_answer(self, kind: int, payload: bytes) -> Accepted:
+        """What the first frame of the server says."""
+        try:
+            answer = parse_json(payload)
+        except Refused as error:
+            raise ValueError(f"the server's answer makes no sense: {error}") from None
+        if kind == Type.REFUSE:
+            raise_refusal(answer)
+        if kind != Type.ACCEPT:
+            raise ValueError(f"expected ACCEPT, got a frame of type {kind}")
+        expected = proof(self._token, "server", self._hello.nonce, self._greeting.nonce)
+        if not _same_proof(answer.get("proof"), expected):
+            raise ValueError("the server could not prove that it knows the token")
+        return Accepted.parse(answer)
+
+
+class ServerHandshake:
+    """The server's side.
+
+    Args:
+        token: what clients have to prove that they know; None: nothing.
+        max_frame: the largest that will be taken.
+    """
+
+    def __init__(self, token: str | None, max_frame: int) -> None:
+        self._token, self._max_frame = token, max_frame
+        self._nonce = os.urandom(32)
+        self._hello: Hello | None = None
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the client's hello has come."""
+        return self._hello is not None
+
+    def greeting(self) -> bytes:
+        return Greeting(VERSION, self._token is not None, self._nonce, self._max_frame).pack()
+
+    def greet(self, data: bytes) -> bytes | None:
+        """The greeting for a hello, or None while that is not whole."""
+        self._hello = Hello.parse(data)
+        return None if self._hello is None else self.greeting()
+
+    def check_version(self) -> None:
+        """After the greeting, which says what is spoken here."""
+        assert self._hello is not None
+        if self._hello.version != VERSION:
+            raise Refused("version", f"protocol {self._hello.version}, expected {VERSION}")
+
+    def read_open(self, payload: bytes, tables: Mapping[str, TableT]) -> Opening[TableT]:
+        """What a client asks for with its OPEN, checked in the order of the wire format."""
+        asked = parse_json(payload)
+        assert self._hello is not None
+        expected = proof(self._token, "client", self._nonce, self._hello.nonce)
+        if not _same_proof(asked.get("proof"), expected):
+            hint = "" if expected else "; this server has none, leave it out"
+            raise Refused("token", f"the token is missing or wrong{hint}")
+        name = asked.get("table")
+        if not isinstance(name, str) or name not in tables:
+            known = ", ".join(sorted(tables))
+            raise Refused("table", f"no table {name!r}; this server has: {known}")
+        table = tables[name]
+        producer, following = asked.get("producer"), asked.get("next")
+        if not _is_count(producer) or not producer or not _is_count(following):
+            raise Refused("producer", "producer: a number of 1 to 2^63 - 1; next: 0 or more")
+        ack, layout = asked.get("ack"), None
+        if ack not in table.ack_levels:
+            raise Refused("frame", f"ack {ack!r}: this table has {', '.join(table.ack_levels)}")
+        if asked.get("layout") is not None:
+            layout = self._layout(asked["layout"])
+        beats = asked.get("heartbeat") is True
+        return Opening(table, name, producer, int(following or 0), str(ack), layout, beats)
+
+    def _layout(self, content: Any) -> Layout:
+        try:
+            layout = Layout.from_json(content)
+        except LayoutError as error:
+            raise Refused("layout", str(error)) from None
+        if list(layout.structure.paths()) != [x.path for x in layout.leaves]:
+            raise Refused("layout", "its leaves are not those of its structure")
+        if layout.record_size + 128 > self._max_frame:
+            raise Refused("layout", "a record is larger than a frame may be")
+        return layout
+
+    def accept(self, accepted: Accepted) -> bytes:
+        """ACCEPT."""
+        assert self._hello is not None
+        proven = proof(self._token, "server", self._hello.nonce, self._nonce)
+        answer = {**accepted._asdict(), "proof": proven}
+        if not accepted.heartbeat_s:  # a client that did not ask for one need not know the word
+            del answer["heartbeat_s"]
+        return json_frame(Type.ACCEPT, answer)
+
+
+def refusal(refused: Refused) -> bytes:
+    """REFUSE."""
+    return json_frame(Type.REFUSE, {"reason": refused.reason, "message": str(refused)})
+
+
+def raise_refusal(answer: dict[str, Any]) -> None:
+    """Raises what a REFUSE says, as the error it is for a client."""
+    reason, message = answer.get("reason", "?"), answer.get("message", "")
+    if reason == "layout":
+        raise LayoutError(message)
+    if reason in _PASSING:
+        raise ConnectionClosedError(f"the server refused the connection ({reason}): {message}")
+    raise ValueError(f"the server refused the connection ({reason}): {message}")
+
+
+def proof(token: str | None, who: str, first: bytes, second: bytes) -> str:
+    """What shows that a side knows the token, without sending it."""
+    if token is None:
+        return ""
+    text = f"contig {who}".encode() + first + second
+    return hmac.new(token.encode(), text, hashlib.sha256).hexdigest()
+
+
+def _same_proof(given: Any, expected: str) -> bool:
+    """Compared in constant time."""
+    if not isinstance(given, str):
+        return False
+    return hmac.compare_digest(given.encode(errors="replace"), expected.encode())
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
