@@ -66,5 +66,5 @@ def test_each_item_once_however_many_producers() -> None:
         take(total + BATCH)
         assert server.stats().duplicates_dropped == BATCH * ITEMS
         with closing(Raw(server, 2 + BATCH)) as again:
-            assert again.accepted.seen == ITEMS
+            assert again.connected.accepted.seen == ITEMS
         items.check_all(seen, sent)

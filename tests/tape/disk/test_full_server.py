@@ -60,12 +60,12 @@ def test_handshakes_and_goodbyes_wait_for_room(
         assert server.stats().connections == 2
         faults.repair()
         coming.join(20)
-        assert again[0].seen == 0
+        assert again[0].accepted.seen == 0
         assert next_frame(peer)[:2] == (Type.ACK, 2)
         assert next_frame(peer)[0] == Type.BYE
         # The same producer, with more.
         back = opened(server, producer=1, sends=layout.to_json())
-        assert back.seen == 2
+        assert back.accepted.seen == 2
         back.sock.sendall(part(layout, 2))
         assert next_frame(back)[:2] == (Type.ACK, 3)
         for accepted in (peer, again[0], back):
@@ -93,6 +93,6 @@ def test_a_table_that_cannot_be_made_yet(tmp_path: Path, faults: Faults) -> None
         assert coming.alive and server.stats().rejected == {}
         faults.repair()
         coming.join(20)
-        assert found[0].seen == 0 and found[0].schema is not None
+        assert found[0].accepted.seen == 0 and found[0].accepted.schema is not None
         found[0].sock.close()
     storage.close()
