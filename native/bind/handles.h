@@ -14,7 +14,7 @@
 #include "native/tape/tape.h"
 #include "native/tape/view.h"
 #include "native/tape/writer.h"
-#include "native/wire/frame.h"
+#include "native/wire/tape_intake.h"
 #include "no_gil.h"
 #include "plan.h"
 
@@ -24,12 +24,19 @@ using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Seqs = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Doubles = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Reals = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Record = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using State = nb::ndarray<uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // Whether a leaf of a record lies inside it.
 inline void check_place(uint64_t offset, uint64_t bytes, uint64_t record_size, const char* where) {
   if (offset > record_size || bytes > record_size - offset)
     throw std::invalid_argument(std::string(where) + ": a leaf ends past the record");
+}
+
+// Headers in shared memory have members that must be aligned.
+inline void check_aligned(const uint8_t* memory) {
+  if (reinterpret_cast<uintptr_t>(memory) % 64 != 0)
+    throw std::invalid_argument("the memory must start at a multiple of 64");
 }
 
 // n items of `bytes` each; throws if that is more than there is.
@@ -135,15 +142,11 @@ class WriterHandle {
   // Packed rows of one trajectory, which goes on unless flags say that it begins.
   void append_part(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records, uint64_t flags,
                    int64_t traj_id, int64_t version);
-  // A checked ITEMS frame, without what the producer's number says is in already.
-  struct Accepted {
-    uint64_t seen, items, rows;
-    bool gap;
-  };
-  // No more than `most_rows`, but at least one item.
-  // Of a producer that is not known, items below `next` are in.
-  Accepted accept(const Frame& frame, const uint8_t* body, uint64_t producer, uint64_t most_rows,
-                  uint64_t next);
+  // A checked ITEMS frame: see `prepare_runs`.
+  AcceptedRuns accept(const Receiver& in, uint64_t producer, uint64_t most_rows, uint64_t next);
+  // As many frames as can be taken in natively: see `receive`, and `TapeIntake` for the bounds.
+  nb::tuple take_frames(Receiver& in, int socket, uint64_t producer, uint64_t next,
+                        uint64_t most_rows, uint64_t inserted, uint64_t most_open);
   // What a call staged: rows with their checksums; then, when they are stored, the append.
   nb::object staged();
   int64_t commit_staged();
@@ -216,7 +219,9 @@ void bind_tape(nb::module_& m);
 void bind_gather(nb::module_& m);
 void bind_writer(nb::module_& m);
 void bind_view(nb::module_& m);
-void bind_transport(nb::module_& m);
+void bind_frames(nb::module_& m);
+void bind_queue(nb::module_& m);
+void bind_weights(nb::module_& m);
 void bind_client(nb::module_& m);
 void bind_scan(nb::module_& m);
 

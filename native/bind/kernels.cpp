@@ -335,7 +335,9 @@ NB_MODULE(_native, m) {
   contig::bind_gather(m);
   contig::bind_writer(m);
   contig::bind_view(m);
-  contig::bind_transport(m);
+  contig::bind_frames(m);
+  contig::bind_queue(m);
+  contig::bind_weights(m);
   contig::bind_client(m);
   contig::bind_scan(m);
   nanobind::module_::import_("atexit").attr("register")(

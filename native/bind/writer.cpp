@@ -7,6 +7,7 @@
 
 #include "handles.h"
 #include "native/tape/gather.h"
+#include "receive.h"
 
 #if defined(__linux__) || defined(__APPLE__)
 #include <pthread.h>
@@ -301,57 +302,32 @@ void WriterHandle::append_part(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_con
   }
 }
 
-WriterHandle::Accepted WriterHandle::accept(const Frame& frame, const uint8_t* body,
-                                            uint64_t producer, uint64_t most_rows, uint64_t next) {
+AcceptedRuns WriterHandle::accept(const Receiver& in, uint64_t producer, uint64_t most_rows,
+                                  uint64_t next) {
+  if (!in.fits(record_size(), true))
+    throw std::invalid_argument("accept_runs: no whole frame of this tape's records");
   const Turn turn(busy_);
   claim();
-  Tape& tape = tape_.tape;
-  const uint64_t size = tape.record_size();
-  const uint8_t* records = body + uint64_t{frame.runs} * kRunBytes;
-  Rows staging;
-  const Accepted accepted = with_lock(tape, tape_.lock_timeout_s, frame.length, [&]() -> Accepted {
-    const Tape::Seen seen = tape.seen(producer, std::max(frame.number, next));
-    if (frame.number > seen.seq) return {seen.seq, 0, 0, true};
-    const uint64_t again = std::min<uint64_t>(seen.seq - frame.number, frame.runs);
-    uint64_t skipped = 0;
-    for (uint64_t i = 0; i < again; ++i) skipped += read_run(body + i * kRunBytes).rows;
-    if (again == frame.runs) return {seen.seq, 0, 0, false};
-    Rows rows;
-    rows.n = frame.rows - skipped;
-    rows.records = records + skipped * size;
-    const Marks m = marks(rows);
-    writer_.start(rows);
-    uint64_t at = 0, items = 0;
-    for (uint64_t i = again; i < frame.runs; ++i, ++items) {
-      const WireRun run = read_run(body + i * kRunBytes);
-      if (items > 0 && at + run.rows > most_rows) break;
-      if ((run.flags & kMarked) != 0) {
-        const Continue rule = (run.flags & kTold) != 0     ? Continue::told
-                              : (run.flags & kGoesOn) != 0 ? Continue::if_open
-                                                           : Continue::no;
-        // Only a step of several envs goes on by itself in several lanes.
-        if (rule == Continue::if_open && run.lanes > 1 && run.lanes == run.rows)
-          writer_.add_rows(at, run.rows, nullptr, m, rule);
-        else
-          writer_.add_lanes(at, run.rows, run.lanes, m, rule);
-      } else {
-        writer_.add_part(at, run.rows, m, Told{run.flags, run.traj_id, run.version}, seen.entry);
-      }
-      at += run.rows;
-    }
-    if (at < rows.n) {  // only some of them
-      rows.n = at;
-      writer_.shorten(at);
-    }
-    sender_ = Sender{producer, seen.seq + items, seen.seq};
-    if (stage_)
-      staging = rows;
-    else
-      writer_.commit(sender_);
-    return {seen.seq + items, items, rows.n, false};
+  Rows rows;
+  const MarksOf marks_of = [this](const Rows& r) { return marks(r); };
+  const AcceptedRuns out = with_lock(tape_.tape, tape_.lock_timeout_s, in.frame().length, [&] {
+    const AcceptedRuns a = prepare_runs(tape_.tape, writer_, marks_of, in.frame(), in.body(),
+                                        producer, most_rows, next, &rows, &sender_);
+    if (a.items > 0 && !stage_) writer_.commit(sender_);
+    return a;
   });
-  if (staging.n > 0) stage(staging);
-  return accepted;
+  if (out.items > 0 && stage_) stage(rows);
+  return out;
+}
+
+nb::tuple WriterHandle::take_frames(Receiver& in, int socket, uint64_t producer, uint64_t next,
+                                    uint64_t most_rows, uint64_t inserted, uint64_t most_open) {
+  if (stage_) throw std::invalid_argument("take_frames: this writer's rows are stored elsewhere");
+  const Turn turn(busy_);
+  claim();
+  TapeIntake intake(tape_.tape, writer_, [this](const Rows& r) { return marks(r); }, producer,
+                    {most_rows, inserted, most_open, std::min(tape_.lock_timeout_s, kIntakeLock)});
+  return receive(intake, in, socket, next, 0);
 }
 
 nb::list WriterHandle::open_trajectories() const {
@@ -402,7 +378,20 @@ void bind_writer(nb::module_& m) {
            nb::arg("rows"), nb::arg("lanes"), nb::arg("rule"),
            nb::arg("envs").noconvert() = nb::none())
       .def("append_whole", &WriterHandle::append_whole)
-      .def("append_part", &WriterHandle::append_part);
+      .def("append_part", &WriterHandle::append_part)
+      .def("take_frames", &WriterHandle::take_frames, nb::arg("receiver"), nb::arg("socket"),
+           nb::arg("producer"), nb::arg("next"), nb::arg("most_rows"), nb::arg("inserted"),
+           nb::arg("most_open"));
+  // A frame's items, with the writer of their producer: (seen, items added, rows added, gap).
+  m.def(
+      "accept_runs",
+      [](WriterHandle& w, const Receiver& in, uint64_t producer, uint64_t most_rows,
+         uint64_t next) {
+        const AcceptedRuns a = w.accept(in, producer, most_rows, next);
+        return nb::make_tuple(a.seen, a.items, a.rows, a.gap);
+      },
+      nb::arg("writer"), nb::arg("receiver"), nb::arg("producer"), nb::arg("most_rows"),
+      nb::arg("next") = 0);
 }
 
 }  // namespace contig

@@ -1,6 +1,6 @@
-// A client's way to a server's queue, in threads: one adds items, one sends them and hears acks
-// (`Inflight::run`), one takes frames in and acks them (`take_in`), one takes batches. Connections
-// are cut in the middle of frames. Run under ThreadSanitizer; each item must come once, in order.
+// A client's way to a server's queue or tape, in threads: one adds items, one sends them and hears
+// acks (`Inflight::run`), one takes frames in and acks them (`take_in`), one reads. Connections are
+// cut in the middle of frames. Run under ThreadSanitizer; each item must come once, in order.
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -15,6 +15,7 @@
 #include "native/sys/wait.h"
 #include "native/wire/inflight.h"
 #include "native/wire/receive_loop.h"
+#include "native/wire/tape_intake.h"
 #include "rows.h"
 
 namespace {
@@ -42,44 +43,52 @@ struct Pair {
 // Word i of item n.
 uint64_t word(uint64_t n, uint64_t i) { return rows::mix(n * 1315423911 + i); }
 
+// What a queue and a tape have in common.
 struct Test {
+  const char* name;
   uint64_t words, count;
   Inflight flight;
-  std::vector<uint64_t> memory;
-  Queue::Spec spec;
   std::atomic<uint64_t> taken{0}, cuts{0}, waits{0};
 
-  static constexpr uint64_t kBatch = 4, kSlots = 3;
   static constexpr double kBeat = 30;  // so long that silence is not what ends a connection
 
-  Test(uint64_t words, uint64_t count)
-      : words(words), count(count), flight(words * 8, false, 0, 3 * words * 8 + 64, 6) {
-    spec = {words * 8, kBatch, kSlots, kBatch * words * 8, 2, {{0, words * 8, 0}}};
-    memory.resize(Queue::bytes_for(spec) / 8 + 16);
-    Queue::format(base(), spec, "{}");
+  Test(const char* name, uint64_t words, uint64_t count)
+      : name(name), words(words), count(count), flight(words * 8, false, 0, 3 * words * 8 + 64, 6) {
     flight.limit(8 * words * 8 + 1000, true);
     flight.heartbeat(kBeat);
   }
-  uint8_t* base() {
-    return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+  virtual ~Test() = default;
+
+  virtual void pack(uint64_t n) = 0;    // an item, into the open frame
+  virtual void commit(uint64_t n) = 0;  // it counts
+  // A connection: until it is cut, after so many bytes, or all items are in.
+  virtual void serve(int socket, uint64_t upto) = 0;
+  virtual void consume() = 0;   // all items, in order
+  virtual uint64_t seen() = 0;  // how many are in
+
+  bool ack(int socket, uint64_t next) {
+    Frame ack{};
+    ack.type = static_cast<uint8_t>(FrameType::ack);
+    ack.number = next;
+    uint8_t header[kFrameHeader];
+    write_header(ack, header);
+    return send(socket, header, sizeof header, MSG_NOSIGNAL) >= 0;
   }
 
   void add(int wake) {
-    std::vector<uint64_t> record(words);
     for (uint64_t n = 0; n < count; ++n) {
-      for (uint64_t i = 0; i < words; ++i) record[i] = word(n, i);
       for (;;) {
         const uint64_t seen = flight.changes();
         if (flight.room() == Inflight::Room::some) break;
         ++waits;
         flight.wait(seen, ~uint64_t{0}, 0.05);
       }
-      std::memcpy(flight.builder.room(1), record.data(), words * 8);
+      pack(n);
       if (n % 7 == 3) {  // not after all, and then it is
         flight.builder.cancel();
-        std::memcpy(flight.builder.room(1), record.data(), words * 8);
+        pack(n);
       }
-      flight.builder.commit_records(1);
+      commit(n);
       if (flight.rouse()) send(wake, "", 1, MSG_DONTWAIT);
     }
     if (words % 2 == 0) {  // it goes, and what it had is sent without it
@@ -93,64 +102,6 @@ struct Test {
       flight.stop();
     }
     send(wake, "", 1, MSG_DONTWAIT);
-  }
-
-  // A connection: until it is cut, after so many bytes, or all items are in.
-  void serve(int socket, uint64_t upto) {
-    Queue queue(base(), Queue::bytes_for(spec));
-    Receiver in(1 << 20, 1 << 20);
-    uint64_t bytes = 0, next = queue.seen(kProducer, 0);
-    while (bytes < upto && next < count) {
-      pollfd fd{socket, POLLIN, 0};
-      poll(&fd, 1, 50);
-      const ReceiveLoop got = take_in(queue, in, socket, kProducer, next, 0.01);
-      bytes += got.bytes;
-      if (got.items > 0) {
-        next = got.seen;
-        Frame ack{};
-        ack.type = static_cast<uint8_t>(FrameType::ack);
-        ack.number = next;
-        uint8_t header[kFrameHeader];
-        write_header(ack, header);
-        if (send(socket, header, sizeof header, MSG_NOSIGNAL) < 0) return;
-      }
-      if (got.partial > 0) {  // the rest, as its caller does it
-        const Frame& frame = in.frame();
-        Lock& lock = queue.header().lock;
-        for (bool full = true; full;) {
-          const uint32_t space = queue.header().space_word.load();
-          if (!lock_until(lock, kForever)) fail("the lock is not to be had");
-          const Queue::Accepted a = queue.accept(kProducer, frame.number, in.body(), frame.rows);
-          lock_release(lock);
-          full = a.full;
-          next = a.seen;
-          if (full) wait_change(queue.header().space_word, queue.header().space_waiters, space, 1);
-        }
-        in.pop();
-      }
-    }
-  }
-
-  void consume() {
-    Queue queue(base(), Queue::bytes_for(spec));
-    uint64_t n = 0;
-    while (n < count) {
-      const uint32_t seen = queue.header().data_word.load();
-      Queue::Taken t{};
-      if (!lock_until(queue.header().lock, kForever)) fail("the lock is not to be had");
-      const bool there = queue.take(n + kBatch > count, process_id(), &t);
-      lock_release(queue.header().lock);
-      if (!there) {
-        wait_change(queue.header().data_word, queue.header().data_waiters, seen, 0.05);
-        continue;
-      }
-      const auto* values = reinterpret_cast<const uint64_t*>(queue.block(t.slot));
-      for (uint64_t row = 0; row < t.rows; ++row, ++n)
-        for (uint64_t i = 0; i < words; ++i)
-          if (values[row * words + i] != word(n, i)) fail("another item, or a torn one");
-      queue.release(t.slot);
-    }
-    taken = n;
   }
 
   void run() {
@@ -174,19 +125,198 @@ struct Test {
       if (event == Inflight::Event::silent) fail("nobody was silent");
       if (event == Inflight::Event::frame || event == Inflight::Event::refused)
         fail("the client got what is no ack");
-      Queue queue(base(), Queue::bytes_for(spec));
       flight.heartbeat(kBeat);
-      flight.resume(queue.seen(kProducer, 0), {});
+      flight.resume(seen(), {});
       ++cuts;
     }
     adding.join();
     consuming.join();
     if (taken != count || flight.frames() != 0 || flight.bytes() != 0) fail("items are missing");
-    std::printf("%llu items of %llu words, %llu connections, waited %llu times for room\n",
-                (unsigned long long)count, (unsigned long long)words, (unsigned long long)cuts,
-                (unsigned long long)waits);
+    std::printf("%s: %llu items of %llu words, %llu connections, waited %llu times for room\n",
+                name, (unsigned long long)count, (unsigned long long)words,
+                (unsigned long long)cuts, (unsigned long long)waits);
     if (cuts < 5 || waits == 0) fail("too few cuts or waits: the test is void");
   }
+};
+
+struct QueueTest : Test {
+  std::vector<uint64_t> memory;
+  Queue::Spec spec;
+  static constexpr uint64_t kBatch = 4, kSlots = 3;
+
+  QueueTest(uint64_t words, uint64_t count) : Test("queue", words, count) {
+    spec = {words * 8, kBatch, kSlots, kBatch * words * 8, 2, {{0, words * 8, 0}}};
+    memory.resize(Queue::bytes_for(spec) / 8 + 16);
+    Queue::format(base(), spec, "{}");
+  }
+  uint8_t* base() {
+    return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+  }
+  uint64_t seen() override {
+    Queue queue(base(), Queue::bytes_for(spec));
+    return queue.seen(kProducer, 0);
+  }
+  void pack(uint64_t n) override {
+    auto* record = reinterpret_cast<uint64_t*>(flight.builder.room(1));
+    for (uint64_t i = 0; i < words; ++i) record[i] = word(n, i);
+  }
+  void commit(uint64_t) override { flight.builder.commit_records(1); }
+
+  void serve(int socket, uint64_t upto) override {
+    Queue queue(base(), Queue::bytes_for(spec));
+    Receiver in(1 << 20, 1 << 20);
+    uint64_t bytes = 0, next = queue.seen(kProducer, 0);
+    while (bytes < upto && next < count) {
+      pollfd fd{socket, POLLIN, 0};
+      poll(&fd, 1, 50);
+      QueueIntake intake(queue, kProducer, 0.1);
+      const TakenIn got = take_in(intake, in, socket, next, 0.01);
+      bytes += got.bytes;
+      if (got.items > 0) {
+        next = got.seen;
+        if (!ack(socket, next)) return;
+      }
+      if (got.partial > 0) {  // the rest, as its caller does it
+        const Frame& frame = in.frame();
+        Lock& lock = queue.header().lock;
+        for (bool full = true; full;) {
+          const uint32_t space = queue.header().space_word.load();
+          if (!lock_until(lock, kForever)) fail("the lock is not to be had");
+          const Queue::Accepted a = queue.accept(kProducer, frame.number, in.body(), frame.rows);
+          lock_release(lock);
+          full = a.full;
+          next = a.seen;
+          if (full) wait_change(queue.header().space_word, queue.header().space_waiters, space, 1);
+        }
+        in.pop();
+      }
+    }
+  }
+
+  void consume() override {
+    Queue queue(base(), Queue::bytes_for(spec));
+    uint64_t n = 0;
+    while (n < count) {
+      const uint32_t seen = queue.header().data_word.load();
+      Queue::Taken t{};
+      if (!lock_until(queue.header().lock, kForever)) fail("the lock is not to be had");
+      const bool there = queue.take(n + kBatch > count, process_id(), &t);
+      lock_release(queue.header().lock);
+      if (!there) {
+        wait_change(queue.header().data_word, queue.header().data_waiters, seen, 0.05);
+        continue;
+      }
+      const auto* values = reinterpret_cast<const uint64_t*>(queue.block(t.slot));
+      for (uint64_t row = 0; row < t.rows; ++row, ++n)
+        for (uint64_t i = 0; i < words; ++i)
+          if (values[row * words + i] != word(n, i)) fail("another item, or a torn one");
+      queue.release(t.slot);
+    }
+    taken = n;
+  }
+};
+
+// Items of one to three rows, each a trajectory. A rate limiter lets the sender be only so far
+// ahead of the reader, and another writer appends to the same tape.
+struct TapeTest : Test {
+  static constexpr uint64_t kAhead = 40, kOther = ~uint64_t{0};
+  std::vector<uint64_t> control, data;
+  std::unique_ptr<Tape> tape;      // the server's
+  std::unique_ptr<Writer> writer;  // of the producer, whatever the connection
+  std::atomic<uint64_t> read{0}, left{0};
+
+  TapeTest(uint64_t words, uint64_t count) : Test("tape", words, count) {
+    const uint64_t capacity = 4 * count;
+    control.resize(Tape::control_bytes(capacity) / 8);
+    Tape::format(bytes(control), capacity);
+    tape = std::make_unique<Tape>(bytes(control), -1);
+    {
+      Hold hold(*tape, kForever);
+      if (!tape->publish("{}", 2, words * 8)) fail("publish");
+    }
+    data.resize(tape->data_bytes() / 8);
+    tape->attach_data(bytes(data));
+    writer = std::make_unique<Writer>(*tape, 1);
+  }
+  static uint8_t* bytes(std::vector<uint64_t>& v) { return reinterpret_cast<uint8_t*>(v.data()); }
+  static uint64_t rows_of(uint64_t n) { return 1 + n % 3; }
+  uint64_t seen() override {
+    Hold hold(*tape, kForever);
+    return tape->seen(kProducer, 0).seq;
+  }
+  void pack(uint64_t n) override {
+    auto* record = reinterpret_cast<uint64_t*>(flight.builder.room(rows_of(n)));
+    for (uint64_t row = 0; row < rows_of(n); ++row)
+      for (uint64_t i = 0; i < words; ++i) *record++ = word(4 * n + row, i);
+  }
+  void commit(uint64_t n) override {
+    WireRun run{};
+    run.rows = static_cast<uint32_t>(rows_of(n));
+    run.flags = kBegins | kTerminated;
+    run.traj_id = static_cast<int64_t>(n);
+    flight.builder.commit_run(run);
+  }
+
+  void serve(int socket, uint64_t upto) override {
+    Receiver in(1 << 20, 1 << 20);
+    uint64_t received = 0, next = seen();
+    const MarksOf no_marks = [](const Rows&) { return Marks{}; };
+    while (received < upto && next < count) {
+      pollfd fd{socket, POLLIN, 0};
+      if (in.held() == 0) poll(&fd, 1, 50);
+      const uint64_t head = tape->header().head.load(), bound = read.load() + kAhead;
+      const uint64_t most = bound > head ? bound - head : 0;
+      TapeIntake intake(*tape, *writer, no_marks, kProducer, {most, head, 1 << 20, 0.1});
+      const TakenIn got = take_in(intake, in, socket, next, 0);
+      received += got.bytes;
+      if (got.partial > 0) fail("a part of a frame");
+      if (got.items > 0) {
+        next = got.seen;
+        if (!ack(socket, next)) return;
+      } else if (got.bytes == 0) {
+        ++left;
+        std::this_thread::yield();
+        if (in.held() == 0 && recv(socket, header_, 1, MSG_PEEK | MSG_DONTWAIT) == 0) return;
+      }
+    }
+  }
+
+  void consume() override {
+    Tape own(bytes(control), -1);
+    own.attach_data(bytes(data));
+    Writer other(own, 2);
+    std::vector<uint64_t> record(words, kOther);
+    uint64_t n = 0, row = 0, seq = 0;
+    while (n < count) {
+      const uint64_t head = own.snapshot().head;
+      for (; seq < head && n < count; ++seq) {
+        const auto* values = reinterpret_cast<const uint64_t*>(own.row(seq));
+        if (values[0] == kOther) continue;
+        for (uint64_t i = 0; i < words; ++i)
+          if (values[i] != word(4 * n + row, i)) fail("another item, or a torn one");
+        if (++row == rows_of(n)) {
+          row = 0;
+          ++n;
+        }
+      }
+      read = seq;
+      if (n % 16 == 5 && own.snapshot().head < 3 * count) {
+        Rows rows;
+        rows.n = 1;
+        rows.records = reinterpret_cast<const uint8_t*>(record.data());
+        other.start(rows);
+        other.add_lanes(0, 1, 1, Marks{}, Continue::if_open);
+        Hold hold(own, kForever);
+        other.commit();
+      } else if (seq == own.snapshot().head) {
+        std::this_thread::yield();
+      }
+    }
+    taken = n;
+  }
+
+ private:
+  uint8_t header_[1];
 };
 
 }  // namespace
@@ -194,8 +324,11 @@ struct Test {
 int main(int argc, char** argv) {
   const uint64_t scale = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
   // The last has leaves that are summed while they are stored.
-  std::make_unique<Test>(1, 20000 * scale)->run();
-  std::make_unique<Test>(40, 6000 * scale)->run();
-  std::make_unique<Test>(2500, 700 * scale)->run();
+  std::make_unique<QueueTest>(1, 20000 * scale)->run();
+  std::make_unique<QueueTest>(40, 6000 * scale)->run();
+  std::make_unique<QueueTest>(2500, 700 * scale)->run();
+  std::make_unique<TapeTest>(1, 10000 * scale)->run();
+  std::make_unique<TapeTest>(40, 3000 * scale)->run();
+  std::make_unique<TapeTest>(2500, 300 * scale)->run();
   return 0;
 }

@@ -238,6 +238,16 @@ class Writer:
         envs: Array | None = None,
     ) -> int: ...
     def append_part(self, records: Array, flags: int, traj_id: int, version: int, /) -> None: ...
+    def take_frames(
+        self,
+        receiver: Receiver,
+        socket: int,
+        producer: int,
+        next: int,
+        most_rows: int,
+        inserted: int,
+        most_open: int,
+    ) -> tuple[int, int, int, int, int, int]: ...
     def append_whole(
         self,
         arrays: list[Array],
@@ -383,7 +393,7 @@ class Queue:
     ) -> None: ...
     def take_frames(
         self, receiver: Receiver, socket: int, producer: int, next: int, patience_s: float
-    ) -> tuple[int, int, int, int, int]: ...
+    ) -> tuple[int, int, int, int, int, int]: ...
     def accept_frame(
         self, receiver: Receiver, producer: int, next: int = 0
     ) -> tuple[int, int, bool, bool]: ...

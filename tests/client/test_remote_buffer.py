@@ -36,8 +36,8 @@ from contig import (
     Server,
     SliceSampler,
 )
-from contig.server.ingest import REQUEST
-from contig.server.sampling_service import SampleService
+from contig.server.answers import REQUEST
+from contig.server.sampling_service import SamplingService
 from contig.testing import steps
 from contig.wire import Type
 from tests.client.serving import (
@@ -477,7 +477,7 @@ def test_requests_and_rows_outlive_the_ingest_process() -> None:
 @contextlib.contextmanager
 def service_line() -> Iterator[socket.socket]:
     """An ingest process's end of a line to a service; no thread of it may fail."""
-    service = SampleService({"default": filled()}, 1 << 20)
+    service = SamplingService({"default": filled()}, 1 << 20)
     failures: list[Any] = []
     hook, threading.excepthook = threading.excepthook, failures.append
     try:

@@ -52,7 +52,7 @@ def test_counters_of_an_ingest_process_that_is_stopped(end: str) -> None:
             raw.sock.sendall(raw.frame(0, 2, 2))
             ingest, pid = server._run.ingest, server.pid
             assert isinstance(ingest, IngestProcess) and pid is not None
-            until(lambda: (ingest._counters or {}).get("duplicates") == 2, "what it counts")
+            until(lambda: (ingest._counters or {}).get("duplicates_dropped") == 2, "what it counts")
             os.kill(pid, signal.SIGSTOP)
             try:
                 if end == "closed":

@@ -13,9 +13,10 @@ import pytest
 
 from contig import LazyTensorStorage, wire
 from contig.replay import Ingress
-from contig.server import core as core_module
+from contig.server import budget as budget_module
+from contig.server.budget import Limits
 from contig.server.connection import Connection
-from contig.server.core import Limits, ServerCore
+from contig.server.core import ServerCore
 from contig.server.tables import QueueTable, TapeTable
 from contig.tape import BatchQueue
 from tests.wire.naive import Fields, frame, seal
@@ -34,7 +35,7 @@ class Peer:
         opening = {"table": "default", "producer": producer, "proof": "", "next": 0}
         opening |= {"layout": ITEM.to_json(), "ack": ack}
         self.give(HELLO + frame(1, 0, json.dumps(opening).encode()))
-        assert self.connection.table is not None
+        assert self.connection.stream is not None
 
     def give(self, data: bytes) -> bytes:
         """What is left when the connection reads no more."""
@@ -100,7 +101,7 @@ def test_what_was_received_goes_in_though_nobody_read_the_answers(setting: Setti
     peer.lose()
     assert setting.drain() == 8
     assert setting.drain() == 4
-    assert setting.core.bytes_held == 0
+    assert setting.core.memory.bytes_held == 0
     # And who comes back does not wait for it for ever.
     again = Peer(setting.core, ack="received")
     again.items(12, 4)
@@ -113,7 +114,7 @@ def test_what_was_not_acked_is_forgotten_with_its_connection(setting: Setting) -
     peer.items(0, 8)
     peer.items(8, 4)  # no room for these
     peer.lose()
-    assert setting.core.bytes_held == 0
+    assert setting.core.memory.bytes_held == 0
     assert setting.drain() == 8
     assert setting.drain() == 0
     again = Peer(setting.core)
@@ -139,7 +140,7 @@ def test_blocked_and_choked_in_any_order(setting: Setting) -> None:
     assert not peer.transport.paused
     assert peer.items(12, 4) == b""
     peer.lose()
-    assert setting.core.bytes_held == 0
+    assert setting.core.memory.bytes_held == 0
 
 
 def test_who_waits_for_memory_is_not_read_from() -> None:
@@ -166,7 +167,7 @@ def test_who_waits_for_memory_is_not_read_from() -> None:
         taken += setting.drain()
     assert taken == 300
     peer.lose()
-    assert setting.core.bytes_held == 0
+    assert setting.core.memory.bytes_held == 0
     setting.queue.close()
 
 
@@ -221,7 +222,7 @@ class Stranger(Peer):
 
 
 def test_the_oldest_stranger_makes_room(monkeypatch: pytest.MonkeyPatch, setting: Setting) -> None:
-    monkeypatch.setattr(core_module, "_UNPROVEN_BYTES", 5 * 4096)
+    monkeypatch.setattr(budget_module, "_UNPROVEN_BYTES", 5 * 4096)
     known = Peer(setting.core)
     strangers = [Stranger(setting.core) for _ in range(5)]
     assert not any(s.transport.closing for s in strangers)
@@ -235,7 +236,7 @@ def test_the_oldest_stranger_makes_room(monkeypatch: pytest.MonkeyPatch, setting
     assert Peer(setting.core, 2).refusal is None
     for stranger in strangers:
         stranger.lose()
-    assert setting.core._unproven_bytes == 0
+    assert setting.core.memory._unproven_bytes == 0
     many = [Stranger(setting.core) for _ in range(5)]
     assert not any(s.transport.closing for s in many)
 
@@ -266,7 +267,7 @@ def test_requests_are_bounded_in_bytes() -> None:
 
     def answer() -> None:
         token, _, _, request, _ = asked.pop(0)
-        core.answer(token, frame(13, request, b"{}"))
+        core.answers.answer(token, frame(13, request, b"{}"))
 
     peer.give(frame(11, 1, 4 * half))
     assert len(asked) == 1 and peer.refusal is None
@@ -282,5 +283,5 @@ def test_requests_are_bounded_in_bytes() -> None:
     assert len(asked) == 2 and peer.refusal == "busy"
     answer()  # for somebody who is not there any more
     peer.lose()
-    assert core.bytes_held == 0
+    assert core.memory.bytes_held == 0
     storage.close()

@@ -24,8 +24,9 @@ import pytest
 
 from contig import Layout, LazyTensorStorage, _native
 from contig.replay import Ingress
+from contig.server.budget import Limits
 from contig.server.connection import Connection
-from contig.server.core import Limits, ServerCore
+from contig.server.core import ServerCore
 from contig.server.tables import QueueTable, TapeTable
 from contig.tape import BatchQueue
 from tests.wire import mutate
@@ -362,7 +363,7 @@ class Arena:
             raise Refusal("frame")
         content = reader.payload
         reader.pop()
-        table, producer, seen = self._judge_open(content, connection.table is not None)
+        table, producer, seen = self._judge_open(content, connection.stream is not None)
         reader.max_frame = LIMITS.max_frame
         judge = Judge(table, seen)
         try:
@@ -494,7 +495,7 @@ class Arena:
             at += len(piece)
             connection.buffer_updated(len(piece))
             self._run_soon()
-            assert self.core.bytes_held <= LIMITS.max_bytes
+            assert self.core.memory.bytes_held <= LIMITS.max_bytes
         while transport.paused and not transport.closing:
             self._make_room()
 
@@ -549,7 +550,7 @@ class Arena:
         assert self.core.stats.rejected == self.rejected
 
     def _account(self, connection: Connection, judge: Judge, table: str, producer: int) -> None:
-        assert connection.table is not None and connection.table.kind == table
+        assert connection.stream is not None and connection.stream.table.kind == table
         if judge.records or (table, producer) in self.seen:  # it is known from its first item on
             self.seen.pop((table, producer), None)
             self.seen[table, producer] = judge.received  # the newest
@@ -579,8 +580,14 @@ class Arena:
             self._lose(self.parked.pop())
         self._check()
         core = self.core
-        assert core.bytes_held == 0
-        for left in (core.connections, core._hungry, core._blocked, core._orphans, core._current):
+        assert core.memory.bytes_held == 0
+        for left in (
+            core.connections,
+            core.memory._hungry,
+            core._blocked,
+            core._orphans,
+            core._current,
+        ):
             assert not left
         assert not core.weights._wanting
         episodes = self.storage.episodes()

@@ -31,7 +31,7 @@ from ..sample import (
 )
 from ..server import Server, TcpTransport
 from ..server.acceptor import raise_descriptor_limit
-from ..server.core import Limits
+from ..server.budget import Limits
 from ..tape import LazyTensorStorage, Storage
 from ..tape.disk import DiskStorage
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # samplers take a while to import, and workers of collectors 
 
 __all__ = ["Ingress", "attach_storage"]
 
-_ANY_ROWS = 1 << 62
+_ANY_ROWS = 1 << 62  # native/wire/tape_intake.cpp
 
 
 def _nobody() -> None:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 _WHERE = {
-    "info": ("HistSnapshot", "Sample", "SampleInfo", "ServerStats"),
     "server": ("Server",),
+    "statistics": ("HistSnapshot", "Sample", "SampleInfo", "ServerStats"),
     "transport": ("TcpTransport",),
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _WHERE)
 
 if TYPE_CHECKING:
-    from .info import HistSnapshot as HistSnapshot
-    from .info import Sample as Sample
-    from .info import SampleInfo as SampleInfo
-    from .info import ServerStats as ServerStats
     from .server import Server as Server
+    from .statistics import HistSnapshot as HistSnapshot
+    from .statistics import Sample as Sample
+    from .statistics import SampleInfo as SampleInfo
+    from .statistics import ServerStats as ServerStats
     from .transport import TcpTransport as TcpTransport

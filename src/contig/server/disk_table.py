@@ -10,7 +10,7 @@ from ..errors import StorageFull
 from ..layout import Layout
 from ..replay import Ingress
 from ..tape.disk import DiskStorage
-from .tables import Outcome, Sender, TapeTable
+from .tables import Outcome, Sender, Table, Taken, TapeTable
 
 __all__ = ["DiskTable"]
 
@@ -39,6 +39,10 @@ class DiskTable(TapeTable):
             return super().accept(receiver, sender)
         except StorageFull:  # tried again until there is room
             return Outcome(sender.next, 0, 0, True)
+
+    def take_frames(self, receiver: Any, socket: int, sender: Sender, patience_s: float) -> Taken:
+        # Each append is staged, and written by the storage's committer: which is Python.
+        return Table.take_frames(self, receiver, socket, sender, patience_s)
 
     def _append(self, writer: Any, receiver: Any, sender: Sender, most: int) -> Any:
         return writer.accept(receiver, sender.producer, most, sender.next)

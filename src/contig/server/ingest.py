@@ -18,7 +18,6 @@ import logging
 import os
 import socket
 import ssl
-import struct
 import sys
 import traceback
 from collections.abc import Callable
@@ -32,16 +31,15 @@ from ..tape.queue import BatchQueue
 from ..weights.board import WeightsBoard
 from ..wire.tls import server_context
 from .acceptor import Acceptor, raise_descriptor_limit
+from .answers import ANSWER, REQUEST, Forward
+from .budget import Limits
 from .connection import Connection
-from .core import CoreStats, Limits, ServerCore
+from .core import ServerCore
 from .metrics import MetricsPage, core_stats
+from .statistics import Counters
 from .tables import QueueTable, Table, TapeTable
 
-__all__ = ["Ingest", "REQUEST", "ANSWER"]
-
-# Between the ingest process and the learner's, before each forwarded frame's parts.
-REQUEST = struct.Struct("<QHHQQ")  # token, bytes of table's name, type, number, payload
-ANSWER = struct.Struct("<QQ")  # token, bytes
+__all__ = ["Ingest"]
 
 _COUNT_S = 0.5
 
@@ -52,22 +50,20 @@ class Ingest:
     Args:
         config: as `Server` makes it.
         loop: the event loop to run in.
-        tables: given when it runs in the learner's process; else made from the configuration.
+        tables: by name.
+        forward: hands requests to the learner's sampling service.
     """
 
     def __init__(
         self,
         config: dict[str, Any],
         loop: asyncio.AbstractEventLoop,
-        tables: dict[str, Table] | None = None,
-        service: Any = None,
+        tables: dict[str, Table],
+        forward: Forward,
     ) -> None:
         self.config = config
-        tables = {n: _table(t) for n, t in config["tables"].items()} if tables is None else tables
-        limits = Limits(**config["limits"])
-        self.core = ServerCore(loop, tables, config["token"], limits, service)
-        self.core.handshake_s = config["handshake_s"]
-        self.core.heartbeat_s = config["heartbeat_s"]
+        limits, counters = Limits(**config["limits"]), Counters.going_on(config.get("counters"))
+        self.core = ServerCore(loop, tables, config["token"], limits, forward, counters)
         self._listeners: list[Acceptor] = []
 
     async def listen(self, listening: socket.socket) -> None:
@@ -90,7 +86,8 @@ class Ingest:
         def rejected(reason: str) -> None:
             core.stats.rejected[reason] += 1
 
-        acceptor = Acceptor(core.loop, listening, factory, tls, core.handshake_s, rejected)
+        handshake_s = core.limits.handshake_s
+        acceptor = Acceptor(core.loop, listening, factory, tls, handshake_s, rejected)
         self._listeners.append(acceptor)
 
     async def close(self, final: bool) -> None:
@@ -114,72 +111,83 @@ def _table(config: dict[str, Any]) -> Table:
     return TapeTable(ingress)
 
 
-async def _serve(control: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    reader, writer = await asyncio.open_connection(sock=control)
-    config = await read_message(reader)
-    if config is None:
-        return
+class _Process:
+    """What the ingest process does, beside its core: it talks to the learner's."""
 
-    def say(**content: Any) -> None:
-        writer.write(encode_message(content))
+    def __init__(self, config: dict[str, Any], control: asyncio.StreamWriter) -> None:
+        self._config = config
+        self._control = control
 
-    answers, questions = await asyncio.open_connection(sock=socket.socket(fileno=config["service"]))
+    async def run(self, orders: asyncio.StreamReader) -> None:
+        """Serves until it is told to stop, or the learner is gone."""
+        config, loop = self._config, asyncio.get_running_loop()
+        line = socket.socket(fileno=config["service"])
+        answers, self._requests = await asyncio.open_connection(sock=line)
+        tables = {name: _table(table) for name, table in config["tables"].items()}
+        ingest = Ingest(config, loop, tables, self._forward)
+        self._core = ingest.core
+        beside = (self._watch_parent(), self._count(), self._pass_on(answers))
+        tasks = [loop.create_task(each) for each in beside]
+        if config["board"] is not None:
+            self._core.weights.published(WeightsBoard.attach(config["board"]))
+        await ingest.listen(socket.socket(fileno=config["listening"]))
+        self._say(op="ready")
+        final = await self._obey(orders)
+        for task in tasks:
+            task.cancel()
+        await ingest.close(final)
+        self._say(op="stopped", stats=core_stats(self._core))
+        await self._control.drain()
 
-    def service(token: int, table: str, kind: int, request: int, payload: bytes) -> None:
+    async def _obey(self, orders: asyncio.StreamReader) -> bool:
+        """Does what the learner says, until that is to stop; whether for good."""
+        core = self._core
+        while (asked := await read_message(orders)) is not None:
+            if asked["op"] == "stats":
+                self._say(op="counted", counters=vars(core.stats))
+                self._say(op="stats", id=asked["id"], stats=core_stats(core))
+            elif asked["op"] == "board":
+                core.weights.published(WeightsBoard.attach(asked["name"]))
+            elif asked["op"] == "published":
+                core.weights.published()
+            elif asked["op"] == "stop":
+                return bool(asked["final"])
+        return False  # a learner that is gone without a word will be started again
+
+    def _say(self, **content: Any) -> None:
+        self._control.write(encode_message(content))
+
+    def _forward(self, token: int, table: str, kind: int, request: int, payload: bytes) -> None:
         name = table.encode()
-        questions.write(REQUEST.pack(token, len(name), kind, request, len(payload)))
-        questions.write(name + payload)
+        self._requests.write(REQUEST.pack(token, len(name), kind, request, len(payload)))
+        self._requests.write(name + payload)
 
-    ingest = Ingest(config, loop, service=service)
-    core = ingest.core
-    core.stats = CoreStats.going_on(config["counters"])
-
-    async def answer() -> None:
+    async def _pass_on(self, answers: asyncio.StreamReader) -> None:
         try:
             while True:
                 token, size = ANSWER.unpack(await answers.readexactly(ANSWER.size))
-                core.answer(token, await answers.readexactly(size))
+                self._core.answers.answer(token, await answers.readexactly(size))
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the learner is gone: the control socket says so too
 
-    async def leave_with_parent() -> None:
+    async def _watch_parent(self) -> None:
         # A child of the learner may hold the control socket open after the learner died.
-        while os.getppid() == config["parent"]:
+        while os.getppid() == self._config["parent"]:
             await asyncio.sleep(1.0)
         os._exit(0)
 
-    async def count() -> None:
+    async def _count(self) -> None:
         # Another process, if this one dies, goes on from there.
         while True:
             await asyncio.sleep(_COUNT_S)
-            say(op="counted", counters=vars(core.stats))
+            self._say(op="counted", counters=vars(self._core.stats))
 
-    watching = loop.create_task(leave_with_parent())
-    counting = loop.create_task(count())
-    answering = loop.create_task(answer())
-    if config["board"] is not None:
-        core.published(WeightsBoard.attach(config["board"]))
-    await ingest.listen(socket.socket(fileno=config["listening"]))
-    say(op="ready")
-    final = False  # a learner that is gone without a word will be started again
-    while (asked := await read_message(reader)) is not None:
-        if asked["op"] == "stats":
-            say(op="counted", counters=vars(core.stats))
-            say(op="stats", id=asked["id"], stats=core_stats(core))
-        elif asked["op"] == "board":
-            core.published(WeightsBoard.attach(asked["name"]))
-        elif asked["op"] == "published":
-            core.published()
-        elif asked["op"] == "stop":
-            final = asked["final"]
-            break
-    answering.cancel()
-    watching.cancel()
-    counting.cancel()
-    await ingest.close(final)
-    say(op="stopped", stats=core_stats(core))
-    await writer.drain()
+
+async def _serve(control: socket.socket) -> None:
+    orders, writer = await asyncio.open_connection(sock=control)
+    config = await read_message(orders)
+    if config is not None:
+        await _Process(config, writer).run(orders)
 
 
 def _fast_loop() -> Any:

@@ -10,9 +10,7 @@ from typing import Any
 
 from ..errors import ServerError
 from ..process.spawn import Child, describe_exit
-from .core import CoreStats
-from .metrics import counted
-from .sampling_service import SampleService
+from .sampling_service import SamplingService
 
 __all__ = ["IngestProcess"]
 
@@ -37,7 +35,7 @@ class IngestProcess:
         config: dict[str, Any],
         listening: socket.socket,
         fds: list[int],
-        service: SampleService,
+        service: SamplingService,
         max_restarts: int,
     ) -> None:
         self.config = config
@@ -175,8 +173,7 @@ class IngestProcess:
 
     def _last_said(self) -> dict[str, Any]:
         """When it was last asked; and what it has counted since, which it says by itself."""
-        known = {} if self._counters is None else counted(CoreStats.going_on(self._counters))
-        last = self._last_stats or {}
+        known, last = self._counters or {}, self._last_stats or {}
         stopped = self._stopping and "uptime_s" in last  # its last word
         return {**known, **last} if stopped else {**last, **known}
 

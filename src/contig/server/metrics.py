@@ -6,14 +6,12 @@ import asyncio
 import hmac
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .core import ServerCore
 from .tables import QueueTable, TapeTable
 
-if TYPE_CHECKING:
-    from .core import CoreStats, ServerCore
-
-__all__ = ["MetricsPage", "counted", "core_stats"]
+__all__ = ["MetricsPage", "core_stats", "table_stats"]
 
 _HISTORY_S = 600.0
 _READERS = 16  # at a time
@@ -23,48 +21,15 @@ _LONGEST_HEAD = 16 << 10
 
 def core_stats(core: ServerCore) -> dict[str, Any]:
     """All counters of a core, as JSON."""
-    now = time.monotonic()
     return {
-        **counted(core.stats),
+        **vars(core.stats),
+        "rejected": dict(core.stats.rejected),
         "uptime_s": time.time() - core.started,
         "connections": len(core.connections),
-        "bytes_held": core.bytes_held,
+        "bytes_held": core.memory.bytes_held,
         "open_bytes": sum(t.open_bytes for t in core.tables.values()),
         "tables": {name: table_stats(t) for name, t in core.tables.items()},
-        "clients": [
-            {
-                "peer": c.peer,
-                "table": c.table_name,
-                "producer": c.producer,
-                "rows": c.rows,
-                "items": c.items,
-                "bytes": c.bytes,
-                "seconds": now - c.since,
-                "blocked": c.blocked_at is not None,
-            }
-            for c in core.connections.values()
-            if c.table is not None
-        ],
-    }
-
-
-def counted(s: CoreStats) -> dict[str, Any]:
-    """What only grows, as statistics name it."""
-    return {
-        "connections_total": s.connections,
-        "frames_in": s.frames_in,
-        "bytes_in": s.bytes_in,
-        "bytes_out": s.bytes_out,
-        "items_in": s.items_in,
-        "rows_in": s.rows_in,
-        "duplicates_dropped": s.duplicates,
-        "resent_frames": s.resent_frames,
-        "lost_items": s.lost_items,
-        "blocked": s.blocked,
-        "blocked_s": s.blocked_s,
-        "requests_answered": s.batches_out,
-        "weights_sent": s.weights_out,
-        "rejected": dict(s.rejected),
+        "clients": [c.stats() for c in core.connections.values() if c.stream is not None],
     }
 
 

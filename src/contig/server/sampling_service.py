@@ -9,7 +9,6 @@ Threads of its own; the buffers take turns with the learner's own calls.
 
 from __future__ import annotations
 
-import logging
 import queue
 import socket
 import struct
@@ -25,12 +24,10 @@ from .. import wire
 from ..errors import EmptyBufferError
 from ..layout import Layout
 from ..replay import ReplayBuffer
-from ..wire import Type
-from .ingest import ANSWER, REQUEST
+from ..wire import Type, log
+from .answers import ANSWER, REQUEST
 
-__all__ = ["SampleService", "answer_request"]
-
-log = logging.getLogger("contig.transport")
+__all__ = ["SamplingService", "answer_request"]
 
 _WORKERS = 2  # for each table's samples, which may wait; others go past them
 _SLICE_S = 0.1
@@ -145,7 +142,7 @@ class _Workers:
             thread.join(max(deadline - time.monotonic(), 0.0))
 
 
-class SampleService:
+class SamplingService:
     """Answers what an ingest process forwards.
 
     Args:

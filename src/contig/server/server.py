@@ -27,14 +27,14 @@ from ..tape.disk import DiskStorage
 from ..weights.board import WeightsBoard, check_version
 from ..wire import HANDSHAKE_S
 from ..wire.announce import announce
-from .core import Limits
+from .budget import Limits
 from .disk_table import DiskTable
-from .in_process import InProcess
-from .info import HistSnapshot, Sample, SampleInfo, ServerStats
 from .ingest_process import IngestProcess
+from .ingest_thread import IngestThread
+from .lifecycle import Lifecycle
 from .metrics import table_stats
-from .running import Running
-from .sampling_service import SampleService
+from .sampling_service import SamplingService
+from .statistics import HistSnapshot, Sample, SampleInfo, ServerStats
 from .tables import QueueTable, Table, TapeTable
 from .transport import TcpTransport, is_local
 
@@ -106,7 +106,7 @@ class Server:
                     f"table {name!r}: {table.storage.path} was opened to read, and a server writes"
                 )
             table.ingress.check_takes_records(f"table {name!r}")
-        run = self._run = Running(self.name)
+        run = self._run = Lifecycle(self.name)
         if given[0]:
             if example is None or batch_size is None:
                 raise ValueError("a queue needs both example and batch_size")
@@ -117,7 +117,7 @@ class Server:
         self._flush = self._shown = False
         self._publishing = threading.Lock()
         if sys.platform == "linux":
-            run.info = announce(self.name, self._describe())
+            run.announcement = announce(self.name, self._describe())
         run.watch(self)
 
     # -- life ---------------------------------------------------------------------------------
@@ -132,10 +132,10 @@ class Server:
             return self
         family = socket.AF_INET6 if ":" in t.host else socket.AF_INET
         run.listening = socket.create_server((t.host, t.port), family=family, backlog=1024)
-        run.service = SampleService(self._buffers, t.max_frame)
+        run.service = SamplingService(self._buffers, t.max_frame)
         try:
             if t.in_process or self._on_disk():
-                run.ingest = InProcess(
+                run.ingest = IngestThread(
                     self._config(), self._tables(), run.board, run.listening, run.service
                 )
             else:
@@ -333,14 +333,14 @@ class Server:
         for name, buffer in self._buffers.items():
             if tables[name]["name"] is None and not self._on_disk():
                 tables[name]["fd"] = buffer.storage.fd
-        limits = Limits(t.max_frame, t.max_bytes)
+        limits = Limits(
+            t.max_frame, t.max_bytes, handshake_s=HANDSHAKE_S, heartbeat_s=t.heartbeat_s
+        )
         return {
             "tables": tables,
             "token": t.token,
             "tls": t.tls,
             "limits": limits._asdict(),
-            "handshake_s": HANDSHAKE_S,
-            "heartbeat_s": t.heartbeat_s,
             "metrics": None if t.metrics_port is None else [t.host, t.metrics_port],
             "metrics_guarded": not is_local(t.host),
             "board": None if self._run.board is None else f"{self.name}.weights",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from typing import Any, Protocol
 
 from ..wire import Type, frame
 from ..wire.pulse import Pulse
+from .peer import Peer
 
 if sys.platform == "linux":
     import array
@@ -18,27 +18,6 @@ if sys.platform == "linux":
 __all__ = ["SilenceWatch"]
 
 
-class Watched(Protocol):
-    """A connection, as its watch needs it.
-
-    Attributes:
-        heard, spoke: when something last came, and was last said.
-        socket: its descriptor, or -1.
-    """
-
-    heard: float
-    spoke: float
-    socket: int
-    transport: Any
-
-    @property
-    def listens(self) -> bool:
-        """Whether a peer that lives would be heard."""
-
-    def write(self, *parts: Any) -> None: ...
-    def give_up(self, why: str) -> None: ...
-
-
 class SilenceWatch:
     """The heartbeat of one connection: says something in time, and gives up on a silent peer.
 
@@ -46,9 +25,7 @@ class SilenceWatch:
     is one while the server itself was away, stopped or busy. Belongs to the loop's thread.
     """
 
-    def __init__(
-        self, connection: Watched, loop: asyncio.AbstractEventLoop, seconds: float
-    ) -> None:
+    def __init__(self, connection: Peer, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._connection, self._loop = connection, loop
         self._pulse = Pulse(seconds)
         self._third = seconds / 3
@@ -64,7 +41,7 @@ class SilenceWatch:
 
     def _tick(self) -> None:
         connection, pulse, now = self._connection, self._pulse, time.monotonic()
-        pulse.spoke = connection.spoke
+        pulse.spoke = connection.out.spoke
         pulse.heard = max(pulse.heard, connection.heard)
         away = now - self._due > self._third
         if away or not connection.listens or self._more_came():
@@ -74,8 +51,8 @@ class SilenceWatch:
             return
         # Whatever is still on its way out says as much as a beat.
         if pulse.due(now) and connection.transport.get_write_buffer_size() == 0:
-            connection.write(frame(Type.BEAT))
-        self._wait(max(connection.spoke + self._third - now, self._third / 4))
+            connection.out.write(frame(Type.BEAT))
+        self._wait(max(connection.out.spoke + self._third - now, self._third / 4))
 
     def _more_came(self) -> bool:
         """Whether bytes wait in the socket that were not there before.

@@ -10,6 +10,7 @@ Belongs to the one thread that runs the sockets.
 from __future__ import annotations
 
 import json
+import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
@@ -55,14 +56,15 @@ class Taken(NamedTuple):
     Attributes:
         nbytes: received.
         frames: taken in whole.
-        items: taken in.
-        partial: of them, in the frame that is at the front now.
+        items, rows: taken in.
+        partial: items of them, in the frame that is at the front now.
         seen: the producer's items that are in now, if any were taken in.
     """
 
     nbytes: int
     frames: int
     items: int
+    rows: int
     partial: int
     seen: int
 
@@ -141,7 +143,7 @@ class Table(ABC):
 
         Waits for room, but no longer than told.
         """
-        return Taken(int(receiver.receive(socket)), 0, 0, 0, 0)
+        return Taken(int(receiver.receive(socket)), 0, 0, 0, 0, 0)
 
     @abstractmethod
     def word(self) -> int:
@@ -285,6 +287,22 @@ class TapeTable(Table):
         if gap:
             _refuse_gap(receiver.number, seen)
         return Outcome(seen, items, rows, seen < receiver.number + receiver.runs)
+
+    def take_frames(self, receiver: Any, socket: int, sender: Sender, patience_s: float) -> Taken:
+        writer = self._writers.get(sender.producer)
+        spare = self.max_open_bytes - self.open_bytes
+        if writer is None or spare < 0 or time.monotonic() < self.busy_until:
+            return super().take_frames(receiver, socket, sender, patience_s)
+        # Before the room: if that is of more rows, it is void.
+        inserted = self.storage.tape.inserted
+        most = self._ingress.room()
+        self._here.add(sender.producer)
+        self._writers.move_to_end(sender.producer)
+        most_open = self._open.get(sender.producer, 0) + spare
+        taken = Taken(*writer.take_frames(receiver, socket, *sender, most, inserted, most_open))
+        if taken.items:
+            self._count_open(sender.producer, int(writer.open_bytes))
+        return taken
 
     def _append(self, writer: Any, receiver: Any, sender: Sender, most: int) -> Any:
         return _native.accept_runs(writer, receiver, sender.producer, most, sender.next)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..arguments import check_kind, port_number, seconds, whole
 from ..wire import HEARTBEAT_S, LEAST_HEARTBEAT_S, MOST_HEARTBEAT_S
 from ..wire.tls import server_context
-from .core import Limits
+from .budget import Limits
 
 __all__ = ["TcpTransport", "is_local"]
 

@@ -22,22 +22,22 @@ from ..tape import BatchQueue
 from ..tape.segment import Segment
 from ..weights.board import WeightsBoard
 from ..wire.announce import say_closed
-from .in_process import InProcess
 from .ingest_process import IngestProcess
-from .sampling_service import SampleService
+from .ingest_thread import IngestThread
+from .sampling_service import SamplingService
 
-__all__ = ["Running"]
+__all__ = ["Lifecycle"]
 
 _END_S = 15.0  # for the ends of servers that were dropped, when the process ends
 
 
-class Running:
+class Lifecycle:
     """The parts of one server that have to be ended. Thread-safe.
 
     Attributes:
         queue: if it is one.
         board: where weights are published, once there are any.
-        info: how it is found on its own host.
+        announcement: how it is found on its own host.
         ingest, service, listening, port: once it is started.
         ending, closed: `close` was called; it is done with what may come in.
         pid: the process it belongs to.
@@ -47,9 +47,9 @@ class Running:
         self.name = name
         self.queue: BatchQueue | None = None
         self.board: WeightsBoard | None = None
-        self.info: Segment | None = None
-        self.ingest: IngestProcess | InProcess | None = None
-        self.service: SampleService | None = None
+        self.announcement: Segment | None = None
+        self.ingest: IngestProcess | IngestThread | None = None
+        self.service: SamplingService | None = None
         self.listening: socket.socket | None = None
         self.port: int | None = None
         self.unfeed: list[Callable[[], None]] = []
@@ -96,9 +96,9 @@ class Running:
                 self.queue.close()
             if self.board is not None:
                 self.board.close()
-            if self.info is not None:
-                say_closed(self.info)
-                self.info.close()
+            if self.announcement is not None:
+                say_closed(self.announcement)
+                self.announcement.close()
         finally:
             _running.discard(self)
             self._ended.set()
@@ -135,9 +135,9 @@ class Running:
         """In a forked child: the port and the sign of life are the parent's."""
         if self.listening is not None:
             self.listening.close()
-        if self.info is not None:
-            self.info.close()
-        if isinstance(self.ingest, InProcess):
+        if self.announcement is not None:
+            self.announcement.close()
+        if isinstance(self.ingest, IngestThread):
             self.ingest.fork()
 
 

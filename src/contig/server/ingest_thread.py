@@ -11,13 +11,13 @@ from ..errors import ServerError
 from ..weights.board import WeightsBoard
 from .ingest import Ingest
 from .metrics import core_stats
-from .sampling_service import SampleService
+from .sampling_service import SamplingService
 from .tables import Table
 
-__all__ = ["InProcess"]
+__all__ = ["IngestThread"]
 
 
-class InProcess:
+class IngestThread:
     """The core in a thread of this process. Thread-safe.
 
     Args:
@@ -34,12 +34,12 @@ class InProcess:
         tables: dict[str, Table],
         board: WeightsBoard | None,
         listening: socket.socket,
-        service: SampleService,
+        service: SamplingService,
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._service = service
         self._ingest = Ingest(config, self._loop, tables, self._forward)
-        self._ingest.core.weights.board = board
+        self._ingest.core.weights.published(board)
         self._failure: BaseException | None = None
         self._last: dict[str, Any] = {}
         self._stopped = False
@@ -68,7 +68,7 @@ class InProcess:
     def _forward(self, token: int, table: str, kind: int, request: int, payload: bytes) -> None:
         def work() -> None:
             parts = self._service.answer(table, kind, request, payload)
-            answer = self._ingest.core.answer
+            answer = self._ingest.core.answers.answer
             try:
                 self._loop.call_soon_threadsafe(answer, token, *parts)
             except RuntimeError:
@@ -90,10 +90,10 @@ class InProcess:
 
     def tell(self, **content: Any) -> None:
         if content["op"] == "published":
-            self._loop.call_soon_threadsafe(self._ingest.core.published)
+            self._loop.call_soon_threadsafe(self._ingest.core.weights.published)
 
     def show(self, board: WeightsBoard, name: str) -> None:
-        self._loop.call_soon_threadsafe(self._ingest.core.published, board)
+        self._loop.call_soon_threadsafe(self._ingest.core.weights.published, board)
 
     def stats(self) -> dict[str, Any]:
         async def read() -> dict[str, Any]:

@@ -1,88 +1,18 @@
-// Frames, the batch queue and published weights, as Python sees them.
-#include <nanobind/stl/shared_ptr.h>
+// The batch queue, as Python sees it.
+#include "native/queue/queue.h"
+
 #include <nanobind/stl/string.h>
 
 #include <cstring>
 
 #include "handles.h"
-#include "native/kernels/crc32c.h"
-#include "native/queue/queue.h"
-#include "native/queue/weights.h"
 #include "native/sys/process.h"
 #include "native/sys/wait.h"
-#include "native/wire/receive_loop.h"
-#include "native/wire/receiver.h"
+#include "receive.h"
 
 namespace contig {
 
 namespace {
-
-using Record = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-// Headers in shared memory have members that must be aligned.
-void check_aligned(const uint8_t* memory) {
-  if (reinterpret_cast<uintptr_t>(memory) % 64 != 0)
-    throw std::invalid_argument("the memory must start at a multiple of 64");
-}
-
-// -- frames ---------------------------------------------------------------------------------------
-
-nb::bytes make_frame(uint8_t type, uint64_t number, nb::bytes payload) {
-  Frame f{};
-  f.type = type;
-  f.number = number;
-  f.length = payload.size();
-  const auto* body = reinterpret_cast<const uint8_t*>(payload.c_str());
-  f.body_crc = crc32c(0, body, payload.size());
-  std::string out(kFrameHeader, '\0');
-  write_header(f, reinterpret_cast<uint8_t*>(&out[0]));
-  out.append(payload.c_str(), payload.size());
-  return nb::bytes(out.data(), out.size());
-}
-
-// A header in front of payload parts that are sent one after another.
-nb::bytes make_header(uint8_t type, uint64_t number, nb::list parts) {
-  Frame f{};
-  f.type = type;
-  f.number = number;
-  for (nb::handle part : parts) {
-    Py_buffer view;
-    if (PyObject_GetBuffer(part.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
-    f.body_crc =
-        crc32c(f.body_crc, static_cast<const uint8_t*>(view.buf), static_cast<size_t>(view.len));
-    f.length += static_cast<uint64_t>(view.len);
-    PyBuffer_Release(&view);
-  }
-  uint8_t out[kFrameHeader];
-  write_header(f, out);
-  return nb::bytes(reinterpret_cast<char*>(out), kFrameHeader);
-}
-
-nb::object room(nb::handle self) {
-  auto& r = *nb::inst_ptr<Receiver>(self);
-  uint64_t bytes;
-  uint8_t* at = r.room(&bytes);
-  PyObject* view = PyMemoryView_FromMemory(reinterpret_cast<char*>(at),
-                                           static_cast<Py_ssize_t>(bytes), PyBUF_WRITE);
-  if (view == nullptr) throw nb::python_error();
-  return nb::steal(view);
-}
-
-void feed(Receiver& h, nb::bytes data) {
-  uint64_t bytes;
-  uint8_t* at = h.room(&bytes);
-  if (data.size() > bytes)
-    throw std::invalid_argument("Receiver.feed: more than there is room for");
-  std::memcpy(at, data.c_str(), data.size());
-  h.received(data.size());
-}
-
-nb::bytes payload(const Receiver& r) {
-  if (!r.ready()) throw std::invalid_argument("Receiver.payload: no whole frame");
-  return nb::bytes(reinterpret_cast<const char*>(r.body()), r.frame().length);
-}
-
-// -- the queue ------------------------------------------------------------------------------------
 
 struct QueueHandle {
   explicit QueueHandle(Bytes memory) : memory(memory), queue(memory.data(), memory.shape(0)) {}
@@ -165,17 +95,12 @@ nb::tuple accept_frame(QueueHandle& q, Receiver& r, uint64_t producer, uint64_t 
       f.length, [&] { return q.queue.accept(producer, f.number, r.body(), f.rows, next); }));
 }
 
-// As many frames as can be taken in natively: (bytes received, frames, items, those of them in the
-// frame at the front, seen).
+// As many frames as can be taken in natively: see `receive`.
 nb::tuple take_frames(QueueHandle& q, Receiver& r, int socket, uint64_t producer, uint64_t next,
                       double patience_s) {
   check_producer(producer, false);
-  ReceiveLoop in;
-  {
-    NoGil no_gil;
-    in = take_in(q.queue, r, socket, producer, next, patience_s);
-  }
-  return nb::make_tuple(in.bytes, in.frames, in.items, in.partial, in.seen);
+  QueueIntake intake(q.queue, producer, std::min(q.lock_timeout_s, kIntakeLock));
+  return receive(intake, r, socket, next, patience_s);
 }
 
 nb::tuple accept_records(QueueHandle& q, Record records, uint64_t producer, uint64_t first) {
@@ -252,6 +177,8 @@ Histogram& histogram_of(const QueueHandle& q, const std::string& name) {
   if (name == "queue_dwell") return h.queue_dwell;
   throw std::invalid_argument("no histogram of this name");
 }
+
+}  // namespace
 
 void bind_queue(nb::module_& m) {
   nb::class_<PinnedBlock>(m, "PinnedBlock", nb::type_slots(pinned_slots));
@@ -378,167 +305,6 @@ void bind_queue(nb::module_& m) {
         for (const char* name : {"drain_round", "memcpy", "queue_dwell"})
           histogram_of(q, name).reset();
       });
-}
-
-// -- weights --------------------------------------------------------------------------------------
-
-struct BoardHandle {
-  explicit BoardHandle(Bytes memory) : memory(memory), board(memory.data(), memory.shape(0)) {}
-  Held<Bytes> memory;
-  Board board;
-};
-
-void bind_board(nb::module_& m) {
-  nb::class_<BoardHandle>(m, "Board")
-      .def(nb::init<Bytes>(), nb::arg("memory").noconvert())
-      .def_static("bytes_for", &Board::bytes_for)
-      .def_static(
-          "format",
-          [](Bytes memory, uint64_t record_size, nb::bytes schema) {
-            if (memory.shape(0) < Board::bytes_for(record_size, schema.size()))
-              throw std::invalid_argument("board: the memory is too small");
-            check_aligned(memory.data());
-            Board::format(memory.data(), record_size, schema.c_str(), schema.size());
-          },
-          nb::arg("memory").noconvert(), nb::arg("record_size"), nb::arg("schema"))
-      .def(
-          "publish",
-          [](BoardHandle& b, int64_t version, Record record) {
-            if (record.shape(0) != b.board.record_size())
-              throw std::invalid_argument("publish: a record of another size");
-            NoGil no_gil;
-            b.board.publish(version, record.data());
-          },
-          nb::arg("version"), nb::arg("record").noconvert())
-      .def("read",
-           [](const BoardHandle& b) -> nb::object {
-             auto* block = new Block(b.board.record_size());
-             nb::object out = nb::cast(block, nb::rv_policy::take_ownership);
-             int64_t version;
-             bool there;
-             {
-               NoGil no_gil;
-               there = b.board.read(block->data, &version);
-             }
-             if (!there) return nb::none();
-             return nb::make_tuple(version, out);
-           })
-      .def_prop_ro("newest",
-                   [](const BoardHandle& b) -> nb::object {
-                     int64_t version;
-                     if (!b.board.newest(&version)) return nb::none();
-                     return nb::int_(version);
-                   })
-      .def_prop_ro(
-          "schema",
-          [](const BoardHandle& b) { return nb::bytes(b.board.schema(), b.board.schema_bytes()); })
-      .def_prop_ro("word", [](const BoardHandle& b) { return b.board.header().wake_word.load(); })
-      .def("wait", [](BoardHandle& b, uint32_t seen, double timeout_s) {
-        NoGil no_gil;
-        BoardHeader& h = b.board.header();
-        return wait_change(h.wake_word, h.waiters, seen, timeout_s);
-      });
-}
-
-}  // namespace
-
-void bind_transport(nb::module_& m) {
-  m.attr("FRAME_HEADER") = kFrameHeader;
-  m.attr("RUN_BYTES") = kRunBytes;
-  m.attr("MAX_LANES") = kMaxLanes;
-  m.attr("MAX_CONNECTIONS") = kMaxConnections;
-  m.attr("PRODUCERS") = kProducers;
-  m.def(
-      "crc32c",
-      [](nb::bytes data, uint32_t before) {
-        return crc32c(before, reinterpret_cast<const uint8_t*>(data.c_str()), data.size());
-      },
-      nb::arg("data"), nb::arg("before") = 0);
-  m.def(
-      "crc32c_portable",
-      [](nb::bytes data, uint32_t before) {
-        return crc32c_portable(before, reinterpret_cast<const uint8_t*>(data.c_str()), data.size());
-      },
-      nb::arg("data"), nb::arg("before") = 0);
-  m.def("crc32c_join", &crc32c_join, nb::arg("first"), nb::arg("second"), nb::arg("bytes"));
-  m.def("process_id", &process_id);
-  m.def("process_gone", &process_gone, nb::arg("id"));
-  m.def("make_frame", &make_frame, nb::arg("type"), nb::arg("number"), nb::arg("payload"));
-  m.def("make_header", &make_header, nb::arg("type"), nb::arg("number"), nb::arg("parts"));
-  nb::enum_<Receiver::State>(m, "Received", nb::is_arithmetic())
-      .value("MORE", Receiver::State::more)
-      .value("READY", Receiver::State::ready)
-      .value("GROW", Receiver::State::grow)
-      .value("BAD", Receiver::State::bad);
-  nb::class_<Receiver>(m, "Receiver")
-      .def(nb::init<uint64_t, uint64_t>(), nb::arg("bytes"), nb::arg("max_frame"))
-      .def(
-          "room", [](nb::handle self) { return room(self); },
-          "Where to receive to; valid until the next call of anything else.")
-      .def("received", [](Receiver& h, uint64_t n) { h.received(n); })
-      .def("receive",
-           [](Receiver& h, int socket) {
-             NoGil no_gil;
-             return h.receive(socket);
-           })
-      .def("feed", &feed)
-      .def("peek",
-           [](const Receiver& h, uint64_t n) -> nb::object {
-             const uint8_t* at = h.peek(n);
-             if (at == nullptr) return nb::none();
-             return nb::bytes(reinterpret_cast<const char*>(at), n);
-           })
-      .def("skip",
-           [](Receiver& h, uint64_t n) {
-             if (n > h.held()) throw std::invalid_argument("Receiver.skip: more than is held");
-             h.skip(n);
-           })
-      .def("next", &Receiver::next)
-      .def("check_items",
-           [](Receiver& h, uint64_t record_size, bool runs) { return h.check(record_size, runs); })
-      .def("pop",
-           [](Receiver& h) {
-             if (!h.ready()) throw std::invalid_argument("Receiver.pop: no whole frame");
-             h.pop();
-           })
-      .def("payload", &payload)
-      .def_prop_ro("type", [](const Receiver& h) { return h.frame().type; })
-      .def_prop_ro("number", [](const Receiver& h) { return h.frame().number; })
-      .def_prop_ro("runs", [](const Receiver& h) { return h.frame().runs; })
-      .def_prop_ro("rows", [](const Receiver& h) { return h.frame().rows; })
-      .def_prop_ro("needed", [](const Receiver& h) { return h.needed(); })
-      .def_prop_ro("held", [](const Receiver& h) { return h.held(); })
-      .def_prop_ro("size", [](const Receiver& h) { return h.size(); })
-      .def_prop_rw(
-          "max_frame", [](const Receiver& h) { return h.max_frame(); },
-          [](Receiver& h, uint64_t n) { h.allow(n); })
-      .def("resize", [](Receiver& h, uint64_t n) { h.resize(n); })
-      .def("set_near", &Receiver::set_near)
-      .def("set_bools",  // offset and bytes of each
-           [](Receiver& h, Seqs places) {
-             if (places.shape(0) % 2 != 0) throw std::invalid_argument("set_bools: pairs");
-             std::vector<Bools> bools;
-             for (size_t i = 0; i < places.shape(0); i += 2)
-               bools.push_back(Bools{static_cast<uint64_t>(places.data()[i]),
-                                     static_cast<uint64_t>(places.data()[i + 1])});
-             h.set_bools(std::move(bools));
-           })
-      .def_prop_ro("refusal",
-                   [](const Receiver& h) { return std::string(refusal_name(h.refusal())); });
-  bind_queue(m);
-  bind_board(m);
-
-  // A tape's items, with the writer of their producer: (seen, items added, rows added, gap).
-  m.def(
-      "accept_runs",
-      [](WriterHandle& w, const Receiver& r, uint64_t producer, uint64_t most_rows, uint64_t next) {
-        if (!r.fits(w.record_size(), true))
-          throw std::invalid_argument("accept_runs: no whole frame of this tape's records");
-        const WriterHandle::Accepted a = w.accept(r.frame(), r.body(), producer, most_rows, next);
-        return nb::make_tuple(a.seen, a.items, a.rows, a.gap);
-      },
-      nb::arg("writer"), nb::arg("receiver"), nb::arg("producer"), nb::arg("most_rows"),
-      nb::arg("next") = 0);
 }
 
 }  // namespace contig

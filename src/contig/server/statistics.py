@@ -1,12 +1,14 @@
-"""What servers tell: a sample with its info, histograms, statistics."""
+"""What servers count and tell: a sample with its info, histograms, statistics."""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..batch import Batch
 
-__all__ = ["HistSnapshot", "Sample", "SampleInfo", "ServerStats"]
+__all__ = ["Counters", "HistSnapshot", "Sample", "SampleInfo", "ServerStats"]
 
 
 class HistSnapshot(NamedTuple):
@@ -99,3 +101,30 @@ class ServerStats(NamedTuple):
     def of(ingest: dict[str, Any], tables: dict[str, Any]) -> ServerStats:
         known = {k: v for k, v in ingest.items() if k in ServerStats._fields}
         return ServerStats(**{**known, "tables": tables})
+
+
+@dataclass
+class Counters:
+    """What only grows, since the server's start; named as in its statistics."""
+
+    connections_total: int = 0
+    frames_in: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    items_in: int = 0
+    rows_in: int = 0
+    duplicates_dropped: int = 0
+    resent_frames: int = 0
+    lost_items: int = 0
+    blocked: int = 0
+    blocked_s: float = 0.0
+    requests_answered: int = 0
+    weights_sent: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+
+    @staticmethod
+    def going_on(before: dict[str, Any] | None) -> Counters:
+        """Where a process that is no more left off, as JSON has it."""
+        if before is None:
+            return Counters()
+        return Counters(**{**before, "rejected": Counter(before["rejected"])})

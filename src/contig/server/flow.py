@@ -1,4 +1,7 @@
-"""What a connection writes: small frames at once, large ones in pieces, as its socket drains."""
+"""The flow of one connection: when it is read from, and what it writes as its socket drains.
+
+Belongs to the core's thread.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,80 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Outflow"]
+__all__ = ["FrameWriter", "ReadGate", "Wait"]
 
 _PIECE = 128 << 10  # of a large frame, written at a time
 _UNREAD = 16 << 10  # what a peer may leave unread before it has to wait
 
 
-class Outflow:
+class Wait:
+    """Why a connection is not read from. Bits: an enum's members take longer than all the rest."""
+
+    CHOKED = 1  # its peer does not read what it asked for
+    TABLE = 2  # its table cannot yet do what was asked for
+    FULL = 4  # its table has no room for the frame at the front
+    MEMORY = 8  # there is none for the frame that comes
+
+
+class ReadGate:
+    """Whether a transport is read from: not while there is a reason to wait."""
+
+    def __init__(self) -> None:
+        self._transport: Any = None
+        self._reasons = 0
+
+    def attach(self, transport: Any) -> None:
+        self._transport = transport
+
+    def __contains__(self, reason: int) -> bool:
+        return self._reasons & reason != 0
+
+    @property
+    def is_shut(self) -> bool:
+        return self._reasons != 0
+
+    @property
+    def reads(self) -> bool:
+        """Whether more may come."""
+        return not self._reasons and not self._transport.is_closing()
+
+    def shut(self, reason: int) -> None:
+        """Reads no more, until this reason and all others are gone."""
+        if not self._reasons & reason:
+            self._reasons |= reason
+            if not self._transport.is_closing():
+                self._transport.pause_reading()
+
+    def open(self, reason: int) -> None:
+        """A reason is gone; reads again, if no other one is left."""
+        if self._reasons & reason:
+            self._reasons &= ~reason
+            if self.reads:
+                self._transport.resume_reading()
+
+
+class FrameWriter:
     """The writing side of one transport.
 
     Args:
         loop: whose turns are shared.
         sent: called when a large frame has been written.
+        held_up: called when its peer does not read what it asked for.
+
+    Attributes:
+        spoke: when something was written, by the monotonic clock.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sent: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sent: Callable[[], None],
+        held_up: Callable[[], None],
+    ) -> None:
+        self.spoke = time.monotonic()
         self._loop = loop
         self._sent = sent
+        self._tell_held_up = held_up
         self._transport: Any = None
         self._large: deque[memoryview] = deque()
         self._behind: list[bytes] = []  # what is written after it
@@ -38,6 +98,16 @@ class Outflow:
         transport.set_write_buffer_limits(high=_UNREAD)
 
     def write(self, *parts: Any) -> None:
+        self.spoke = time.monotonic()
+        self._write(parts)
+        if self._full or self._large:
+            self._tell_if_held_up()
+
+    def _tell_if_held_up(self) -> None:
+        if self.held_up:
+            self._tell_held_up()
+
+    def _write(self, parts: Any) -> None:
         if self._large:
             for part in parts:
                 self._behind.append(part)
@@ -66,13 +136,15 @@ class Outflow:
             self._loop.call_soon(self._write_on)  # others have their turn
             return
         behind, self._behind, self._behind_bytes = self._behind, [], 0
-        self.write(*behind)
+        self._write(behind)
         self._sent()
+        self._tell_if_held_up()
         if self._ends:
             self._transport.close()
 
     def pause(self) -> None:
         self._full = True
+        self._tell_if_held_up()
 
     def resume(self) -> None:
         self._full = False

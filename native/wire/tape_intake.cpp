@@ -1,0 +1,91 @@
+#include "native/wire/tape_intake.h"
+
+#include <algorithm>
+#include <exception>
+
+namespace contig {
+
+namespace {
+constexpr uint64_t kUnlimited = uint64_t{1} << 62;
+
+void add_run(Writer& writer, uint64_t at, const WireRun& run, const Marks& marks, uint64_t entry) {
+  if ((run.flags & kMarked) == 0) {
+    writer.add_part(at, run.rows, marks, Told{run.flags, run.traj_id, run.version}, entry);
+    return;
+  }
+  const Continue rule = (run.flags & kTold) != 0     ? Continue::told
+                        : (run.flags & kGoesOn) != 0 ? Continue::if_open
+                                                     : Continue::no;
+  // Only a step of several envs goes on by itself in several lanes.
+  if (rule == Continue::if_open && run.lanes > 1 && run.lanes == run.rows)
+    writer.add_rows(at, run.rows, nullptr, marks, rule);
+  else
+    writer.add_lanes(at, run.rows, run.lanes, marks, rule);
+}
+}  // namespace
+
+AcceptedRuns prepare_runs(Tape& tape, Writer& writer, const MarksOf& marks, const Frame& frame,
+                          const uint8_t* body, uint64_t producer, uint64_t most_rows, uint64_t next,
+                          Rows* rows, Sender* sender) {
+  const Tape::Seen seen = tape.seen(producer, std::max(frame.number, next));
+  AcceptedRuns out;
+  out.seen = seen.seq;
+  out.gap = frame.number > seen.seq;
+  if (out.gap) return out;
+  const uint64_t again = std::min<uint64_t>(seen.seq - frame.number, frame.runs);
+  if (again == frame.runs) return out;
+  uint64_t skipped = 0;
+  for (uint64_t i = 0; i < again; ++i) skipped += read_run(body + i * kRunBytes).rows;
+  *rows = Rows{};
+  rows->n = frame.rows - skipped;
+  rows->records = body + uint64_t{frame.runs} * kRunBytes + skipped * tape.record_size();
+  const Marks m = marks(*rows);
+  writer.start(*rows);
+  for (uint64_t i = again; i < frame.runs; ++i, ++out.items) {
+    const WireRun run = read_run(body + i * kRunBytes);
+    if (out.items > 0 && out.rows + run.rows > most_rows) break;
+    add_run(writer, out.rows, run, m, seen.entry);
+    out.rows += run.rows;
+  }
+  if (out.rows < rows->n) {  // only some of them
+    rows->n = out.rows;
+    writer.shorten(out.rows);
+  }
+  *sender = Sender{producer, seen.seq + out.items, seen.seq};
+  out.seen += out.items;
+  return out;
+}
+
+uint64_t TapeIntake::accept(Receiver& in, uint64_t next, double) {
+  const Frame& frame = in.frame();
+  const uint64_t size = tape_.record_size();
+  if (frame.type != static_cast<uint8_t>(FrameType::items) || frame.number != next) return 0;
+  if (frame.rows > b_.most_rows || writer_.bytes() > b_.most_open) return 0;
+  if (check_items(frame, in.body(), size, true) != Refusal::none || !in.bools_fit(size)) return 0;
+  Header& h = tape_.header();
+  if (!lock_try(h.lock) && !lock_until(h.lock, b_.lock_s)) return 0;
+  struct Release {
+    Lock& lock;
+    ~Release() { lock_release(lock); }
+  } release{h.lock};
+  try {
+    tape_.repair();
+    const bool limited = b_.most_rows < kUnlimited;
+    if (limited && h.inserted_base.load() + h.head.load() != b_.inserted) return 0;
+    if (tape_.seen(producer_, next).seq != next) return 0;
+    Rows rows;
+    Sender sender;
+    prepare_runs(tape_, writer_, marks_, frame, in.body(), producer_, frame.rows, next, &rows,
+                 &sender);
+    writer_.commit(sender);
+    if (limited) {
+      b_.most_rows -= frame.rows;
+      b_.inserted = h.inserted_base.load() + h.head.load();
+    }
+    return frame.runs;
+  } catch (const std::exception&) {
+    return 0;  // nothing was appended: its caller tries again, and says why
+  }
+}
+
+}  // namespace contig

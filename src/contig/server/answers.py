@@ -1,0 +1,197 @@
+"""Requests of clients to the learner's process, and its answers.
+
+    SAMPLE -> waits here until there is room for the answer -> learner -> BATCH
+
+Memory is bounded, whatever clients ask for and do not read. Belongs to the core's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from .. import wire
+from ..wire import Refused, Type
+from .budget import Limits
+from .item_stream import ItemStream
+from .peer import Peer
+from .statistics import Counters
+
+__all__ = ["ANSWER", "REQUEST", "Answers", "Forward"]
+
+# Between the ingest process and the learner's, before each forwarded frame's parts.
+REQUEST = struct.Struct("<QHHQQ")  # token, bytes of table's name, type, number, payload
+ANSWER = struct.Struct("<QQ")  # token, bytes
+
+_CHECK_S = 0.25
+_AT_A_TIME = 4  # samples of one table that the learner is asked for
+_ROW_EXTRAS = 64  # bytes of what samplers add to a row
+
+Forward = Callable[[int, str, int, int, bytes], None]
+
+
+class Asked(NamedTuple):
+    """A request of a client.
+
+    Attributes:
+        nbytes: of the answer, as far as can be told.
+    """
+
+    connection: Peer
+    table: str
+    kind: int
+    number: int
+    payload: bytes
+    nbytes: int
+
+
+class Answers:
+    """Requests to the learner, and its answers.
+
+    A sample is not asked for while what its connection, or all together, have not read is over a
+    bound: an eighth, and half, of `max_bytes`. One at a time always may be.
+
+    Args:
+        loop: whose thread this belongs to.
+        limits, stats: of the server.
+        connections: those that are there.
+        forward: hands a request to the learner: token, table, type, number, payload. None: there
+            is nobody to ask.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limits: Limits,
+        stats: Counters,
+        connections: Mapping[int, Peer],
+        forward: Forward | None,
+    ) -> None:
+        self._loop = loop
+        self._limits = limits
+        self._stats = stats
+        self._connections = connections
+        self._forward = forward
+        self._waiting: dict[int, deque[Asked]] = {}  # by connection, in turn
+        self._asked: dict[int, Asked] = {}  # by token
+        self._tokens = 0
+        self._at_work: Counter[str] = Counter()  # samples, by table
+        self._usual: dict[str, int] = {}  # bytes of a table's last batch
+        self._unread: dict[int, Peer] = {}  # with answers that it has not read
+        self._request_bytes = 0
+        self._unanswered: dict[int, tuple[int, int]] = {}  # requests and bytes, by connection
+        self._check: asyncio.TimerHandle | None = None
+
+    def ask(self, connection: Peer, kind: int, number: int, payload: bytes) -> None:
+        """A request came. Raises Refused."""
+        stream = connection.stream
+        if self._forward is None or stream is None or stream.table.kind != "tape":
+            raise Refused("type", "this table can be written to, not sampled from")
+        count, nbytes = self._unanswered.get(connection.number, (0, 0))
+        count, nbytes = count + 1, nbytes + len(payload)
+        if count > wire.MAX_REQUESTS:
+            raise Refused("busy", f"more than {wire.MAX_REQUESTS} requests at a time")
+        if count > 1 and nbytes > wire.MAX_REQUEST_BYTES:
+            most = wire.MAX_REQUEST_BYTES
+            raise Refused("busy", f"requests of more than {most} bytes at a time")
+        most = self._limits.max_bytes // 4
+        if self._request_bytes and self._request_bytes + len(payload) > most:
+            raise Refused("busy", f"requests of all clients of more than {most} bytes at a time")
+        expected = self._expected(stream, kind, payload)
+        asked = Asked(connection, stream.table_name, kind, number, payload, expected)
+        self._request_bytes += len(payload)
+        self._unanswered[connection.number] = (count, nbytes)
+        if kind == Type.SAMPLE:
+            self._waiting.setdefault(connection.number, deque()).append(asked)
+            self.go_on()
+        else:
+            self._hand_over(asked)
+
+    def _expected(self, stream: ItemStream, kind: int, payload: bytes) -> int:
+        """Bytes of an answer."""
+        if kind != Type.SAMPLE or len(payload) != 8:
+            return 0
+        most = self._limits.max_frame
+        (rows,) = struct.unpack("<Q", payload)
+        record_size = stream.table.record_size
+        if rows == 0 or record_size == 0:
+            return self._usual.get(stream.table_name, most)
+        return min(int(rows) * (record_size + _ROW_EXTRAS), most)
+
+    def _hand_over(self, asked: Asked) -> None:
+        assert self._forward is not None
+        self._tokens += 1
+        self._asked[self._tokens] = asked
+        if asked.kind == Type.SAMPLE:
+            self._at_work[asked.table] += 1
+        self._forward(self._tokens, asked.table, asked.kind, asked.number, asked.payload)
+
+    def go_on(self) -> None:
+        """Hands over what has waited and finds room now, connection by connection."""
+        while any([self._next_of(number) for number in list(self._waiting)]):
+            pass
+        if self._waiting and self._unread and self._check is None:
+            self._check = self._loop.call_later(_CHECK_S, self._drop_stalled)
+
+    def _next_of(self, number: int) -> bool:
+        line = self._waiting[number]
+        if self._at_work[line[0].table] >= _AT_A_TIME or not self._room(line[0]):
+            return False
+        self._hand_over(line.popleft())
+        if not line:
+            del self._waiting[number]
+        return True
+
+    def _room(self, asked: Asked) -> bool:
+        connection, most = asked.connection, self._limits.max_bytes
+        coming = [a for a in self._asked.values() if a.kind == Type.SAMPLE]
+        own = connection.out.unread + sum(a.nbytes for a in coming if a.connection is connection)
+        if own and own + asked.nbytes > most // 8:
+            return False
+        held = self.bytes_unread + sum(a.nbytes for a in coming)
+        return not held or held + asked.nbytes <= most // 2
+
+    @property
+    def bytes_unread(self) -> int:
+        """Bytes of answers that their clients have not read."""
+        return sum(c.out.unread for c in self._unread.values())
+
+    def answer(self, token: int, *parts: Any) -> None:
+        """What the learner answered."""
+        asked = self._asked.pop(token)
+        connection, nbytes = asked.connection, sum(len(p) for p in parts)
+        self._request_bytes -= len(asked.payload)
+        if asked.kind == Type.SAMPLE:
+            self._at_work[asked.table] -= 1
+            self._usual[asked.table] = nbytes
+        if connection.number in self._connections:
+            self._stats.requests_answered += 1
+            self._stats.bytes_out += nbytes
+            count, asked_bytes = self._unanswered[connection.number]
+            self._unanswered[connection.number] = (count - 1, asked_bytes - len(asked.payload))
+            connection.out.write(*parts)
+            if connection.out.unread:
+                self._unread[connection.number] = connection
+        self.go_on()
+
+    def read(self, connection: Peer) -> None:
+        """A connection has read what it was sent."""
+        if self._unread.pop(connection.number, None) is not None:
+            self.go_on()
+
+    def left(self, connection: Peer) -> None:
+        """A connection is gone, and with it what it wanted."""
+        self._unanswered.pop(connection.number, None)
+        for asked in self._waiting.pop(connection.number, ()):
+            self._request_bytes -= len(asked.payload)
+        self.read(connection)
+
+    def _drop_stalled(self) -> None:
+        """Others wait: whoever has not read anything for long gives its memory back."""
+        self._check = None
+        for connection in list(self._unread.values()):
+            connection.drop_if_stalled()
+        self.go_on()
