@@ -21,7 +21,7 @@ from contig import ConnectionClosedError, Server, TcpClient, TcpTransport
 from tests.client.serving import free_port
 from tests.client.test_outgoing import peak
 from tests.server.actors import rss
-from tests.server.waiting import until
+from tests.waiting import until
 from tests.wire.test_security import Certificates
 
 EXAMPLE = {"x": np.float32(0)}

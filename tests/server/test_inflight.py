@@ -11,7 +11,7 @@ import pytest
 from contig import OverloadError, ReplayBuffer, Server, SharedStorage, TcpClient, TcpTransport
 from tests.server import items
 from tests.server.proxy import Proxy
-from tests.server.waiting import Threads, until
+from tests.waiting import Threads, until
 
 MOST = 8 << 10  # bytes in flight: a quarter of max_bytes
 NARROW = TcpTransport(max_frame=MOST // 2, max_bytes=4 * MOST, in_process=True)

@@ -24,8 +24,8 @@ from contig import (
     TcpTransport,
 )
 from tests.server import items
-from tests.server.actors import Actor, alive
-from tests.server.waiting import until
+from tests.server.actors import Actor
+from tests.waiting import alive, until
 
 LIMIT_S = 30.0
 

@@ -17,7 +17,7 @@ from contig import Layout, Server, TcpClient, TcpTransport, _native, wire
 from contig.client.handshake import Accepted, Address, connect
 from tests.server import items
 from tests.server.actors import rss
-from tests.server.waiting import Threads, until
+from tests.waiting import Threads, until
 
 CONNECTIONS = 1000
 IDLE = 500

@@ -17,7 +17,7 @@ from contig import (
     wire,
 )
 from tests.server.actors import rss
-from tests.server.waiting import Threads, until
+from tests.waiting import Threads, until
 
 MOST = 8 << 20
 OPEN = MOST // 4

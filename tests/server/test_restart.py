@@ -27,9 +27,9 @@ from contig import (
 )
 from contig.wire import Type
 from tests.server import items
-from tests.server.actors import Actor, alive
+from tests.server.actors import Actor
 from tests.server.test_command import Command, rows
-from tests.server.waiting import Threads, until
+from tests.waiting import Threads, alive, until
 
 LIMIT_S = 30.0
 ROW = {

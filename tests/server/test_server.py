@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import time
-import uuid
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,8 @@ from contig import (
     TrajectoryAccumulator,
 )
 from tests.server import items
-from tests.server.actors import Actor, alive
-from tests.server.waiting import Threads, until
+from tests.server.actors import Actor
+from tests.waiting import Threads, alive, until
 
 NESTED = {
     "obs": np.zeros((3, 2), np.float32),
@@ -439,8 +438,7 @@ def test_a_peer_that_is_no_server() -> None:
         assert server.stats().rejected == {"magic": 1}
 
 
-def test_names() -> None:
-    name = f"test-{uuid.uuid4().hex[:10]}"
+def test_names(name: str) -> None:
     with Server(items.example(), 2, name=name) as server:
         with pytest.raises(FileExistsError, match=name):
             Server(items.example(), 2, name=name)

@@ -21,7 +21,7 @@ from contig import ConnectionClosedError, LazyTensorStorage, ReplayBuffer
 from contig.client import RemoteReplayBuffer, TcpClient
 from contig.server import Server, TcpTransport
 from tests.client.serving import free_port
-from tests.server.waiting import Threads, raises, until
+from tests.waiting import WAIT_S, Threads, raises, until
 from tests.wire.independent_client import ACCEPT, Client, make_frame
 from tests.wire.naive import Fields, frame, seal
 from tests.wire.sniffer import Listener, Sniffer
@@ -30,7 +30,6 @@ trustme = pytest.importorskip("trustme")
 
 TOKEN = "my voice is my passport"
 ITEM = {"x": np.zeros(3, np.float32)}
-WAIT_S = 30
 
 
 def send_some(client: TcpClient, server: Server) -> None:

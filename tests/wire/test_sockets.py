@@ -9,7 +9,6 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from contig import Layout, LazyTensorStorage, ReplayBuffer
 from contig.client import RemoteReplayBuffer, TcpClient
 from contig.errors import ConnectionClosedError
 from contig.server import Server, TcpTransport
+from tests.waiting import WAIT_S, until
 from tests.wire import mutate
 from tests.wire.independent_client import (
     ACCEPT,
@@ -36,7 +36,6 @@ from tests.wire.independent_client import (
 from tests.wire.naive import Fields, frame, seal
 from tests.wire.sniffer import Sniffer
 
-WAIT_S = 30
 ITEM = {"x": np.zeros(4, np.float32), "number": np.int64(0)}
 LAYOUT = Layout(ITEM).to_json()
 RECORD = Layout(ITEM).record_size
@@ -45,13 +44,6 @@ RECORD = Layout(ITEM).record_size
 def rss_mb(pid: int | None) -> float:
     text = Path(f"/proc/{pid}/status").read_text()
     return int(text.split("VmRSS:")[1].split()[0]) / 1024
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {WAIT_S} s: {what}"
-        time.sleep(0.02)
 
 
 def read_all(sock: socket.socket) -> bytes:

@@ -11,7 +11,6 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from contig import ReplayBuffer, StorageFull
 from contig.tape.disk import DiskStorage, files
 from contig.tape.disk.index import DiskIndex
 from tests.tape.disk import stored
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 WRITER = 50
@@ -97,13 +97,6 @@ def limit(which: int, value: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(which, (soft, hard))
-
-
-def until(condition: Callable[[], bool], what: str = "") -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"nothing happens: {what}"
-        time.sleep(0.002)
 
 
 # -- writing rows fails ----------------------------------------------------------------------------
@@ -370,15 +363,22 @@ def test_first_row_fails_and_the_storage_goes_on(
 def test_small_disk(tmp_path: Path) -> None:
     """A real full disk, of 800 kB; four times there is some room again."""
     code = """
-    import sys, time
+    import sys
     from pathlib import Path
-    from contig import ReplayBuffer, StorageFull
+    from contig import StorageFull
     from tests.tape.disk.test_faults import check, fill, make
+    from tests.waiting import until
     path = Path(sys.argv[1]) / "store"
     ballast = [Path(sys.argv[1]) / f"ballast-{i}" for i in range(4)]
     for file in ballast:
         file.write_bytes(bytes(100_000))
     last = 0
+    def flushed():
+        try:
+            storage.flush()
+        except StorageFull:
+            return False
+        return True
     with make(path, 4096) as storage:
         for file in ballast:
             try:
@@ -392,14 +392,7 @@ def test_small_disk(tmp_path: Path) -> None:
                 raise AssertionError("the disk is never full")
             check(storage, last - 1)
             file.unlink()
-            deadline = time.monotonic() + 30
-            while True:
-                try:
-                    storage.flush()
-                    break
-                except StorageFull:
-                    assert time.monotonic() < deadline, "there is room, but nothing goes on"
-                    time.sleep(0.02)
+            until(flushed, "there is room, but nothing goes on")
         fill(storage, last, 1)
         last += 1
         storage.flush()
