@@ -35,7 +35,7 @@ from contig import (
     WindowSampler,
 )
 from tests.replay.checks import Slicing, check_plain, check_rows, check_slices
-from tests.replay.model import (
+from tests.tape.model import (
     FLAGS,
     IF_OPEN,
     NEW,
@@ -175,7 +175,7 @@ class Buffers(RuleBasedStateMachine):
         rule: str,
         call: Any,
         whole: Whole | None = None,
-        envs: bool = False,
+        envs: Any = None,
     ) -> None:
         seqs = self.tape.append(self.models[who], lanes, rule, whole, envs)
         got = call()
@@ -210,7 +210,7 @@ class Buffers(RuleBasedStateMachine):
         step = build(self.form, [r for lane in lanes for r in lane], given=given)
         envs = range(len(lanes))  # not as many in every step
         call = lambda: self.writers[who].add_step(step, env_ids=envs)  # noqa: E731
-        self.write(who, lanes, IF_OPEN, call, envs=True)
+        self.write(who, lanes, IF_OPEN, call, envs=envs)
 
     @rule(
         who=numbers,

@@ -17,7 +17,7 @@ from contig import Layout, Server, TcpClient, TcpTransport, _native, wire
 from contig.client.handshake import Accepted, Address, connect
 from tests.server import items
 from tests.server.actors import rss
-from tests.waiting import Threads, until
+from tests.waiting import WAIT_S, Threads, until
 
 CONNECTIONS = 1000
 IDLE = 500
@@ -49,9 +49,9 @@ class Raw:
             "heartbeat": False,  # nobody here says a word unless the test wants it
         }
         address = Address("127.0.0.1", server.port, "default", None, None)
-        self.accepted: Accepted = connect(address, opening, 20.0)
+        self.accepted: Accepted = connect(address, opening, WAIT_S)
         self.sock = self.accepted.sock
-        self.sock.settimeout(20)
+        self.sock.settimeout(WAIT_S)
         self.acked = 0
 
     def frame(self, who: int, first: int, count: int) -> bytes:
