@@ -197,14 +197,17 @@ class Storages(RuleBasedStateMachine):
         self.saved.append((path, copy.deepcopy(self.model)))
 
     @precondition(lambda self: self.saved)
-    @rule(number=st.integers(0, 2))
-    def load(self, number: int) -> None:
+    @rule(number=st.integers(0, 2), then_write=st.booleans())
+    def load(self, number: int, then_write: bool) -> None:
         path, then = self.saved[number % len(self.saved)]
         self.buffer.load(path)
         self.model.load(then)
         for writer in self.models.values():
             writer.cut()
         self.begin_trajectories()
+        if then_write:  # a trajectory, the first rows of which are no beginning if one was open
+            for who in range(WRITERS):
+                self.extend(who, PARTS)
 
     @precondition(lambda self: self.saved)
     @rule(number=st.integers(0, 2), capacity=capacities)
