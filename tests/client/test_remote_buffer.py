@@ -504,8 +504,7 @@ def test_a_server_that_is_gone_is_told_to_everyone_who_waits() -> None:
             task.result()
         with pytest.raises(ConnectionClosedError):
             buffer.sample()
-        with contextlib.suppress(ConnectionClosedError):
-            buffer.close(0.5)
+        buffer.close(0.5)
 
 
 def test_a_server_that_closes_is_told() -> None:
@@ -514,8 +513,7 @@ def test_a_server_that_closes_is_told() -> None:
         buffer.sample()
     with pytest.raises(ConnectionClosedError):
         buffer.sample()
-    with contextlib.suppress(ConnectionClosedError):
-        buffer.close(0.5)
+    buffer.close(0.5)
 
 
 def test_a_server_that_closes_leaves_no_socket_in_its_clients() -> None:
@@ -523,8 +521,7 @@ def test_a_server_that_closes_leaves_no_socket_in_its_clients() -> None:
         with serving(filled()) as server:
             buffers = [remote(server) for _ in range(3)]
         for buffer in buffers:
-            with contextlib.suppress(ConnectionClosedError):
-                buffer.close(0.5)
+            buffer.close(0.5)
 
     before = sockets()
     three()

@@ -202,15 +202,9 @@ def test_fifty_megabytes(kind: str) -> None:
 
 def test_weights_larger_than_a_clients_largest_frame() -> None:
     with serving(shared(), max_frame=64 << 10) as server:
-        far = client(server, reconnect_s=0.2)
-        server.publish(1, tree(1, 200_000))
-        task = Task(far.weights)
-        try:
-            check(task.result(), 1)
-        finally:
-            with contextlib.suppress(ConnectionError, TimeoutError):
-                far.close(0.1)
-            task.join(60)
+        with client(server, reconnect_s=0.2) as far:
+            server.publish(1, tree(1, 200_000))
+            check(Task(far.weights).result(), 1)
 
 
 # -- many at once ---------------------------------------------------------------------------------

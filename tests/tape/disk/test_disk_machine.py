@@ -197,15 +197,19 @@ class Storages(RuleBasedStateMachine):
         self.saved.append((path, copy.deepcopy(self.model)))
 
     @precondition(lambda self: self.saved)
-    @rule(number=st.integers(0, 2), then_write=st.booleans())
-    def load(self, number: int, then_write: bool) -> None:
+    @rule(number=st.integers(0, 2), amid=st.booleans())
+    def load(self, number: int, amid: bool) -> None:
+        """`amid`: of trajectories, which are open before; what comes after is no beginning."""
         path, then = self.saved[number % len(self.saved)]
+        if amid:
+            for who in range(WRITERS):
+                self.extend(who, 1)
         self.buffer.load(path)
         self.model.load(then)
         for writer in self.models.values():
             writer.cut()
         self.begin_trajectories()
-        if then_write:  # a trajectory, the first rows of which are no beginning if one was open
+        if amid:
             for who in range(WRITERS):
                 self.extend(who, PARTS)
 
