@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,20 +19,6 @@ def until(condition: Callable[[], Any], what: str = "", timeout_s: float = WAIT_
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what or condition}"
         time.sleep(0.003)
     return value
-
-
-def state(pid: int) -> str:
-    """A process's state as one letter, T if it is stopped; nothing if there is no such process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-    return stat.rpartition(")")[2].split()[0]
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs: one that ended and was not yet waited for does not."""
-    return state(pid) not in ("", "Z", "X")
 
 
 def raises(kinds: Any, call: Callable[..., object], *args: Any) -> None:

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import WAIT_S, state, until
+from tests.processes import state
+from tests.waiting import WAIT_S, until
 
 ROOT = Path(__file__).resolve().parents[1]
 

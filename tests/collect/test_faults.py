@@ -29,7 +29,8 @@ from contig import (
 from contig.collect import worker_handle
 from tests.collect.envs import Faulty, check_storage, make_steps, steps_of
 from tests.collect.policies import Sleepy, Weighted
-from tests.waiting import WAIT_S, alive, state, until
+from tests.processes import alive, state
+from tests.waiting import WAIT_S, until
 
 FAULTS = [
     ("raise", r"the simulator broke"),

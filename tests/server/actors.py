@@ -97,12 +97,6 @@ class Actor:
         self.close()
 
 
-def rss(pid: int) -> int:
-    """Resident bytes of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 # -- tasks -----------------------------------------------------------------------------------------
 
 Say = Callable[..., None]

@@ -20,7 +20,7 @@ import contig
 from contig import ConnectionClosedError, Server, TcpClient, TcpTransport
 from tests.client.serving import free_port
 from tests.client.test_outgoing import peak
-from tests.server.actors import rss
+from tests.processes import rss
 from tests.waiting import until
 from tests.wire.test_security import Certificates
 

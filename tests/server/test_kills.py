@@ -22,9 +22,10 @@ from contig import (
     TcpClient,
     TcpTransport,
 )
+from tests.processes import alive
 from tests.server import items
 from tests.server.actors import Actor
-from tests.waiting import WAIT_S, Threads, alive, until
+from tests.waiting import WAIT_S, Threads, until
 
 SHM = Path("/dev/shm")
 LONGEST = 12

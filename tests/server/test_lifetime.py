@@ -23,9 +23,10 @@ from contig import (
     TcpClient,
     TcpTransport,
 )
+from tests.processes import alive
 from tests.server import items
 from tests.server.actors import Actor
-from tests.waiting import alive, until
+from tests.waiting import until
 
 LIMIT_S = 30.0
 

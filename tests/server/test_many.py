@@ -15,8 +15,8 @@ import pytest
 
 from contig import Layout, Server, TcpClient, TcpTransport, _native, wire
 from contig.client.handshake import Accepted, Address, connect
+from tests.processes import rss
 from tests.server import items
-from tests.server.actors import rss
 from tests.waiting import WAIT_S, Threads, until
 
 CONNECTIONS = 1000

@@ -16,7 +16,7 @@ from contig import (
     TcpTransport,
     wire,
 )
-from tests.server.actors import rss
+from tests.processes import rss
 from tests.waiting import Threads, until
 
 MOST = 8 << 20

@@ -23,9 +23,10 @@ from contig import (
     TcpClient,
     TcpTransport,
 )
+from tests.processes import alive
 from tests.server import items
 from tests.server.actors import Actor
-from tests.waiting import Threads, alive, raises, until
+from tests.waiting import Threads, raises, until
 
 IN_PROCESS = TcpTransport(in_process=True)
 CAPACITY = 8  # items of the server below

@@ -26,10 +26,11 @@ from contig import (
     wire,
 )
 from contig.wire import Type
+from tests.processes import alive
 from tests.server import items
 from tests.server.actors import Actor
 from tests.server.test_command import Command, rows
-from tests.waiting import Threads, alive, until
+from tests.waiting import Threads, until
 
 LIMIT_S = 30.0
 ROW = {

@@ -24,9 +24,10 @@ from contig import (
     TcpTransport,
     TrajectoryAccumulator,
 )
+from tests.processes import alive
 from tests.server import items
 from tests.server.actors import Actor
-from tests.waiting import Threads, alive, until
+from tests.waiting import Threads, until
 
 NESTED = {
     "obs": np.zeros((3, 2), np.float32),

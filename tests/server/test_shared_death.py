@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from contig import ConnectionClosedError, ReplayBuffer, Server, SharedClient, SharedStorage
+from tests.processes import state
 from tests.server import items
 from tests.server.actors import Actor
-from tests.waiting import Threads, raises, state, until
+from tests.waiting import Threads, raises, until
 
 MOST = 256  # appends that go to a server that is dead: client/shared.py
 
