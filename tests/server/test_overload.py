@@ -41,15 +41,6 @@ def connect(server: Server, **options: Any) -> TcpClient:
     return TcpClient("127.0.0.1", server.port, items.example(), **options)
 
 
-def drain(server: Server, count: int) -> list[tuple[int, int]]:
-    seen: list[tuple[int, int]] = []
-    while len(seen) < count:
-        sample = server.sample(timeout=20)
-        assert sample is not None
-        seen += items.read(sample.batch)
-    return seen
-
-
 def overload(client: TcpClient) -> int:
     """Sends until it is too much; the number of items that were taken."""
     with pytest.raises((OverloadError, TimeoutError)):
@@ -74,7 +65,7 @@ def test_raise_instead_of_waiting() -> None:
         # A refused item was not sent; the client is as good as before.
         rest = -sent % CAPACITY or CAPACITY
         received: list[tuple[int, int]] = []
-        threads = Threads(lambda: received.extend(drain(server, sent + rest)))
+        threads = Threads(lambda: received.extend(items.drain(server, sent + rest)))
         for n in range(sent, sent + rest):
             _send_when_possible(client, n)
         client.close()
@@ -101,7 +92,7 @@ def test_a_blocked_send_counts_once() -> None:
             with pytest.raises(TimeoutError):
                 client.send(items.item(0, sent))
             assert client.blocked == before + 1
-            drain(server, sent // 4 * 4)
+            items.drain(server, sent // 4 * 4)
 
 
 def test_send_has_a_timeout() -> None:
@@ -112,7 +103,7 @@ def test_send_has_a_timeout() -> None:
                 client.send(items.item(0, sent))
             with pytest.raises(TimeoutError, match="items"):
                 client.wait(0.1)
-            received = drain(server, sent // 4 * 4)
+            received = items.drain(server, sent // 4 * 4)
             client.wait(20)
         server.close(flush=True)
         received += [x for s in server.dataset_iter() for x in items.read(s.batch)]
@@ -127,7 +118,7 @@ def test_submit_has_a_timeout() -> None:
             server.submit(items.item(0, CAPACITY), timeout=0.1)
         with pytest.raises(TimeoutError):
             server.submit(items.item(0, CAPACITY), timeout=0)
-        assert drain(server, CAPACITY) == [(0, n) for n in range(CAPACITY)]
+        assert items.drain(server, CAPACITY) == [(0, n) for n in range(CAPACITY)]
         with pytest.raises(TimeoutError, match="0 of 4 items"):
             server.sample(timeout=0)
         with pytest.raises(TimeoutError, match="0.05 s"):
@@ -150,7 +141,7 @@ def test_submit_that_waits_ends_with_the_server() -> None:
     server.close()
     threads.join(60)
     assert len(ended) == 1
-    assert drain(server, CAPACITY) == [(0, n) for n in range(CAPACITY)]
+    assert items.drain(server, CAPACITY) == [(0, n) for n in range(CAPACITY)]
     assert server.sample() is None
 
 
@@ -201,7 +192,7 @@ def test_close_flushes() -> None:
         for n in range(100):
             client.send(items.item(0, n))
         client.close()
-        assert drain(server, 100) == [(0, n) for n in range(100)]
+        assert items.drain(server, 100) == [(0, n) for n in range(100)]
         client.close()  # again: nothing
 
 
@@ -373,7 +364,7 @@ def test_a_client_outlives_its_server() -> None:
         for n in range(4 + pending, 8):
             client.send(items.item(0, n))
         client.wait(20)
-        assert drain(second, 4) == [(0, n) for n in range(4, 8)]
+        assert items.drain(second, 4) == [(0, n) for n in range(4, 8)]
         client.close()
 
 
@@ -401,7 +392,7 @@ def test_a_refused_item_changes_nothing() -> None:
                     client.send(bad)
             for n in range(1, 4):
                 client.send(items.item(0, n))
-            assert drain(server, 4) == [(0, n) for n in range(4)]
+            assert items.drain(server, 4) == [(0, n) for n in range(4)]
 
 
 def test_an_item_larger_than_a_frame() -> None:
@@ -547,4 +538,4 @@ def test_shared_client_under_back_pressure() -> None:
         with pytest.raises(ConnectionClosedError, match="closed"):
             patient.send(items.item(0, CAPACITY))
         patient.close()
-        assert drain(server, CAPACITY) == [(0, n) for n in range(CAPACITY)]
+        assert items.drain(server, CAPACITY) == [(0, n) for n in range(CAPACITY)]

@@ -39,15 +39,6 @@ ROW = {
 }
 
 
-def drain(server: Server, count: int) -> list[tuple[int, int]]:
-    got: list[tuple[int, int]] = []
-    while len(got) < count:
-        sample = server.sample(timeout=LIMIT_S)
-        assert sample is not None
-        got += items.read(sample.batch)
-    return got
-
-
 # -- ends that are not final -----------------------------------------------------------------------
 
 
@@ -91,7 +82,7 @@ def test_a_learner_that_is_gone_and_started_again(how: str) -> None:
     with Server(items.example(), 4, TcpTransport(told["port"])) as again:
         threads.join(LIMIT_S)
         client.close(LIMIT_S)
-        assert drain(again, 8) == [(0, n) for n in range(1, 9)]
+        assert items.drain(again, 8) == [(0, n) for n in range(1, 9)]
 
 
 @pytest.mark.parametrize("in_process", [False, True])
