@@ -8,10 +8,14 @@ The default draws the same examples every time, so that a red run can be repeate
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.zygote import Zygote
 
 # Sanitizer builds on busy machines are slow to draw examples: that says nothing about the test.
 _ANY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -28,3 +32,19 @@ def compiled_modules() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         yield
+
+
+@pytest.fixture
+def zygote(tmp_path: Path) -> Iterator[Zygote]:
+    made = Zygote(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """A segment name of this test's own; its files are removed whatever happens."""
+    unique = f"test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    yield unique
+    for left in Path("/dev/shm").glob(f"contig-{unique}*"):
+        left.unlink(missing_ok=True)

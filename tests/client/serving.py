@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from contig import ReplayBuffer, Server, SharedStorage, TcpClient, TcpTransport, _native
@@ -17,7 +15,6 @@ from contig.testing import steps
 
 HOST = "127.0.0.1"
 ROW = steps.row(0, 0)
-DEADLINE_S = 60.0
 
 
 @contextlib.contextmanager
@@ -39,15 +36,6 @@ def client(server: Server, sample: Any = None, **options: Any) -> TcpClient:
     return TcpClient(HOST, server.port, sample, **options)
 
 
-def eventually(condition: Callable[[], Any], what: str = "", deadline_s: float = DEADLINE_S) -> Any:
-    """Waits until a condition holds; its value."""
-    end = time.monotonic() + deadline_s
-    while not (value := condition()):
-        assert time.monotonic() < end, f"not within {deadline_s} s: {what or condition}"
-        time.sleep(0.005)
-    return value
-
-
 def free_port() -> int:
     with socket.create_server((HOST, 0)) as probe:
         return int(probe.getsockname()[1])
@@ -67,30 +55,6 @@ def sockets() -> int:
         with contextlib.suppress(OSError):
             count += os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
     return count
-
-
-class Task(threading.Thread):
-    """A call in a thread; `result()` gives what it returned, or raises what it raised."""
-
-    def __init__(self, call: Callable[..., Any], *args: Any) -> None:
-        super().__init__(daemon=True)
-        self._call, self._args = call, args
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._value = self._call(*self._args)
-        except BaseException as error:
-            self._error = error
-
-    def result(self, deadline_s: float = DEADLINE_S) -> Any:
-        self.join(deadline_s)
-        assert not self.is_alive(), "the call did not come back"
-        if self._error is not None:
-            raise self._error
-        return self._value
 
 
 class Raw:

@@ -26,7 +26,7 @@ from contig import (
 from contig.client.connecting import Connected, ServerAddress, connect
 from contig.layout import Layout
 from contig.wire import Type
-from tests.server.waiting import Threads, until
+from tests.waiting import Threads, until
 
 MAX_BYTES = 32 << 20
 ROW = {"x": np.zeros(4096, np.float32)}  # 16 kB

@@ -40,18 +40,8 @@ from contig.server.answers import REQUEST
 from contig.server.sampling_service import SamplingService
 from contig.testing import steps
 from contig.wire import Type
-from tests.client.serving import (
-    DEADLINE_S,
-    HOST,
-    ROW,
-    Task,
-    asking,
-    client,
-    eventually,
-    serving,
-    shared,
-    sockets,
-)
+from tests.client.serving import HOST, ROW, asking, client, serving, shared, sockets
+from tests.waiting import WAIT_S, Task, until
 
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "uniform": RandomSampler,
@@ -129,7 +119,7 @@ def test_what_is_asked_for_ahead_is_lost_by_nobody(prefetch: int) -> None:
         drawn = [local.sample()["index"].tobytes() for _ in range(turns + prefetch)]
         # Several threads answer: batches drawn ahead may pass one another, no more than that.
         assert not Counter(got) - Counter(drawn)
-        eventually(lambda: buffer.stats().batches_sampled == turns + prefetch)
+        until(lambda: buffer.stats().batches_sampled == turns + prefetch)
 
 
 def test_batch_sizes_are_the_tables_the_buffers_or_the_calls() -> None:
@@ -279,7 +269,7 @@ def test_an_error_that_was_drawn_ahead_does_not_outlive_its_cause() -> None:
     with serving(far) as server, remote(server, prefetch=3) as buffer:
         with pytest.raises(EmptyBufferError):
             buffer.sample()
-        eventually(lambda: server._run.ingest.stats()["requests_answered"] == 4)
+        until(lambda: server._run.ingest.stats()["requests_answered"] == 4)
         buffer.extend(steps.episode(0, 5))
         buffer.flush(20)
         for _ in range(6):
@@ -299,14 +289,14 @@ class Failing:
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyError("boom"), OSError("boom")])
 def test_a_failing_transform_is_told(error: Exception) -> None:
     far = filled(transform=Failing(error))
-    with serving(far) as server, remote(server, sample_timeout_s=DEADLINE_S) as buffer:
+    with serving(far) as server, remote(server, sample_timeout_s=WAIT_S) as buffer:
         with pytest.raises(Exception, match="boom"):
             buffer.sample()
         assert len(buffer) == len(far)
 
 
 def test_a_batch_that_no_memory_is_large_enough_for_is_refused() -> None:
-    with serving(filled()) as server, remote(server, sample_timeout_s=DEADLINE_S) as buffer:
+    with serving(filled()) as server, remote(server, sample_timeout_s=WAIT_S) as buffer:
         with pytest.raises((ValueError, MemoryError, RuntimeError)):
             buffer.sample(1 << 50)
 
@@ -326,7 +316,7 @@ def test_samples_that_wait_do_not_hold_up_other_requests() -> None:
     with serving({"empty": empty, "full": filled()}) as server:
         with remote(server, "empty", prefetch=5) as waiting, remote(server, "full") as buffer:
             task = Task(waiting.sample)
-            eventually(lambda: asking(waiting) == 6)
+            until(lambda: asking(waiting) == 6)
             buffer.sample_timeout_s = 20.0
             try:
                 assert len(buffer) > 0
@@ -343,7 +333,7 @@ def test_without_a_layout_a_buffer_is_refused_and_leaves_nothing() -> None:
         for _ in range(3):
             with pytest.raises(ValueError, match="no layout yet"):
                 remote(server)
-        eventually(lambda: sockets() == before)
+        until(lambda: sockets() == before)
 
 
 def test_a_refused_output_leaves_no_connection() -> None:
@@ -351,7 +341,7 @@ def test_a_refused_output_leaves_no_connection() -> None:
         for wrong in ({"output": "pandas"}, {"device": "cpu"}):
             with pytest.raises(ValueError, match="output|device"):
                 remote(server, **wrong)
-        eventually(lambda: server.stats().connections == 0)
+        until(lambda: server.stats().connections == 0)
 
 
 # -- waiting --------------------------------------------------------------------------------------
@@ -361,7 +351,7 @@ def test_a_sample_waits_for_the_first_rows() -> None:
     far = shared(batch_size=4)
     with serving(far) as server, remote(server, prefetch=2) as buffer, client(server) as actor:
         task = Task(buffer.sample)
-        eventually(lambda: asking(buffer))
+        until(lambda: asking(buffer))
         actor.send_trajectory(steps.episode(3, 5))
         assert {number for number, _ in steps.identity(task.result())} == {3}
 
@@ -460,12 +450,12 @@ def test_requests_and_rows_outlive_the_ingest_process() -> None:
             tasks = Task(read), Task(write)
             for _ in range(rounds):
                 before = samples[0]
-                eventually(lambda b=before: samples[0] > b + 5 or not tasks[0].is_alive())
+                until(lambda b=before: samples[0] > b + 5 or not tasks[0].is_alive())
                 pid = server.pid
                 os.kill(pid, signal.SIGKILL)
-                eventually(lambda p=pid: server.pid != p)
+                until(lambda p=pid: server.pid != p)
             before = samples[0]
-            eventually(lambda: samples[0] > before + 5 or not tasks[0].is_alive())
+            until(lambda: samples[0] > before + 5 or not tasks[0].is_alive())
             stop.set()
             tasks[0].result()
             written = tasks[1].result()
@@ -484,7 +474,7 @@ def service_line() -> Iterator[socket.socket]:
         line = service.attach()
         yield line
         line.close()
-        eventually(lambda: not any(t.name == "contig-service" for t in threading.enumerate()))
+        until(lambda: not any(t.name == "contig-service" for t in threading.enumerate()))
     finally:
         threading.excepthook = hook
         service.close()
@@ -508,14 +498,13 @@ def test_a_server_that_is_gone_is_told_to_everyone_who_waits() -> None:
     with serving(shared(batch_size=4), process=True) as server:
         buffer = remote(server, reconnect_s=0.2)
         task = Task(buffer.sample)
-        eventually(lambda: asking(buffer))
+        until(lambda: asking(buffer))
         os.kill(server.pid, signal.SIGKILL)
         with pytest.raises(ConnectionClosedError):
             task.result()
         with pytest.raises(ConnectionClosedError):
             buffer.sample()
-        with contextlib.suppress(ConnectionClosedError):
-            buffer.close(0.5)
+        buffer.close(0.5)
 
 
 def test_a_server_that_closes_is_told() -> None:
@@ -524,8 +513,7 @@ def test_a_server_that_closes_is_told() -> None:
         buffer.sample()
     with pytest.raises(ConnectionClosedError):
         buffer.sample()
-    with contextlib.suppress(ConnectionClosedError):
-        buffer.close(0.5)
+    buffer.close(0.5)
 
 
 def test_a_server_that_closes_leaves_no_socket_in_its_clients() -> None:
@@ -533,8 +521,7 @@ def test_a_server_that_closes_leaves_no_socket_in_its_clients() -> None:
         with serving(filled()) as server:
             buffers = [remote(server) for _ in range(3)]
         for buffer in buffers:
-            with contextlib.suppress(ConnectionClosedError):
-                buffer.close(0.5)
+            buffer.close(0.5)
 
     before = sockets()
     three()
@@ -556,4 +543,4 @@ def test_close() -> None:
         buffer.close()
         with remote(server) as other:
             other.sample()
-        eventually(lambda: server.stats().connections == 0)
+        until(lambda: server.stats().connections == 0)

@@ -31,16 +31,8 @@ from contig import (
     TcpTransport,
 )
 from contig.testing import steps
-from tests.client.serving import (
-    HOST,
-    ROW,
-    Raw,
-    Task,
-    client,
-    eventually,
-    serving,
-    shared,
-)
+from tests.client.serving import HOST, ROW, Raw, client, serving, shared
+from tests.waiting import Task, until
 
 # -- which table ----------------------------------------------------------------------------------
 
@@ -193,7 +185,7 @@ def test_a_waiting_sample_is_told_that_the_ingest_process_died(prefetch: int) ->
     buffer = ReplayBuffer(LazyTensorStorage(100), batch_size=2, prefetch=prefetch)
     with serving(buffer, process=True) as server:
         task = Task(buffer.sample)
-        eventually(task.is_alive)
+        until(task.is_alive)
         os.kill(server.pid, signal.SIGKILL)
         with pytest.raises(ServerError, match="signal 9"):
             task.result()
@@ -234,14 +226,14 @@ def test_writers_wait_for_the_learner_and_go_on(storage: Any, kind: str, process
         far: Any = client(server) if kind == "tcp" else SharedClient(server.name)
         with far:
             task = Task(write, far, 40)
-            eventually(lambda: len(buffer) == LIMIT)
+            until(lambda: len(buffer) == LIMIT)
             if kind == "tcp":
-                eventually(lambda: server.stats().blocked >= 1)
+                until(lambda: server.stats().blocked >= 1)
                 assert server.stats().clients[0]["blocked"]
             assert len(buffer) == LIMIT and task.is_alive()
             for turn in range(1, 9):
                 buffer.sample()
-                eventually(lambda n=turn: len(buffer) == min(LIMIT + 4 * n, 40))
+                until(lambda n=turn: len(buffer) == min(LIMIT + 4 * n, 40))
             task.result()
     assert buffer[:]["observation"][:, 1].tolist() == list(range(40))
 
@@ -264,7 +256,7 @@ def test_frames_of_many_rows_do_not_stop_a_limited_table() -> None:
         far.items(0, 40, tape=True)  # as a client coalesces what was sent while it waited
         for _ in range(10):
             buffer.sample()
-        eventually(lambda: len(buffer) == 40)
+        until(lambda: len(buffer) == 40)
         far.items(40, 40, tape=True)
         for _ in range(10):
             buffer.sample()
@@ -278,7 +270,7 @@ def test_a_blocked_table_holds_up_no_other() -> None:
     with serving(tables, process=True) as server:
         with client(server, table="limited") as slow, client(server, table="free") as fast:
             task = Task(write, slow, 20)
-            eventually(lambda: server.stats().blocked >= 1)
+            until(lambda: server.stats().blocked >= 1)
             write(fast, 100)
             assert len(tables["free"]) == 100
             with RemoteReplayBuffer(HOST, server.port, "free") as learner:
@@ -297,11 +289,11 @@ def test_a_blocked_client_raises_if_it_was_told_to() -> None:
         write(far, LIMIT)
         far.send(steps.row(0, LIMIT))  # in flight, and blocked
         with pytest.raises(OverloadError, match="max_inflight_msgs"):
-            eventually(lambda: far.send(steps.row(0, LIMIT + 1)))
+            until(lambda: far.send(steps.row(0, LIMIT + 1)))
         assert far.blocked >= 1
         patient = TcpClient(HOST, server.port, max_inflight_msgs=1, send_timeout_s=0.05)
         with pytest.raises(TimeoutError, match="room to send"):
-            eventually(lambda: patient.send(steps.row(1, 0)))
+            until(lambda: patient.send(steps.row(1, 0)))
         for turn in range(10):
             if turn < 2 or len(buffer) > LIMIT + 4 * turn - 4:
                 buffer.sample()
@@ -315,7 +307,7 @@ def test_a_blocked_client_still_gets_weights() -> None:
         server.publish(1, {"w": np.arange(3)})
         write(far, LIMIT)
         far.send(steps.row(0, LIMIT))
-        eventually(lambda: server.stats().blocked >= 1)
+        until(lambda: server.stats().blocked >= 1)
         task = Task(far.weights)
         try:
             assert task.result().version == 1
@@ -349,7 +341,7 @@ def test_a_blocked_shared_client_is_told_that_the_server_closed() -> None:
     with serving(buffer) as server:
         far = SharedClient(server.name)
         task = Task(write, far, LIMIT + 1)
-        eventually(lambda: len(buffer) == LIMIT)
+        until(lambda: len(buffer) == LIMIT)
     try:
         with pytest.raises(ConnectionClosedError):
             task.result()

@@ -32,7 +32,8 @@ from contig import (
     TcpTransport,
 )
 from contig.testing import steps
-from tests.client.serving import HOST, ROW, client, eventually, serving, shared
+from tests.client.serving import HOST, ROW, client, serving, shared
+from tests.waiting import until
 
 FLAGS = ("done", "terminated", "truncated")
 GIVEN = (FLAGS, ("done",), ("terminated", "truncated"), ("terminated",), ("done", "truncated"))
@@ -594,5 +595,5 @@ def test_send_many_rows_goes_on_like_extend(kind: str) -> None:
         with far:
             far.send_many(steps.episode(0, 3, end=None))
             far.send_many(steps.episode(0, 2, start=3))
-        episodes = eventually(lambda: len(buffer) == 5) and buffer.storage.episodes()
+        episodes = until(lambda: len(buffer) == 5) and buffer.storage.episodes()
     assert episodes["steps"].tolist() == [5] and episodes["terminated"].tolist() == [True]

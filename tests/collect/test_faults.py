@@ -29,7 +29,8 @@ from contig import (
 from contig.process import heartbeat
 from tests.collect.envs import Faulty, check_storage, make_steps, steps_of
 from tests.collect.policies import Sleepy, Weighted
-from tests.collect.waiting import WAIT_S, alive, wait_for
+from tests.processes import alive, state
+from tests.waiting import WAIT_S, until
 
 FAULTS = [
     ("raise", r"the simulator broke"),
@@ -85,7 +86,7 @@ def test_shutdown_raises_what_nobody_was_told() -> None:
     buffer = ReplayBuffer(LazyTensorStorage(10_000), batch_size=8)
     collector = collector_of("raise", buffer, sync=False)
     collector.start()
-    wait_for(lambda: not collector._thread.is_alive())
+    until(lambda: not collector._thread.is_alive())
     with pytest.raises(WorkerError, match="worker 0"):
         collector.async_shutdown()
     collector.async_shutdown()
@@ -102,10 +103,6 @@ def test_a_killed_worker_that_was_idle_or_paused_is_noticed() -> None:
     with pytest.raises(WorkerError, match=r"worker 0 \(pid \d+\) died: killed by signal 9"):
         next(iterator)
     collector.async_shutdown()
-
-
-def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 @pytest.mark.parametrize("call", ["iterate", "sample", "shutdown", "resume", "replaced"])
@@ -131,16 +128,16 @@ def test_a_stopped_worker_that_was_idle_is_told_by_any_call(call: str, monkeypat
         buffer.sample()
     pid = collector.pids[1]
     os.kill(pid, signal.SIGSTOP)
-    wait_for(lambda: is_stopped(pid))
+    until(lambda: state(pid) == "T")
     said = rf"worker 1 \(pid {pid}\) (.|\n)*sign of life"
     if call == "replaced":
         assert iterator is not None and next(iterator) is None
         assert collector.restarts == 1 and buffer.stats().rows_written == 40
-        wait_for(lambda: not alive(pid))
+        until(lambda: not alive(pid))
         collector.shutdown()
         return
     if call == "shutdown":
-        wait_for(lambda: collector._workers.handles[1].watch.silence_s > 2.0)
+        until(lambda: collector._workers.handles[1].watch.silence_s > 2.0)
 
     def told() -> bool:
         try:
@@ -158,7 +155,7 @@ def test_a_stopped_worker_that_was_idle_is_told_by_any_call(call: str, monkeypat
         assert call != "shutdown"
         return False
 
-    wait_for(told)
+    until(told)
     collector.shutdown()
     assert not any(alive(pid) for pid in collector.pids)
 
@@ -447,10 +444,10 @@ def test_a_worker_that_died_between_iterations_is_told_by_any_call(call: str) ->
                 return True
             return False
 
-        wait_for(told)
+        until(told)
     else:
-        wait_for(lambda: not alive(collector.pids[0]))
-        wait_for(lambda: collector._workers.handles[0].ended)
+        until(lambda: not alive(collector.pids[0]))
+        until(lambda: collector._workers.handles[0].ended)
         with pytest.raises(WorkerError, match=said):
             collector.shutdown()
     collector.shutdown()
@@ -550,7 +547,7 @@ def test_the_end_of_the_main_process_leaves_nothing(how: str, end: int, tmp_path
     finally:
         process.kill()
         process.stdout.close()
-    wait_for(lambda: not any(alive(pid) for pid in [*pids, *below]))
+    until(lambda: not any(alive(pid) for pid in [*pids, *below]))
     left = Path("/dev/shm") / f"contig-{name}"
     if end == signal.SIGKILL:  # nobody was left to remove it; the next contig process does
         from contig.tape.segment import reap

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from contig import Collector, LazyTensorStorage, MultiCollector, RateLimiter, ReplayBuffer
 from tests.collect.envs import Steps, check_storage, make_steps
 from tests.collect.policies import Weighted
-from tests.collect.waiting import WAIT_S, wait_for
+from tests.waiting import WAIT_S, until
 
 CALLS = ("start", "pause", "resume", "update", "shutdown")
 
@@ -71,7 +71,7 @@ class Life:
         assert self.collector.policy_version == self.version
         before = self.rows()
         if self.started and not self.paused and not self.closed:
-            wait_for(lambda: self.rows() > before)
+            until(lambda: self.rows() > before)
         else:
             time.sleep(0.001)
             assert self.rows() == before and (self.started or before == 0)
@@ -171,7 +171,7 @@ def test_a_pause_while_a_limiter_holds_writers_back(kind: Any) -> None:
         time.sleep(0.1)
         return bool(buffer.stats().rows_written == before)
 
-    wait_for(full)
+    until(full)
     collector.pause()
     rows = buffer.stats().rows_written
     for _ in range(3):
@@ -181,7 +181,7 @@ def test_a_pause_while_a_limiter_holds_writers_back(kind: Any) -> None:
     time.sleep(0.05)  # there is room now, and still nobody writes
     assert buffer.stats().rows_written == rows
     collector.resume()
-    wait_for(lambda: buffer.stats().rows_written > rows)
+    until(lambda: buffer.stats().rows_written > rows)
     collector.async_shutdown()
 
 
@@ -193,7 +193,7 @@ def test_weights_given_while_the_thread_acts_are_never_torn() -> None:
     for version in range(1, 60):
         collector.update_policy_weights_(Weighted(version))
         time.sleep(0.001)
-    wait_for(lambda: len(buffer) and buffer[-1:]["weight"][0] == 59)
+    until(lambda: len(buffer) and buffer[-1:]["weight"][0] == 59)
     collector.async_shutdown()
     rows = buffer[:]
     np.testing.assert_array_equal(rows["weight"], rows["collector", "policy_version"])
@@ -213,7 +213,7 @@ def test_shut_down_from_another_thread_while_iterating() -> None:
 
         thread = threading.Thread(target=iterate)
         thread.start()
-        wait_for(lambda life=life: life.rows() > 0)
+        until(lambda life=life: life.rows() > 0)
         life.collector.async_shutdown()
         thread.join(WAIT_S)
         assert not thread.is_alive() and "shut down" in str(ended[0])

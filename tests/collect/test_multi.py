@@ -23,7 +23,7 @@ from contig import (
 from contig.collect.column_blocks import join_batches
 from tests.collect.envs import Steps, check_storage, make_steps, steps_of
 from tests.collect.policies import Counts, Weighted, lean, make_cartpole
-from tests.collect.waiting import wait_for
+from tests.waiting import until
 
 
 def test_batches_of_workers_are_joined() -> None:
@@ -131,7 +131,7 @@ def test_weights_reach_every_worker_whole_while_they_run() -> None:
         newest = rows["observation"][rows["collector", "policy_version"] == 39]
         return set(newest[:, 0].tolist()) == {0, 1}
 
-    wait_for(lambda: len(buffer) > 500 and arrived())
+    until(lambda: len(buffer) > 500 and arrived())
     collector.async_shutdown()
     rows = buffer[:]
     np.testing.assert_array_equal(rows["weight"], rows["collector", "policy_version"])

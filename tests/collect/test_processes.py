@@ -23,7 +23,7 @@ from contig import (
     SliceSampler,
 )
 from tests.collect.envs import check_storage, check_trajectory, make_steps, split, steps_of
-from tests.collect.waiting import wait_for
+from tests.waiting import until
 
 SEED = 1000
 
@@ -113,7 +113,7 @@ def check_buffer(case: Case, kind: str, ndim: int, start: bool) -> None:
     with folder, storage, MultiCollector(**case.arguments, replay_buffer=buffer) as collector:
         if start:
             collector.start()
-            wait_for(lambda: not collector._thread.is_alive())
+            until(lambda: not collector._thread.is_alive())
         else:
             assert set(case.iterate(collector)) <= {None}
         collector.check()

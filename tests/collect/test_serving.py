@@ -22,7 +22,7 @@ from contig import (
 )
 from tests.collect.envs import Steps, check_storage, make_steps
 from tests.collect.policies import Weighted
-from tests.collect.waiting import wait_for
+from tests.waiting import until
 
 
 def example(more: Any = None) -> Any:
@@ -88,7 +88,7 @@ def test_a_collector_elsewhere_gets_its_weights_from_the_server(workers: int) ->
             )
             with collector:
                 collector.start()
-                wait_for(lambda: len(buffer))
+                until(lambda: len(buffer))
                 for version in range(6):
                     learner.fill(version)
                     server.publish(version, learner.get_weights())
@@ -99,7 +99,7 @@ def test_a_collector_elsewhere_gets_its_weights_from_the_server(workers: int) ->
                     newest = rows["collector", "policy_version"] == 5
                     return len(set(rows["observation"][newest][:, 0].tolist())) == max(workers, 1)
 
-                wait_for(arrived)
+                until(arrived)
                 assert collector.policy_version == 5
         rows = buffer[:]
         np.testing.assert_array_equal(rows["weight"], rows["collector", "policy_version"])

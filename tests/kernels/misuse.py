@@ -7,19 +7,15 @@ must raise; if it read or wrote elsewhere instead, only its own process is lost.
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from contig import LazyTensorStorage, _native
+from tests.attempts import attempt_all
 
 FAR = 1 << 40  # an offset that is in nobody's memory
-TOO_LONG_S = 3
 
 
 def b(n: int) -> Any:
@@ -274,26 +270,5 @@ CASES: dict[str, Callable[[], Any]] = {
 }
 
 
-def run(case: Callable[[], Any]) -> str:
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(TOO_LONG_S)
-        try:
-            case()
-            how = "returned"
-        except BaseException as error:
-            how = f"{type(error).__name__}: {error}"
-        os.write(write, how.encode()[:2000])
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        said = pipe.read().decode()
-    status = os.waitpid(pid, 0)[1]
-    if os.WIFSIGNALED(status):
-        return f"signal {os.WTERMSIG(status)}"
-    return said if status == 0 else f"exit {os.WEXITSTATUS(status)} after {said}"
-
-
 if __name__ == "__main__":
-    json.dump({name: run(case) for name, case in CASES.items()}, sys.stdout)
+    attempt_all(CASES)

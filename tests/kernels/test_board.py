@@ -5,12 +5,9 @@ No torch here: this directory runs under the address sanitizer.
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,33 +18,12 @@ from hypothesis import strategies as st
 
 from contig import LayoutError, _native
 from contig.weights.board import WeightsBoard
+from tests.tape.queue import workers
 from tests.tape.queue.workers import weights, weights_example, weights_wrong
-from tests.tape.queue.zygote import Zygote
+from tests.waiting import WAIT_S, until
+from tests.zygote import Zygote
 
-BLOCKED_S = 60
 EXAMPLE = weights_example(700)
-
-
-@pytest.fixture
-def zygote(tmp_path: Path) -> Iterator[Zygote]:
-    made = Zygote(tmp_path)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    unique = f"test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    yield unique
-    for left in Path("/dev/shm").glob(f"contig-{unique}*"):
-        left.unlink(missing_ok=True)
-
-
-def until(condition: Any) -> None:
-    give_up = time.monotonic() + BLOCKED_S
-    while not condition():
-        assert time.monotonic() < give_up, "it never happened"
-        time.sleep(0.001)
 
 
 def newest(board: WeightsBoard) -> int:
@@ -170,12 +146,12 @@ def test_a_reader_is_woken() -> None:
     board.publish(0, weights(0, EXAMPLE))
     found: list[Any] = []
     thread = threading.Thread(
-        target=lambda: found.append(board.read(newer_than=0, timeout_s=BLOCKED_S))
+        target=lambda: found.append(board.read(newer_than=0, timeout_s=WAIT_S))
     )
     thread.start()
     time.sleep(0.02)
     board.publish(1, weights(1, EXAMPLE))
-    thread.join(BLOCKED_S)
+    thread.join(WAIT_S)
     assert found and found[0].version == 1
     board.close()
 
@@ -189,16 +165,18 @@ def test_never_torn(zygote: Zygote, name: str, tmp_path: Path) -> None:
     board = WeightsBoard.create(EXAMPLE, name)
     begun = [tmp_path / f"begun-{reader}" for reader in range(3)]
     readers = [
-        zygote.start("read_weights", name=name, stop=str(stop), wait=reader == 2, begun=str(path))
+        zygote.start(
+            workers.read_weights, name=name, stop=str(stop), wait=reader == 2, begun=str(path)
+        )
         for reader, path in enumerate(begun)
     ]
-    publisher = zygote.start("publish", name=name, stop=str(stop))
+    publisher = zygote.start(workers.publish, name=name, stop=str(stop))
     until(lambda: newest(board) >= 3000 and all(path.exists() for path in begun))
     stop.touch()
-    published = publisher.result(BLOCKED_S)
+    published = publisher.result(WAIT_S)
     assert published["versions"] >= 3000 and board.newest == published["newest"]
     for reader in readers:
-        result = reader.result(BLOCKED_S)
+        result = reader.result(WAIT_S)
         assert result["wrong"] == "" and result["reads"] > 0, result
     found = board.read()
     assert found is not None and found.version == published["newest"]
@@ -211,11 +189,13 @@ def test_killed_publishers(zygote: Zygote, name: str, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     board = WeightsBoard.create(weights_example(20_000), name)
     begun = tmp_path / "begun"
-    reader = zygote.start("read_weights", name=name, stop=str(stop), wait=False, begun=str(begun))
+    reader = zygote.start(
+        workers.read_weights, name=name, stop=str(stop), wait=False, begun=str(begun)
+    )
     draw = random.Random(1)
     last = -1
     for _ in range(30):
-        publisher = zygote.start("publish", name=name, stop=str(stop))
+        publisher = zygote.start(workers.publish, name=name, stop=str(stop))
         until(lambda before=last: newest(board) > before)
         time.sleep(draw.random() * 0.004)
         assert publisher.alive(), publisher.result(1)
@@ -229,7 +209,7 @@ def test_killed_publishers(zygote: Zygote, name: str, tmp_path: Path) -> None:
         last = found.version
     until(begun.exists)
     stop.touch()
-    result = reader.result(BLOCKED_S)
+    result = reader.result(WAIT_S)
     assert result["wrong"] == "" and result["reads"] > 0
     board.close()
 
@@ -250,7 +230,7 @@ def test_a_word_that_was_overwritten(zygote: Zygote, name: str) -> None:
         with open(f"/dev/shm/contig-{mine}", "r+b") as file:
             file.seek(at)
             file.write(value.to_bytes(8, "little"))
-        found = zygote.start("read_weights_once", name=mine).result(BLOCKED_S)
+        found = zygote.start(workers.read_weights_once, name=mine).result(WAIT_S)
         if at in (SEQUENCES[0], SEQUENCES[2]):  # of older ones, which nobody reads
             assert found == {"told": "", "version": 3}
         elif (at, value) in ((PUBLISHED, 0), (PUBLISHED, 3)):  # as it was once
@@ -258,6 +238,6 @@ def test_a_word_that_was_overwritten(zygote: Zygote, name: str) -> None:
         else:
             assert "was overwritten: publish again" in found["told"], (at, value)
         board.publish(9, weights(9, EXAMPLE))
-        found = zygote.start("read_weights_once", name=mine).result(BLOCKED_S)
+        found = zygote.start(workers.read_weights_once, name=mine).result(WAIT_S)
         assert found == {"told": "", "version": 9}, (at, value)
         board.close()

@@ -6,12 +6,8 @@ never crash, hang, or read elsewhere. And what a full table of producers does.
 
 from __future__ import annotations
 
-import json
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +15,10 @@ import pytest
 
 from contig import _native
 from contig._native import Received
+from tests.attempts import attempt_all, expect_raised, outcomes
 from tests.kernels import misuse
 from tests.kernels.misuse import FAR, b, i, read_only
 
-ROOT = Path(__file__).parents[2]
-RAISED = {"ValueError", "TypeError", "RuntimeError", "OverflowError", "MemoryError"}
 HUGE = 2**63
 ITEMS = 4
 HEADER = struct.Struct("<4sBBHQIIQI")  # and behind it its own crc32c
@@ -388,27 +383,18 @@ SURVIVED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.fixture(scope="module")
-def outcome() -> Callable[[str], str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.test_queue"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    found: dict[str, str] = json.loads(done.stdout)
-    return lambda case: found[case]
+def found() -> dict[str, str]:
+    return outcomes("tests.kernels.test_queue")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_raises(case: str, outcome: Callable[[str], str]) -> None:
-    how = outcome(case)
-    assert how.partition(":")[0] in RAISED, how
+def test_raises(case: str, found: dict[str, str]) -> None:
+    expect_raised(found[case])
 
 
 @pytest.mark.parametrize("case", SURVIVED)
-def test_survives(case: str, outcome: Callable[[str], str]) -> None:
-    assert outcome(case) == "returned"
+def test_survives(case: str, found: dict[str, str]) -> None:
+    assert found[case] == "returned"
 
 
 # -- what is no misuse -----------------------------------------------------------------------------
@@ -525,4 +511,4 @@ def test_asking_takes_no_place() -> None:
 
 
 if __name__ == "__main__":
-    json.dump({name: misuse.run(case) for name, case in (CASES | SURVIVED).items()}, sys.stdout)
+    attempt_all(CASES | SURVIVED)

@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 
 from contig import LazyTensorStorage
-
-DEADLINE_S = 60
+from tests.waiting import WAIT_S
 
 
 def wait_in_a_thread(tape: Any, wake: Callable[[], None]) -> bool:
     """Waits on the current word; calls `wake` until the wait is over. What the wait returned."""
     seen = tape.wake_word
     answers: list[bool] = []
-    thread = threading.Thread(target=lambda: answers.append(tape.wait(seen, DEADLINE_S)))
+    thread = threading.Thread(target=lambda: answers.append(tape.wait(seen, WAIT_S)))
     thread.start()
-    give_up = time.monotonic() + DEADLINE_S
+    give_up = time.monotonic() + WAIT_S
     while thread.is_alive() and time.monotonic() < give_up:
         wake()
         thread.join(0.01)
@@ -33,7 +32,7 @@ def test_a_word_that_has_changed_does_not_wait() -> None:
         seen = storage.tape.wake_word
         storage.tape.notify()
         assert storage.tape.wake_word != seen
-        assert storage.tape.wait(seen, DEADLINE_S)
+        assert storage.tape.wait(seen, WAIT_S)
 
 
 def test_a_word_that_stays_gives_false_after_the_timeout() -> None:
@@ -73,12 +72,12 @@ def test_many_waiters_are_all_woken() -> None:
     with LazyTensorStorage(4, example={"x": 0.0}) as storage:
         seen, answers = storage.tape.wake_word, []
         threads = [
-            threading.Thread(target=lambda: answers.append(storage.tape.wait(seen, DEADLINE_S)))
+            threading.Thread(target=lambda: answers.append(storage.tape.wait(seen, WAIT_S)))
             for _ in range(8)
         ]
         for thread in threads:
             thread.start()
         storage.tape.notify()
         for thread in threads:
-            thread.join(DEADLINE_S)
+            thread.join(WAIT_S)
         assert answers == [True] * 8

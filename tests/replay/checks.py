@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from contig import Batch
-from tests.replay.model import FLAGS, Form, ModelTape, Piece, Row, build, leaves
+from tests.tape.model import FLAGS, Form, ModelTape, Piece, Row, build, leaves
 
 SLICE_END, MASK, BURN_IN = (
     ("collector", "slice_end"),

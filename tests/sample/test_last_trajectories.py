@@ -1,4 +1,4 @@
-"""WindowSampler(last_trajectories=): against a model that keeps a list of rows.
+"""WindowSampler(last_trajectories=): against the model of a tape.
 
 The samplers live as long as the storage, so that what they keep up to date by changes is compared,
 too, with what is there.
@@ -6,7 +6,7 @@ too, with what is there.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from contig import LazyTensorStorage, RandomSampler, SliceSampler, WindowSampler
 from contig.sample import Index, Request, Rng
+from tests.tape.model import IF_OPEN, NEW, Form, ModelTape, ModelWriter, Piece, Row, Whole
 
 ENVS = 4
 LAST = (1, 2, 3, 100)
@@ -23,12 +24,8 @@ LENGTH = 3
 DRAWS = 1500  # of at most about 40 slices that are equally likely or more: none is left out
 
 
-class Row(NamedTuple):
-    """A row of the model: whose it is, and whether it ends that."""
-
-    trajectory: int  # numbered as they began
-    first: bool
-    done: bool
+FORM = Form()
+WHOLE = Whole(terminated=True, truncated=False, traj_id=-1, version=-1)
 
 
 class Machine(RuleBasedStateMachine):
@@ -38,10 +35,7 @@ class Machine(RuleBasedStateMachine):
     def start(self, capacity: int) -> None:
         self.storage = LazyTensorStorage(capacity)
         self.writer = self.storage.writer()
-        self.rows: list[Row] = []
-        self.open: dict[int, int] = {}  # the trajectory that each env has open
-        self.count = 0
-        self.emptied = 0
+        self.tape, self.model = ModelTape(capacity, FORM), ModelWriter(0)
         self.index, self.rng = Index(self.storage), Rng(0)
         self.samplers = [
             (kind, last, WindowSampler(make(), last_trajectories=last))
@@ -57,71 +51,50 @@ class Machine(RuleBasedStateMachine):
             )
         ]
 
-    def stored(self) -> dict[int, list[int]]:
-        """Rows that are there, by trajectory, in the order in which those began."""
-        out: dict[int, list[int]] = {}
-        for seq in range(max(self.emptied, len(self.rows) - self.storage.capacity), len(self.rows)):
-            out.setdefault(self.rows[seq].trajectory, []).append(seq)
-        return dict(sorted(out.items()))
-
-    def write(self, new: list[tuple[int, bool]]) -> None:
-        """Rows of one append: whose, and whether it ends its trajectory."""
-        tail = max(self.emptied, len(self.rows) + len(new) - self.storage.capacity)
-        last = {row.trajectory: seq for seq, row in enumerate(self.rows)}
-        here: set[int] = set()
-        for who, done in new:
-            known = self.open.get(who)
-            goes_on = known is not None and (known in here or last[known] >= tail)
-            if not goes_on:  # also one of which no row is left: it is another one then
-                self.count += 1
-            now = known if goes_on and known is not None else self.count
-            here.add(now)
-            self.rows.append(Row(now, known is None, done))
-            self.open[who] = now
-            if done:
-                del self.open[who]
-
-    def data(self, done: list[bool]) -> dict[str, Any]:
-        n = len(done)
-        seqs = np.arange(len(self.rows), len(self.rows) + n)
-        return {"n": seqs, "next": {"done": np.array(done, bool)}}
+    def rows(self, done: list[bool]) -> tuple[list[Row], dict[str, Any]]:
+        """New rows, for the model and for the storage."""
+        rows = [Row(self.tape.head + i, terminated=d) for i, d in enumerate(done)]
+        return rows, {"n": np.array([r.uid for r in rows]), "next": {"done": np.array(done, bool)}}
 
     @rule(data=st.data(), some=st.permutations(range(ENVS)), n=st.integers(1, ENVS))
     def step(self, data: Any, some: list[int], n: int) -> None:
-        done = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
-        self.writer.add_step(self.data(done), env_ids=some[:n])
-        self.write(list(zip(some[:n], done)))
+        self.step_envs(some[:n], data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+
+    def step_envs(self, envs: list[int], done: list[bool]) -> None:
+        rows, data = self.rows(done)
+        self.writer.add_step(data, env_ids=envs)
+        self.tape.append(self.model, [[row] for row in rows], IF_OPEN, envs=envs)
 
     @rule(n=st.integers(1, ENVS), over=st.booleans())
     def extend(self, n: int, over: bool) -> None:
-        done = [over and i == n - 1 for i in range(n)]
-        self.writer.extend(self.data(done))
-        self.write([(ENVS, d) for d in done])
+        rows, data = self.rows([over and i == n - 1 for i in range(n)])
+        self.writer.extend(data)
+        self.tape.append(self.model, [rows], IF_OPEN)
 
     @rule(n=st.integers(1, ENVS))
     def whole(self, n: int) -> None:
-        self.writer.extend_trajectory(self.data([i == n - 1 for i in range(n)]))
-        self.write([(ENVS + 1, i == n - 1) for i in range(n)])
+        rows, data = self.rows([i == n - 1 for i in range(n)])
+        self.writer.extend_trajectory(data)
+        self.tape.append(self.model, [rows], NEW, WHOLE)
 
     @rule(some=st.integers(0, ENVS - 1), n=st.integers(1, 6))
     def long(self, some: int, n: int) -> None:
         """Steps of one env, so that trajectories grow longer than a slice."""
         for _ in range(n):
-            self.writer.add_step(self.data([False]), env_ids=[some])
-            self.write([(some, False)])
+            self.step_envs([some], [False])
 
     @rule()
     def empty(self) -> None:
         self.storage.empty()
-        self.emptied = len(self.rows)
+        self.tape.empty()
 
     @invariant()
     def drawn(self) -> None:
         if not hasattr(self, "samplers"):
             return
-        stored = self.stored()
+        stored = list(self.tape.pieces().values())
         for kind, last, sampler in self.samplers:
-            window = dict(list(stored.items())[-last:])
+            window = stored[-last:]
             length = 1 if kind == "rows" else LENGTH
             self.index.refresh()
             draw = sampler.draw(self.index, self.rng, Request(DRAWS, length))
@@ -133,17 +106,16 @@ class Machine(RuleBasedStateMachine):
             parts = np.split(draw.seqs, np.cumsum(lengths)[:-1])
             assert {tuple(p.tolist()) for p in parts} == expected, (kind, last)
 
-    def slices(self, kind: Any, window: dict[int, list[int]]) -> set[tuple[int, ...]]:
+    def slices(self, kind: Any, window: list[Piece]) -> set[tuple[int, ...]]:
         if kind == "rows":
-            return {(s,) for seqs in window.values() for s in seqs}
+            return {(s,) for piece in window for s in piece.seqs}
         _, strict, complete = kind
         out: set[tuple[int, ...]] = set()
-        for seqs in window.values():
-            whole = self.rows[seqs[0]].first and self.rows[seqs[-1]].done
-            if (complete and not whole) or (strict and len(seqs) < LENGTH):
+        for piece in window:
+            if (complete and not piece.complete) or (strict and len(piece) < LENGTH):
                 continue
-            for at in range(max(len(seqs) - LENGTH, 0) + 1):
-                out.add(tuple(seqs[at : at + LENGTH]))
+            for at in range(max(len(piece) - LENGTH, 0) + 1):
+                out.add(tuple(piece.seqs[at : at + LENGTH]))
         return out
 
 

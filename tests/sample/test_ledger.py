@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from contig import LazyTensorStorage, ReplayBuffer, _native
 from contig.sample import Index, Rng, Window
-from tests.replay.model import IF_OPEN, Form, ModelTape, ModelWriter, Piece, Row, build
+from tests.tape.model import IF_OPEN, Form, ModelTape, ModelWriter, Piece, Row, build
 
 FORM = Form(ids="collector", flags="next", version=True)
 NUMBERS = st.integers(0, 99)

@@ -13,8 +13,7 @@ import contig
 from contig import RateLimiter, RateLimitError, ReplayBuffer
 from contig.sample import Draw, Index, Request, Rng
 from contig.testing import episode, row
-
-DEADLINE_S = 60
+from tests.waiting import WAIT_S
 
 
 def buffer_with(limiter: RateLimiter, storage: Any = None) -> ReplayBuffer:
@@ -209,14 +208,14 @@ def run(*functions: Any) -> None:
     for t in threads:
         t.start()
     for t in threads:
-        t.join(DEADLINE_S)
+        t.join(WAIT_S)
         assert not t.is_alive(), "a thread still waits"
     if failed:
         raise failed[0]
 
 
 def test_threads_wait_for_each_other() -> None:
-    limiter = RateLimiter(2.0, min_size=5, error_buffer=6, timeout_s=DEADLINE_S)
+    limiter = RateLimiter(2.0, min_size=5, error_buffer=6, timeout_s=WAIT_S)
     buffer = buffer_with(limiter)
     drifts: list[float] = []
 
@@ -247,7 +246,7 @@ class Gated(contig.RandomSampler):
 
     def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
         self.entered.release()
-        assert self.go.acquire(timeout=DEADLINE_S)
+        assert self.go.acquire(timeout=WAIT_S)
         return super().draw(index, rng, request)
 
 
@@ -267,7 +266,7 @@ def test_two_samplers_do_not_share_one_allowance() -> None:
             got.append("error")
 
     def second() -> None:
-        assert sampler.entered.acquire(timeout=DEADLINE_S)
+        assert sampler.entered.acquire(timeout=WAIT_S)
         letting_go = threading.Timer(0.2, sampler.go.release, (2,))
         letting_go.start()
         read()
@@ -282,7 +281,7 @@ def test_two_samplers_do_not_share_one_allowance() -> None:
 
 
 def _feed(storage: Any, rows: int, pipe: Any) -> None:
-    limiter = RateLimiter(1.0, min_size=4, error_buffer=4, timeout_s=DEADLINE_S)
+    limiter = RateLimiter(1.0, min_size=4, error_buffer=4, timeout_s=WAIT_S)
     buffer = ReplayBuffer(storage, batch_size=1, limiter=limiter)
     pipe.send("started")
     for n in range(rows):
@@ -293,20 +292,20 @@ def _feed(storage: Any, rows: int, pipe: Any) -> None:
 def test_processes_wait_for_each_other() -> None:
     context = multiprocessing.get_context("spawn")
     with contig.SharedStorage(1000, example=row(0, 0)) as storage:
-        limiter = RateLimiter(1.0, min_size=4, error_buffer=4, timeout_s=DEADLINE_S)
+        limiter = RateLimiter(1.0, min_size=4, error_buffer=4, timeout_s=WAIT_S)
         buffer = buffer_with(limiter, storage)
         mine, theirs = context.Pipe()
         process = context.Process(target=_feed, args=(storage, 60, theirs), daemon=True)
         process.start()
-        assert mine.poll(DEADLINE_S) and mine.recv() == "started"
+        assert mine.poll(WAIT_S) and mine.recv() == "started"
         # The writer cannot end before we sample: it may be ahead by 4 + 4 rows at most.
         for _ in range(30):
             buffer.sample(2)
             assert storage.tape.inserted <= storage.tape.sampled + 8
             assert storage.tape.sampled <= storage.tape.inserted
-        assert mine.poll(DEADLINE_S)
+        assert mine.poll(WAIT_S)
         inserted, sampled = mine.recv()
-        process.join(DEADLINE_S)
+        process.join(WAIT_S)
         assert process.exitcode == 0
         assert (inserted, storage.tape.inserted) == (60, 60)
         assert 0 < sampled <= storage.tape.sampled == 60

@@ -14,7 +14,8 @@ import contig
 from contig import LazyTensorStorage, RateLimiter, RemoteReplayBuffer, ReplayBuffer
 from contig.testing import episode, row
 from tests.client.serving import HOST, ROW, serving
-from tests.sample.test_limiter import DEADLINE_S, run
+from tests.sample.test_limiter import run
+from tests.waiting import WAIT_S
 
 RATIOS = st.one_of(st.sampled_from([1.0, 0.25, 4.0, 0.1, 1 / 3, 1e-3, 256.0]), st.floats(1e-3, 1e3))
 SIZES = st.integers(1, 600)
@@ -96,7 +97,7 @@ def alternately(write: Callable[[], Any], read: Callable[[], Any], storage: Any)
 )
 @pytest.mark.parametrize("how", ["plain", "prefetch", "remote"])
 def test_threads(ratio: float, append: int, batch: int, how: str) -> None:
-    limiter = RateLimiter(ratio, timeout_s=DEADLINE_S)
+    limiter = RateLimiter(ratio, timeout_s=WAIT_S)
     storage = LazyTensorStorage(2000, example=ROW)
     prefetch = 2 if how == "prefetch" else 0
     with ReplayBuffer(storage, batch_size=batch, limiter=limiter, prefetch=prefetch) as buffer:
@@ -111,13 +112,13 @@ def test_threads(ratio: float, append: int, batch: int, how: str) -> None:
 
             def write() -> None:
                 near.extend(episode(0, append))
-                near.flush(DEADLINE_S)
+                near.flush(WAIT_S)
 
             alternately(write, far.sample, storage)
 
 
 def test_random_sizes() -> None:
-    limiter = RateLimiter(0.7, min_size=30, timeout_s=DEADLINE_S)
+    limiter = RateLimiter(0.7, min_size=30, timeout_s=WAIT_S)
     storage = LazyTensorStorage(5000, example=ROW)
     buffer = ReplayBuffer(storage, limiter=limiter)
     rng, other = random.Random(0), random.Random(1)

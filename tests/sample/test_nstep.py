@@ -84,16 +84,13 @@ def test_any_form_of_reward(dtype: Any, shape: tuple[int, ...]) -> None:
 
 
 def test_whole_number_rewards_are_not_cut_off() -> None:
-    # 1 + 0.5 + 0.25 does not fit an int: it must come out whole, or be refused, never as 1.
+    # 1 + 0.5 + 0.25 does not fit an int: it must come out whole, never as 1.
     buffer = ReplayBuffer(contig.LazyTensorStorage(20), NStepSampler(3, 0.5), batch_size=50, seed=0)
     data = {"reward": np.ones(6, np.int64), "done": np.arange(6) == 5}
-    try:
-        buffer.extend({"next": data})
-        batch = buffer.sample()
-    except ValueError:
-        return
+    buffer.extend({"next": data})
+    batch = buffer.sample()
     first = batch["next", "reward"][batch["index"] == 0]
-    assert first.tolist() == [1.75] * len(first)
+    assert len(first) and first.tolist() == [1.75] * len(first)
 
 
 def test_a_done_row_within_a_told_trajectory_ends_the_sum() -> None:

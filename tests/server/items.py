@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.waiting import WAIT_S
+
 WIDTH = 6
 
 
@@ -147,3 +149,13 @@ def check_episodes(storage: Any, longest: int = 40) -> int:
         if entry["complete"]:
             assert first == 0 and ended, f"complete, but not whole: {fields[0]}, {entry}"
     return int(table["complete"].sum())
+
+
+def drain(server: Any, count: int) -> list[tuple[int, int]]:
+    """Samples until there are so many items."""
+    got: list[tuple[int, int]] = []
+    while len(got) < count:
+        sample = server.sample(timeout=WAIT_S)
+        assert sample is not None
+        got += read(sample.batch)
+    return got

@@ -20,8 +20,8 @@ import contig
 from contig import ConnectionClosedError, Server, TcpClient, TcpTransport
 from tests.client.serving import free_port
 from tests.client.test_outgoing import peak
-from tests.server.actors import rss
-from tests.server.waiting import until
+from tests.processes import rss
+from tests.waiting import until
 from tests.wire.test_security import Certificates
 
 EXAMPLE = {"x": np.float32(0)}

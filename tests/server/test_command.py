@@ -18,7 +18,7 @@ import pytest
 
 import contig
 from contig import DiskStorage, RemoteReplayBuffer, ReplayBuffer, Server, TcpClient, TcpTransport
-from tests.server.waiting import until
+from tests.waiting import until
 
 ROW = {
     "number": {"shape": [], "dtype": "int64"},

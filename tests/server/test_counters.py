@@ -14,7 +14,7 @@ from contig.client.connecting import ServerAddress, connect
 from contig.server.ingest_process import IngestProcess
 from tests.server import items
 from tests.server.test_many import Raw
-from tests.server.waiting import until
+from tests.waiting import until
 
 
 def test_counters_go_on_when_the_ingest_process_is_restarted() -> None:

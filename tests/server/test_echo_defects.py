@@ -22,7 +22,7 @@ from contig import (
 )
 from tests.server import items
 from tests.server.actors import Actor
-from tests.server.waiting import Threads, until
+from tests.waiting import Threads, until
 
 # -- "acked samples lost on disconnect under back-pressure" ---------------------------------------
 

@@ -17,13 +17,12 @@ from contig import (
 )
 from tests.server import items
 from tests.server.proxy import Proxy
-from tests.server.waiting import Threads, until
+from tests.waiting import WAIT_S, Threads, until
 
 CLIENTS = 4
 ROLLOUTS, FEWER = 10_000, 4_000
 WIDTH = 200  # 816 bytes an item
 SMALL = TcpTransport(max_frame=96 << 10)  # so that clients make frames of 32 kB
-BLOCKED_S = 60
 
 
 def _send_all(client: TcpClient, send: Callable[[int], None], count: int) -> None:
@@ -31,8 +30,8 @@ def _send_all(client: TcpClient, send: Callable[[int], None], count: int) -> Non
     for n in range(count):
         send(n)
         if n % 701 == 700:
-            client.wait(BLOCKED_S)
-    client.wait(BLOCKED_S)
+            client.wait(WAIT_S)
+    client.wait(WAIT_S)
 
 
 def _through_queue(ack: str, count: int, seed: int) -> None:
@@ -45,7 +44,7 @@ def _through_queue(ack: str, count: int, seed: int) -> None:
 
         def consume() -> None:
             while len(seen) < count * CLIENTS:
-                sample = server.sample(timeout=BLOCKED_S)
+                sample = server.sample(timeout=WAIT_S)
                 assert sample is not None
                 seen.extend(items.read(sample.batch))
                 if len(seen) % 1000 == 0:
@@ -53,13 +52,13 @@ def _through_queue(ack: str, count: int, seed: int) -> None:
 
         def produce(who: int) -> None:
             address = ("127.0.0.1", proxy.port)
-            with TcpClient(*address, example, 8, reconnect_s=BLOCKED_S, ack=ack) as client:
-                ready.wait(BLOCKED_S)
+            with TcpClient(*address, example, 8, reconnect_s=WAIT_S, ack=ack) as client:
+                ready.wait(WAIT_S)
                 _send_all(client, lambda n: client.send(items.item(who, n, WIDTH)), count)
 
         ready = threading.Barrier(CLIENTS, action=proxy.rage)
         threads = Threads(consume, *(lambda w=w: produce(w) for w in range(CLIENTS)))
-        threads.join(2 * BLOCKED_S)
+        threads.join(2 * WAIT_S)
         items.check_all(seen, {who: count for who in range(CLIENTS)})
         assert server.info().samples_inserted_total == count * CLIENTS
         _was_bad(proxy, server)
@@ -95,8 +94,8 @@ def _into_tape(count: int, seed: int) -> None:
 
         def produce(who: int) -> None:
             address = ("127.0.0.1", proxy.port)
-            with TcpClient(*address, items.row_example(), 4, reconnect_s=BLOCKED_S) as client:
-                ready.wait(BLOCKED_S)
+            with TcpClient(*address, items.row_example(), 4, reconnect_s=WAIT_S) as client:
+                ready.wait(WAIT_S)
 
                 def send(episode: int) -> None:
                     steps = items.length(who, episode, longest)
@@ -112,7 +111,7 @@ def _into_tape(count: int, seed: int) -> None:
                 _send_all(client, send, count)
 
         ready = threading.Barrier(CLIENTS, action=proxy.rage)
-        Threads(*(lambda w=w: produce(w) for w in range(CLIENTS))).join(2 * BLOCKED_S)
+        Threads(*(lambda w=w: produce(w) for w in range(CLIENTS))).join(2 * WAIT_S)
         sent = {who: count for who in range(CLIENTS)}
         assert items.check_tape(storage, sent, longest) == count * CLIENTS
         table = storage.episodes()

@@ -27,7 +27,7 @@ from contig.wire import Type
 from tests.server import items
 from tests.server.actors import Actor
 from tests.server.proxy import Proxy
-from tests.server.waiting import Threads, until
+from tests.waiting import Threads, until
 
 BEAT_S = 0.5
 RECONNECT_S = 0.5

@@ -11,7 +11,7 @@ import pytest
 from contig import OverloadError, ReplayBuffer, Server, SharedStorage, TcpClient, TcpTransport
 from tests.server import items
 from tests.server.proxy import Proxy
-from tests.server.waiting import Threads, until
+from tests.waiting import Threads, until
 
 MOST = 8 << 10  # bytes in flight: a quarter of max_bytes
 NARROW = TcpTransport(max_frame=MOST // 2, max_bytes=4 * MOST, in_process=True)
@@ -30,15 +30,6 @@ def connect(server: Server, **options: Any) -> TcpClient:
     return TcpClient("127.0.0.1", server.port, items.example(), **options)
 
 
-def drain(server: Server, count: int) -> list[tuple[int, int]]:
-    seen: list[tuple[int, int]] = []
-    while len(seen) < count:
-        sample = server.sample(timeout=20)
-        assert sample is not None
-        seen += items.read(sample.batch)
-    return seen
-
-
 # -- bytes in flight ------------------------------------------------------------------------------
 
 
@@ -53,7 +44,7 @@ def test_raises_when_the_server_allows_no_more(server: Server) -> None:
     assert sent * RECORD > MOST // 2 and client._session.inflight.sent_bytes <= MOST
     rest = -sent % CAPACITY
     received: list[tuple[int, int]] = []
-    threads = Threads(lambda: received.extend(drain(server, sent + rest)))
+    threads = Threads(lambda: received.extend(items.drain(server, sent + rest)))
     client.wait(20)
     for n in range(sent, sent + rest):  # it was not sent, and the client is as good as before
         client.send(items.item(0, n))
@@ -74,7 +65,7 @@ def test_waits_until_the_server_has_taken_some(server: Server) -> None:
 
     producer = Threads(produce)
     until(lambda: client.blocked > 0, "a send that waits")
-    items.check_all(drain(server, count), {0: count})
+    items.check_all(items.drain(server, count), {0: count})
     producer.join(20)
     client.close()
     assert 0 < flying <= MOST
@@ -98,7 +89,7 @@ def test_what_is_sent_again_is_bounded_too(server: Server) -> None:
             until(lambda: client._session.thread.lost_at is None, "the end of its handshake")
             assert client._session.inflight.sent_bytes <= MOST
         whole = sent - sent % CAPACITY
-        items.check_all(drain(server, whole), {0: whole})
+        items.check_all(items.drain(server, whole), {0: whole})
         client.close()
         assert server.info().samples_inserted_total == sent
 
@@ -130,7 +121,7 @@ def test_a_frame_that_was_taken_in_half(server: Server) -> None:
             proxy.cut_all()
             # Room before that would let the rest in from where it waits.
             until(lambda: client.resends == 1, "the frame once more")
-            items.check_all(drain(server, 2 * CAPACITY), {0: 2 * CAPACITY})
+            items.check_all(items.drain(server, 2 * CAPACITY), {0: 2 * CAPACITY})
             client.wait(20)
         stats = server.stats()
         assert stats.resent_frames == 1 and stats.duplicates_dropped == CAPACITY
@@ -171,7 +162,7 @@ def test_closing_with_room_loses_nothing(server: Server, caplog: pytest.LogCaptu
     with connect(server, ack="received") as client:
         client.send_many(items.many(0, range(2 * CAPACITY)))
         client.wait(20)
-        seen = drain(server, CAPACITY)
+        seen = items.drain(server, CAPACITY)
         server.close()
     assert server.stats().lost_items == 0 and not caplog.records
     while (sample := server.sample()) is not None:

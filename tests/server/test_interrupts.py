@@ -5,7 +5,7 @@ from __future__ import annotations
 from contig import LazyTensorStorage, ReplayBuffer, Server, TcpTransport
 from tests.server import items
 from tests.server.actors import Actor
-from tests.server.waiting import Threads
+from tests.waiting import Threads
 
 
 def test_interrupts_leave_a_client_whole() -> None:

@@ -23,20 +23,12 @@ from contig import (
     TcpClient,
     TcpTransport,
 )
+from tests.processes import alive
 from tests.server import items
-from tests.server.actors import Actor, alive
-from tests.server.waiting import until
+from tests.server.actors import Actor
+from tests.waiting import until
 
 LIMIT_S = 30.0
-
-
-def drain(server: Server, count: int) -> list[tuple[int, int]]:
-    got: list[tuple[int, int]] = []
-    while len(got) < count:
-        sample = server.sample(timeout=LIMIT_S)
-        assert sample is not None
-        got += items.read(sample.batch)
-    return got
 
 
 def tape_server(**transport: Any) -> Server:
@@ -101,7 +93,7 @@ def test_a_forked_child_keeps_neither_port_nor_connections(in_process: bool) -> 
             with TcpClient("127.0.0.1", port, items.example()) as client:
                 for n in range(4):
                     client.send(items.item(0, n))
-            assert drain(again, 4) == [(0, n) for n in range(4)]
+            assert items.drain(again, 4) == [(0, n) for n in range(4)]
         os.kill(child, signal.SIGKILL)
 
 
@@ -128,7 +120,7 @@ def test_what_a_process_had_sent_arrives_though_it_ends(how: str, code: int) -> 
             assert actor.hear()["done"]
             assert actor.wait(LIMIT_S) == code
             assert actor.errors() == ""
-        assert drain(server, count) == [(1, n) for n in range(count)]
+        assert items.drain(server, count) == [(1, n) for n in range(count)]
 
 
 def test_what_is_not_acked_at_the_end_is_said() -> None:
@@ -239,7 +231,7 @@ def test_dropped_shared_clients_leave_nothing_behind() -> None:
             del client
         gc.collect()
         until(lambda: descriptors() <= fds, "their descriptors closed")
-        assert drain(server, 4) == [(0, n) for n in range(4)]
+        assert items.drain(server, 4) == [(0, n) for n in range(4)]
 
 
 # -- servers that are dropped ----------------------------------------------------------------------

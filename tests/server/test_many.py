@@ -16,9 +16,9 @@ import pytest
 from contig import Layout, Server, TcpClient, TcpTransport, _native, wire
 from contig._native import Received
 from contig.client.connecting import Connected, ServerAddress, connect
+from tests.processes import rss
 from tests.server import items
-from tests.server.actors import rss
-from tests.server.waiting import Threads, until
+from tests.waiting import WAIT_S, Threads, until
 
 CONNECTIONS = 1000
 IDLE = 500
@@ -50,9 +50,9 @@ class Raw:
             "heartbeat": False,  # nobody here says a word unless the test wants it
         }
         address = ServerAddress("127.0.0.1", server.port, "default", None, None)
-        self.connected: Connected = connect(address, opening, 20.0)
+        self.connected: Connected = connect(address, opening, WAIT_S)
         self.sock = self.connected.sock
-        self.sock.settimeout(20)
+        self.sock.settimeout(WAIT_S)
         self.acked = 0
 
     def frame(self, who: int, first: int, count: int) -> bytes:
@@ -298,7 +298,7 @@ def test_a_client_that_does_not_read_its_acks() -> None:
             for n in range(500):
                 client.send(items.item(0, n))
             client.wait(20)
-        deaf.sock.settimeout(20)
+        deaf.sock.settimeout(WAIT_S)
         deaf.await_ack(3000)
         stop.set()
         consumer.join(20)

@@ -27,16 +27,8 @@ from contig import (
 from contig.layout import Layout
 from contig.testing import steps
 from contig.wire import HEADER_BYTES, HELLO_BYTES, Hello, Type, frame
-from tests.client.serving import (
-    HOST,
-    ROW,
-    Raw,
-    client,
-    eventually,
-    free_port,
-    serving,
-    shared,
-)
+from tests.client.serving import HOST, ROW, Raw, client, free_port, serving, shared
+from tests.waiting import until
 
 RECORD = Layout(ROW).record_size
 RUN = 32  # bytes of a run on the wire
@@ -171,7 +163,7 @@ def test_known_traffic_is_counted_exactly(process: bool) -> None:
             rates = [k for k in series if k[0] == "contig_client_rows_per_s"]
             assert {dict(k[1])["table"] for k in rates} == set(tables)
             assert all(series[k] > 0 for k in rates)
-        eventually(lambda: server.stats().connections == 0)
+        until(lambda: server.stats().connections == 0)
         last = scrape(port)
         assert value(last, "connections") == 0 and value(last, "connections_total") == 2
         assert not [k for k in last if k[0] == "contig_client_rows_per_s"]
@@ -267,14 +259,14 @@ def test_duplicates_are_dropped_and_counted(kind: str) -> None:
             raw.items(0, 3, kind == "tape")
             raw.items(0, 3, kind == "tape")  # all seen
             raw.items(1, 4, kind == "tape")  # two seen, two new
-            eventually(lambda: server.stats().frames_in == 3)
+            until(lambda: server.stats().frames_in == 3)
             stats = server.stats()
             assert stats.duplicates_dropped == 5 and stats.items_in == 5
             assert stats.resent_frames == 2
             assert stats.tables["default"]["rows_in"] == 5
         with Raw(server, 78, row) as other:  # another producer's items are others
             other.items(0, 2, kind == "tape")
-            eventually(lambda: server.stats().items_in == 7)
+            until(lambda: server.stats().items_in == 7)
             assert server.stats().duplicates_dropped == 5
             assert server.stats().resent_frames == 2
 
@@ -358,7 +350,7 @@ def test_blocking_is_counted(kind: str) -> None:
                 far.wait(20)
             assert server.stats().blocked == 0
             far.send(row)
-            eventually(lambda: server.stats().blocked == 1)
+            until(lambda: server.stats().blocked == 1)
             assert server.stats().clients[0]["blocked"]
             if kind == "limiter":
                 buffer.sample()
@@ -385,7 +377,7 @@ def test_a_blocked_frame_is_one_frame(kind: str) -> None:
                 far.wait(20)
             assert server.stats().frames_in == frames
             far.send(row)
-            eventually(lambda: server.stats().blocked == 1)
+            until(lambda: server.stats().blocked == 1)
             with contextlib.suppress(TimeoutError):
                 far.wait(0.15)  # some attempts
             if kind == "limiter":

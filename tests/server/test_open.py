@@ -16,8 +16,8 @@ from contig import (
     TcpTransport,
 )
 from contig._native import RunFlag
-from tests.server.actors import rss
-from tests.server.waiting import Threads, until
+from tests.processes import rss
+from tests.waiting import Threads, until
 
 MOST = 8 << 20
 OPEN = MOST // 4

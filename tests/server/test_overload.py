@@ -23,9 +23,10 @@ from contig import (
     TcpClient,
     TcpTransport,
 )
+from tests.processes import alive
 from tests.server import items
-from tests.server.actors import Actor, alive
-from tests.server.waiting import Threads, raises, until
+from tests.server.actors import Actor
+from tests.waiting import Threads, raises, until
 
 IN_PROCESS = TcpTransport(in_process=True)
 CAPACITY = 8  # items of the server below
@@ -38,15 +39,6 @@ def small(transport: TcpTransport | None = IN_PROCESS) -> Server:
 
 def connect(server: Server, **options: Any) -> TcpClient:
     return TcpClient("127.0.0.1", server.port, items.example(), **options)
-
-
-def drain(server: Server, count: int) -> list[tuple[int, int]]:
-    seen: list[tuple[int, int]] = []
-    while len(seen) < count:
-        sample = server.sample(timeout=20)
-        assert sample is not None
-        seen += items.read(sample.batch)
-    return seen
 
 
 def overload(client: TcpClient) -> int:
@@ -73,7 +65,7 @@ def test_raise_instead_of_waiting() -> None:
         # A refused item was not sent; the client is as good as before.
         rest = -sent % CAPACITY or CAPACITY
         received: list[tuple[int, int]] = []
-        threads = Threads(lambda: received.extend(drain(server, sent + rest)))
+        threads = Threads(lambda: received.extend(items.drain(server, sent + rest)))
         for n in range(sent, sent + rest):
             _send_when_possible(client, n)
         client.close()
@@ -82,14 +74,14 @@ def test_raise_instead_of_waiting() -> None:
 
 
 def _send_when_possible(client: TcpClient, n: int) -> None:
-    deadline = time.monotonic() + 20
-    while True:
+    def sent() -> bool:
         try:
             client.send(items.item(0, n))
-            return
         except OverloadError:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+            return False
+        return True
+
+    until(sent, "the server takes an item again")
 
 
 def test_a_blocked_send_counts_once() -> None:
@@ -100,7 +92,7 @@ def test_a_blocked_send_counts_once() -> None:
             with pytest.raises(TimeoutError):
                 client.send(items.item(0, sent))
             assert client.blocked == before + 1
-            drain(server, sent // 4 * 4)
+            items.drain(server, sent // 4 * 4)
 
 
 def test_send_has_a_timeout() -> None:
@@ -111,7 +103,7 @@ def test_send_has_a_timeout() -> None:
                 client.send(items.item(0, sent))
             with pytest.raises(TimeoutError, match="items"):
                 client.wait(0.1)
-            received = drain(server, sent // 4 * 4)
+            received = items.drain(server, sent // 4 * 4)
             client.wait(20)
         server.close(flush=True)
         received += [x for s in server.dataset_iter() for x in items.read(s.batch)]
@@ -126,7 +118,7 @@ def test_submit_has_a_timeout() -> None:
             server.submit(items.item(0, CAPACITY), timeout=0.1)
         with pytest.raises(TimeoutError):
             server.submit(items.item(0, CAPACITY), timeout=0)
-        assert drain(server, CAPACITY) == [(0, n) for n in range(CAPACITY)]
+        assert items.drain(server, CAPACITY) == [(0, n) for n in range(CAPACITY)]
         with pytest.raises(TimeoutError, match="0 of 4 items"):
             server.sample(timeout=0)
         with pytest.raises(TimeoutError, match="0.05 s"):
@@ -149,7 +141,7 @@ def test_submit_that_waits_ends_with_the_server() -> None:
     server.close()
     threads.join(60)
     assert len(ended) == 1
-    assert drain(server, CAPACITY) == [(0, n) for n in range(CAPACITY)]
+    assert items.drain(server, CAPACITY) == [(0, n) for n in range(CAPACITY)]
     assert server.sample() is None
 
 
@@ -200,7 +192,7 @@ def test_close_flushes() -> None:
         for n in range(100):
             client.send(items.item(0, n))
         client.close()
-        assert drain(server, 100) == [(0, n) for n in range(100)]
+        assert items.drain(server, 100) == [(0, n) for n in range(100)]
         client.close()  # again: nothing
 
 
@@ -372,7 +364,7 @@ def test_a_client_outlives_its_server() -> None:
         for n in range(4 + pending, 8):
             client.send(items.item(0, n))
         client.wait(20)
-        assert drain(second, 4) == [(0, n) for n in range(4, 8)]
+        assert items.drain(second, 4) == [(0, n) for n in range(4, 8)]
         client.close()
 
 
@@ -400,7 +392,7 @@ def test_a_refused_item_changes_nothing() -> None:
                     client.send(bad)
             for n in range(1, 4):
                 client.send(items.item(0, n))
-            assert drain(server, 4) == [(0, n) for n in range(4)]
+            assert items.drain(server, 4) == [(0, n) for n in range(4)]
 
 
 def test_an_item_larger_than_a_frame() -> None:
@@ -546,4 +538,4 @@ def test_shared_client_under_back_pressure() -> None:
         with pytest.raises(ConnectionClosedError, match="closed"):
             patient.send(items.item(0, CAPACITY))
         patient.close()
-        assert drain(server, CAPACITY) == [(0, n) for n in range(CAPACITY)]
+        assert items.drain(server, CAPACITY) == [(0, n) for n in range(CAPACITY)]

@@ -26,25 +26,17 @@ from contig import (
     wire,
 )
 from contig.wire import Type
+from tests.processes import alive
 from tests.server import items
-from tests.server.actors import Actor, alive
+from tests.server.actors import Actor
 from tests.server.test_command import Command, rows
-from tests.server.waiting import Threads, until
+from tests.waiting import Threads, until
 
 LIMIT_S = 30.0
 ROW = {
     "number": {"shape": [], "dtype": "int64"},
     "next": {"reward": {"shape": [], "dtype": "float32"}, "done": {"shape": [], "dtype": "bool"}},
 }
-
-
-def drain(server: Server, count: int) -> list[tuple[int, int]]:
-    got: list[tuple[int, int]] = []
-    while len(got) < count:
-        sample = server.sample(timeout=LIMIT_S)
-        assert sample is not None
-        got += items.read(sample.batch)
-    return got
 
 
 # -- ends that are not final -----------------------------------------------------------------------
@@ -90,7 +82,7 @@ def test_a_learner_that_is_gone_and_started_again(how: str) -> None:
     with Server(items.example(), 4, TcpTransport(told["port"])) as again:
         threads.join(LIMIT_S)
         client.close(LIMIT_S)
-        assert drain(again, 8) == [(0, n) for n in range(1, 9)]
+        assert items.drain(again, 8) == [(0, n) for n in range(1, 9)]
 
 
 @pytest.mark.parametrize("in_process", [False, True])

@@ -11,7 +11,8 @@ import pytest
 
 from contig import EmptyBufferError, PrioritizedSampler, RemoteReplayBuffer, wire
 from contig.testing import steps
-from tests.client.serving import HOST, Task, asking, eventually, serving, shared
+from tests.client.serving import HOST, asking, serving, shared
+from tests.waiting import Task, until
 
 
 def threads() -> list[str]:
@@ -30,7 +31,7 @@ def test_more_samples_ahead_than_a_server_takes_at_a_time() -> None:
         with RemoteReplayBuffer(HOST, server.port, prefetch=ahead) as far:
             for _ in range(5):
                 assert len(far.sample()) == 2
-            eventually(lambda: far.stats().batches_sampled == ahead + 5)
+            until(lambda: far.stats().batches_sampled == ahead + 5)
         assert server.stats().rejected == {}
 
 
@@ -57,12 +58,12 @@ def test_what_nobody_collects_is_not_kept() -> None:
         with RemoteReplayBuffer(HOST, server.port, prefetch=0) as far:
             for _ in range(turns):
                 far._ask(2)
-            eventually(lambda: asking(far) == 0, "all answers")
+            until(lambda: asking(far) == 0, "all answers")
             session = far._client.asking.thread
             assert session.requests.held == 0
             assert far.stats().batches_sampled == turns
             kept = far._ask(2)
-            eventually(lambda: kept.answer is not None, "one that is wanted")
+            until(lambda: kept.answer is not None, "one that is wanted")
             assert session.requests.held == 1
         assert server.stats().rejected == {}
 
@@ -74,13 +75,13 @@ def test_a_lost_connection_asks_again_only_for_what_is_wanted() -> None:
             kept = [far._ask(2) for _ in range(2)]
             for _ in range(5):
                 far._ask(2)
-            eventually(lambda: asking(far) == 7, "all of them")
+            until(lambda: asking(far) == 7, "all of them")
             pid = server.pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            eventually(lambda: asking(far) == 2, "those that are asked again")
+            until(lambda: asking(far) == 2, "those that are asked again")
             buffer.extend_trajectory(steps.episode(0, 20))
-            eventually(lambda: all(k.answer for k in kept), "their answers")
+            until(lambda: all(k.answer for k in kept), "their answers")
             assert asking(far) == 0
 
 
@@ -121,9 +122,9 @@ def test_a_sample_that_waits_for_rows_ends_with_the_server(process: bool) -> Non
     with serving(buffer, process=process) as server:
         far = RemoteReplayBuffer(HOST, server.port, prefetch=10)
         sampling = Task(far.sample)
-        eventually(lambda: asking(far) == 11)
-        eventually(lambda: server.stats().bytes_in > 11 * wire.HEADER_BYTES)
+        until(lambda: asking(far) == 11)
+        until(lambda: server.stats().bytes_in > 11 * wire.HEADER_BYTES)
     with pytest.raises((ConnectionError, EmptyBufferError)):
         sampling.result()
     far.close()
-    eventually(lambda: threads() == before)
+    until(lambda: threads() == before)

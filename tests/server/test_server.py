@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import time
-import uuid
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,10 @@ from contig import (
     TcpTransport,
     TrajectoryAccumulator,
 )
+from tests.processes import alive
 from tests.server import items
-from tests.server.actors import Actor, alive
-from tests.server.waiting import Threads, until
+from tests.server.actors import Actor
+from tests.waiting import Threads, until
 
 NESTED = {
     "obs": np.zeros((3, 2), np.float32),
@@ -439,8 +439,7 @@ def test_a_peer_that_is_no_server() -> None:
         assert server.stats().rejected == {"magic": 1}
 
 
-def test_names() -> None:
-    name = f"test-{uuid.uuid4().hex[:10]}"
+def test_names(name: str) -> None:
     with Server(items.example(), 2, name=name) as server:
         with pytest.raises(FileExistsError, match=name):
             Server(items.example(), 2, name=name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -13,16 +12,12 @@ import numpy as np
 import pytest
 
 from contig import ConnectionClosedError, ReplayBuffer, Server, SharedClient, SharedStorage
+from tests.processes import state
 from tests.server import items
 from tests.server.actors import Actor
-from tests.server.waiting import Threads, raises, until
+from tests.waiting import Threads, raises, until
 
 MOST = 256  # appends that go to a server that is dead: client/shared.py
-
-
-@pytest.fixture
-def name() -> str:
-    return f"test-{uuid.uuid4().hex[:12]}"
 
 
 def row(step: int) -> dict[str, Any]:
@@ -159,16 +154,11 @@ def test_a_stopped_server_is_not_dead(name: str) -> None:
     with Actor("serve_tape", name=name) as actor:
         with SharedClient(actor.hear()["name"]) as client:
             actor.signal(signal.SIGSTOP)
-            until(lambda: _state(actor.pid) == "T", "that it stops")
+            until(lambda: state(actor.pid) == "T", "that it stops")
             for n in range(3 * MOST):
                 client.send(row(n))
             client.wait()
             actor.signal(signal.SIGCONT)
-
-
-def _state(pid: int) -> str:
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rpartition(")")[2].split()[0]
 
 
 def test_a_closed_server_is_noticed_at_once() -> None:

@@ -63,3 +63,22 @@ def pieces(storage: Storage) -> list[list[int]]:
         )
         out.append(uids.tolist())
     return out
+
+
+# -- rows that can be checked by themselves --------------------------------------------------------
+
+
+def mixed(x: Any) -> Any:
+    """Each word's bits over all of it (splitmix64)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def hashed(fields: Any, done: Any, words: int) -> Any:
+    """``[n, words]`` of int64 from fields ``[n, k]`` and done flags ``[n]``: a row made of two
+    others, or of an old and a new one, is found out wherever the seam lies."""
+    key = np.zeros(len(fields), np.uint64)
+    for column in (*np.asarray(fields).T, np.asarray(done)):
+        key = mixed(key + column.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
+    return mixed(key[:, None] + np.arange(words, dtype=np.uint64)[None]).view(np.int64)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from contig import LayoutError, LazyTensorStorage
-from tests.replay.model import FLAGS, resolve
+from tests.tape.model import FLAGS, resolve
 from tests.tape.rows import row, rows
 
 SUBSETS = [frozenset(c) for n in (1, 2, 3) for c in itertools.combinations(FLAGS, n)]

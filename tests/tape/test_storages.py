@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import uuid
 from pathlib import Path
 
 import numpy as np
@@ -95,9 +94,8 @@ def test_ndim_is_checked(make, ndim):
         make(4, ndim=ndim)
 
 
-def test_a_refused_construction_leaves_no_segment_behind():
+def test_a_refused_construction_leaves_no_segment_behind(name):
     """Neither its name nor its descriptor: nothing owns them any more."""
-    name = f"test-{uuid.uuid4().hex[:8]}"
     path = Path("/dev/shm") / f"contig-{name}"
     for options in ({"ndim": 0}, {"example": {}}, {"example": {"x": "text"}}):
         with pytest.raises(ValueError):
@@ -256,8 +254,7 @@ def test_closing_twice_and_as_a_context(make):
 # -- names -----------------------------------------------------------------------------------------
 
 
-def test_a_name_shares_rows_layout_keys_and_episodes():
-    name = f"test-{uuid.uuid4().hex[:8]}"
+def test_a_name_shares_rows_layout_keys_and_episodes(name):
     with SharedStorage(20, name) as first:
         ReplayBuffer(first, SliceSampler(slice_len=2, traj_key="chunk"))
         first.writer().extend(rows(range(4), ".t..", chunk=np.array([0, 0, 0, 1])))

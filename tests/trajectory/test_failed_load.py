@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 
 from contig import TrajectoryReplayBuffer
 from contig.tape.disk import files
-from tests.tape.disk.victim import CHANGING, Events
+from tests.tape.disk.victim import CHANGING, killed_at
 from tests.trajectory.made import check, filled, made
 
 THINNED = (pytest.param(9, id="thinned"), pytest.param(1, marks=pytest.mark.soak, id="complete"))
@@ -64,18 +62,9 @@ def test_killed(places: Path, tmp_path: Path, every: int) -> None:
     while killed:
         at += every
         shutil.copytree(places / "store", path)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                buffer = opened(path)
-                Events(at)
-                buffer.load_checkpoint(places / "saved")
-                os._exit(0)
-            finally:
-                os._exit(1)
-        _, status = os.waitpid(pid, 0)
-        killed = os.WIFSIGNALED(status)
-        assert os.WTERMSIG(status) == signal.SIGKILL if killed else status == 0
+        killed = killed_at(
+            at, lambda: opened(path), lambda buffer: buffer.load_checkpoint(places / "saved")
+        )
         there = found(path)
         assert not (path / "loading").exists()
         assert there[0] in (before[0], after[0]), at

@@ -206,39 +206,23 @@ def test_a_namedtuple_with_its_fields_in_another_order_is_no_mix_up() -> None:
     a = namedtuple("a", "x y")
     b = namedtuple("b", "y x")
     layout = Layout(a(x=1.0, y=2.0))
-    try:
-        packed = layout.pack(b(x=1.0, y=2.0))
-    except ValueError:
-        return  # refusing it is right
-    assert float(layout.unpack(packed).x) == 1.0
+    with pytest.raises(LayoutError, match="containers"):
+        layout.pack(b(x=1.0, y=2.0))
 
 
 @pytest.mark.parametrize(
     "given_as", [[1.0, 2.0], trees.Pair(1.0, 2.0), {0: 1.0, 1: 2.0}], ids=trees.label
 )
-def test_one_row_and_many_rows_take_the_same_containers(given_as: Any) -> None:
+def test_one_row_and_many_rows_in_other_containers_are_refused(given_as: Any) -> None:
     layout = Layout({"t": (0.0, 0.0)})
-
-    def accepted(tree: Any) -> bool:
-        try:
+    for tree in (given_as, trees.rebuild(given_as, lambda _, x: np.full(3, x))):
+        with pytest.raises(LayoutError):
             layout.pack({"t": tree})
-        except ValueError:
-            return False
-        return True
-
-    assert accepted(given_as) == accepted(trees.rebuild(given_as, lambda _, x: np.full(3, x)))
 
 
 @pytest.mark.parametrize("value", [b"abc", bytearray(b"abc"), memoryview(b"abc")], ids=trees.label)
-def test_one_row_and_many_rows_take_the_same_bytes(value: Any) -> None:
+def test_bytes_are_refused_both_ways(value: Any) -> None:
     layout = Layout({"x": np.zeros(3, np.uint8), "y": 0.0})
-
-    def accepted(tree: Any) -> bool:
-        try:
-            layout.pack(tree)
-        except ValueError:
-            return False
-        return True
-
-    # A float in place of a bool and the like makes the slower path take the row.
-    assert accepted({"x": value, "y": 0.0}) == accepted({"x": value, "y": np.int32(0)})
+    for y in (0.0, np.int32(0)):  # an int in place of a float makes the slower path take the row
+        with pytest.raises(ValueError, match='"x": expected an array'):
+            layout.pack({"x": value, "y": y})

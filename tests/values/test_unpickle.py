@@ -295,6 +295,7 @@ def test_damage_never_gets_past() -> None:
     data = pickle.dumps(tree)
     assert pickletools.optimize(data)
     rng = np.random.default_rng(0)
+    refused = 0
     for _ in range(1500):
         bad = bytearray(data)
         for _ in range(int(rng.integers(1, 4))):
@@ -303,8 +304,10 @@ def test_damage_never_gets_past() -> None:
         try:
             found = load(cut)
         except pickle.UnpicklingError:
+            refused += 1
             continue
         _only_plain(found)
+    assert 500 < refused < 1500, "most are refused, and some bytes do not matter"
 
 
 def _only_plain(value: Any) -> None:

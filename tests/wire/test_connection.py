@@ -19,8 +19,8 @@ from contig.server.connection import Connection
 from contig.server.core import ServerCore
 from contig.server.tables import QueueTable, TapeTable
 from contig.tape import BatchQueue
+from tests.wire.arena import ITEM, Loop, Transport
 from tests.wire.naive import Fields, frame, seal
-from tests.wire.test_fuzz import ITEM, Loop, Transport
 
 HELLO = b"contig/1" + (1).to_bytes(4, "little") + bytes(36)
 SIZE = ITEM.record_size

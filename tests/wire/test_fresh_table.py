@@ -16,8 +16,8 @@ from contig.server.connection import Connection
 from contig.server.core import ServerCore
 from contig.server.tables import TapeTable
 from tests.wire import mutate
+from tests.wire.arena import LIMITS, STEP, Loop, Transport
 from tests.wire.naive import frame
-from tests.wire.test_fuzz import LIMITS, STEP, Loop, Transport
 
 
 def open_fresh(rng: random.Random, **leaf_or_structure: Any) -> str:

@@ -12,6 +12,7 @@ import threading
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -184,10 +185,9 @@ def serve(sock: socket.socket, server: ToyServer, upto: int) -> None:
             sock.sendall(_native.make_frame(ACK, server.seen, b""))
 
 
+@pytest.mark.skipif(not _native.Inflight.can_run(), reason="no native thread on this platform")
 def test_run_over_a_socket() -> None:
     """A caller adds, a native thread sends; what is no ack ends the call, and it goes on."""
-    if not _native.Inflight.can_run():
-        return
     count = 20_000
     inflight = _native.Inflight(SIZE, LAYOUT.padded, 0, 4096, 8)
     inflight.limit(1 << 16, True)
@@ -229,9 +229,8 @@ def test_run_over_a_socket() -> None:
         sock.close()
 
 
+@pytest.mark.skipif(not _native.Inflight.can_run(), reason="no native thread on this platform")
 def test_run_ends_when_stopped() -> None:
-    if not _native.Inflight.can_run():
-        return
     inflight = _native.Inflight(SIZE, LAYOUT.padded, 0, 4096, 8)
     ours, theirs = socket.socketpair()
     wake_in, wake_out = socket.socketpair()

@@ -6,13 +6,9 @@ failure may be the end of it, and prints how they ended.
 
 from __future__ import annotations
 
-import json
+import functools
 import struct
-import subprocess
-import sys
 import textwrap
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,11 +16,10 @@ import pytest
 from contig import Layout, _native
 from contig._native import Received
 from contig.tape import BatchQueue
-from tests.kernels.misuse import b, run
-from tests.kernels.test_misuse import RAISED
+from tests.attempts import attempt_all, expect_raised, outcomes
+from tests.kernels.misuse import b
 from tests.wire.naive import Fields, frame, seal
 
-ROOT = Path(__file__).parents[2]
 NAMES = {"np": np, "Layout": Layout, "_native": _native, "struct": struct, "Received": Received}
 NAMES |= {"Fields": Fields, "frame": frame, "seal": seal, "b": b}
 CASES = {
@@ -74,23 +69,14 @@ def attempt(code: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def outcome() -> Callable[[str], str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.wire.test_native_misuse"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    found: dict[str, str] = json.loads(done.stdout)
-    return lambda case: found[case]
+def found() -> dict[str, str]:
+    return outcomes("tests.wire.test_native_misuse")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_raises(case: str, outcome: Callable[[str], str]) -> None:
-    how = outcome(case)
-    assert how.partition(":")[0] in RAISED, how
+def test_raises(case: str, found: dict[str, str]) -> None:
+    expect_raised(found[case])
 
 
 if __name__ == "__main__":
-    json.dump({n: run(lambda c=c: attempt(c)) for n, c in CASES.items()}, sys.stdout)  # type: ignore[misc]
+    attempt_all({name: functools.partial(attempt, code) for name, code in CASES.items()})

@@ -9,9 +9,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,8 @@ from contig import Layout, LazyTensorStorage, ReplayBuffer
 from contig.client import RemoteReplayBuffer, TcpClient
 from contig.errors import ConnectionClosedError
 from contig.server import Server, TcpTransport
+from tests.processes import rss
+from tests.waiting import WAIT_S, until
 from tests.wire import mutate
 from tests.wire.independent_client import (
     ACCEPT,
@@ -36,22 +36,9 @@ from tests.wire.independent_client import (
 from tests.wire.naive import Fields, frame, seal
 from tests.wire.sniffer import Sniffer
 
-WAIT_S = 30
 ITEM = {"x": np.zeros(4, np.float32), "number": np.int64(0)}
 LAYOUT = Layout(ITEM).to_json()
 RECORD = Layout(ITEM).record_size
-
-
-def rss_mb(pid: int | None) -> float:
-    text = Path(f"/proc/{pid}/status").read_text()
-    return int(text.split("VmRSS:")[1].split()[0]) / 1024
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {WAIT_S} s: {what}"
-        time.sleep(0.02)
 
 
 def read_all(sock: socket.socket) -> bytes:
@@ -182,7 +169,7 @@ def test_two_thousand_hostile_connections(monkeypatch: pytest.MonkeyPatch) -> No
             began = 0.0
             for n in range(2000):
                 if n == 200:
-                    began = rss_mb(pid)
+                    began = rss(pid)
                 data, reason = _hostile(rng)
                 with connected(server.port) as sock:
                     sock.sendall(data)
@@ -212,7 +199,7 @@ def test_two_thousand_hostile_connections(monkeypatch: pytest.MonkeyPatch) -> No
             assert stats.connections_total == 2052
             assert stats.items_in == good.sent and stats.duplicates_dropped == 0
             assert stats.bytes_held < 4 << 20
-        assert server.pid == pid and rss_mb(pid) < began + 48
+        assert server.pid == pid and rss(pid) < began + (48 << 20)
 
 
 # -- memory and patience --------------------------------------------------------------------------
@@ -247,12 +234,12 @@ def test_answers_that_nobody_reads_are_bounded() -> None:
         with connected(server.port) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
             sock.sendall(HELLO + frame(1, 0, opening()))
-            before = rss_mb(server.pid)
+            before = rss(server.pid)
             sock.sendall(make_frame(GET, -1, bytes(8)) * 80)
             until(lambda: server.stats().bytes_out > 0, "the first answer")
             with Client("127.0.0.1", server.port).sock:
                 pass  # the server is past what it had received
-            assert rss_mb(server.pid) < before + 100
+            assert rss(server.pid) < before + (100 << 20)
 
 
 @pytest.mark.parametrize("in_process", [False, True])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -63,7 +61,6 @@ SAMPLERS: dict[str, tuple[Callable[[], Sampler], int]] = {
 
 PRIORITIZED = [name for name in SAMPLERS if "priorit" in name]
 CAPACITY = 150
-DEADLINE_S = 60
 
 
 def filled(storage: Storage | None = None) -> World:
@@ -112,31 +109,3 @@ def write_meta(path: Path, meta: Any, seal: bool = False) -> None:
     if lines and seal:
         lines[0] = str(zlib.crc32(text.encode()))
     (path / "checkpoint.json").write_text("\n".join([text, *lines]))
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Waits for a condition, with a deadline."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.002)
-
-
-class Aside:
-    """Runs a call in a thread that may hang without hanging the tests."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
-        self._thread.start()
-
-    def _run(self, call: Callable[[], Any]) -> None:
-        try:
-            self.result = call()
-        except BaseException as error:
-            self.error = error
-
-    def ends(self, within_s: float) -> bool:
-        self._thread.join(within_s)
-        return not self._thread.is_alive()

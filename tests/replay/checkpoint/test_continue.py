@@ -16,12 +16,12 @@ from tests.replay.checkpoint.buffers import (
     PRIORITIZED,
     SAMPLERS,
     buffer_of,
-    eventually,
     filled,
     fresh,
     image,
     images,
 )
+from tests.waiting import until
 
 names = pytest.mark.parametrize("name", SAMPLERS)
 prefetches = pytest.mark.parametrize("prefetch", [0, 3])
@@ -139,7 +139,7 @@ def test_batches_drawn_ahead_come_again(tmp_path: Path, name: str) -> None:
         rows = np.array(sorted(world.stored()))
         ahead.update_priority(rows, 1.0 + rows % 5)
     assert images(ahead, 2) == expected[:2]
-    eventually(lambda: counting.drawn == 6, "four batches drawn ahead")
+    until(lambda: counting.drawn == 6, "four batches drawn ahead")
     ahead.save(tmp_path / "a")
     loaded = fresh(name, prefetch=4)
     loaded.load(tmp_path / "a")

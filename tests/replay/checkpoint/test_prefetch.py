@@ -23,7 +23,8 @@ from contig import (
 )
 from contig.sample import Draw, Index, Request, Rng
 from contig.testing import World, episode
-from tests.replay.checkpoint.buffers import Aside, eventually, filled, images
+from tests.replay.checkpoint.buffers import filled, images
+from tests.waiting import Task, until
 
 
 class Faulty(RandomSampler):
@@ -105,7 +106,7 @@ def test_failure_outside_the_draw_is_raised_too() -> None:
             raise ZeroDivisionError("no mark")
 
     buffer = buffer_with(Markless())
-    call = Aside(buffer.sample)
+    call = Task(buffer.sample)
     assert call.ends(3), "sample() waits for a thread that has died"
     assert isinstance(call.error, ZeroDivisionError)
 
@@ -140,7 +141,7 @@ def test_rows_that_came_after_the_thread_looked_are_found() -> None:
     sampler = Watched()
     buffer = ReplayBuffer(world.storage, sampler, batch_size=4, prefetch=2, seed=0)
     assert buffer.sample()["index"].tolist() == [0, 1, 2, 3]
-    eventually(lambda: sampler.empty_handed >= 2, "the thread has run dry")
+    until(lambda: sampler.empty_handed >= 2, "the thread has run dry")
     world.extend(4)
     assert buffer.sample()["index"].tolist() == [4, 5, 6, 7]
     with pytest.raises(NothingEligibleError):
@@ -181,16 +182,16 @@ def test_nobody_waits_for_ever_when_another_thread_drains(tmp_path: Path, what: 
     for turn in range(12):
         sampler = Gated()
         buffer = buffer_with(sampler, 1)
-        sampling = Aside(buffer.sample)
+        sampling = Task(buffer.sample)
         assert sampler.entered.acquire(timeout=60)
-        other = Aside(partial(getattr(buffer, what), *([tmp_path / str(turn)] * (what == "save"))))
+        other = Task(partial(getattr(buffer, what), *([tmp_path / str(turn)] * (what == "save"))))
         for _ in range(8):
             sampler.go.release()
         assert other.ends(30), f"{what}() hangs"
         assert other.error is None
         assert sampling.ends(3), f"sample() hangs after {what}() in another thread"
         if sampling.error is None:
-            assert len(sampling.result) == 4
+            assert len(sampling.result()) == 4
         else:
             assert isinstance(sampling.error, (EmptyBufferError, ClosedError, RuntimeError))
 
@@ -204,7 +205,7 @@ def test_a_thread_that_the_limiter_holds_does_not_hold_others(tmp_path: Path, wh
     )
     buffer.extend(episode(0, 5))
     buffer.sample()
-    call = Aside(
+    call = Task(
         {"empty": buffer.empty, "save": lambda: buffer.save(tmp_path / "a"), "close": buffer.close}[
             what
         ]
@@ -233,7 +234,7 @@ def test_rows_that_came_after_the_thread_gave_up_waiting_are_sampled() -> None:
     buffer = ReplayBuffer(world.storage, batch_size=4, limiter=limiter, prefetch=2, seed=0)
     for _ in range(2):
         buffer.sample()
-    eventually(lambda: limiter.gave_up > 0, "the thread gave up")
+    until(lambda: limiter.gave_up > 0, "the thread gave up")
     world.extend(20)
     assert len(buffer.sample()) == 4
     buffer.close()

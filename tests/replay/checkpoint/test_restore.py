@@ -15,16 +15,8 @@ from contig import EmptyBufferError, RateLimiter, RateLimitError, ReplayBuffer, 
 from contig.replay import checkpoint
 from contig.tape import episodes
 from contig.testing import World, episode, identity, row
-from tests.replay.checkpoint.buffers import (
-    DEADLINE_S,
-    buffer_of,
-    eventually,
-    filled,
-    fresh,
-    image,
-    images,
-    read_meta,
-)
+from tests.replay.checkpoint.buffers import buffer_of, filled, fresh, image, images, read_meta
+from tests.waiting import WAIT_S, until
 
 
 def check_table(storage: contig.Storage) -> None:
@@ -263,7 +255,7 @@ def test_limiter_does_not_count_batches_that_will_come_again(tmp_path: Path) -> 
     buffer = ReplayBuffer(world.storage, batch_size=4, limiter=limiter, prefetch=4, seed=0)
     for _ in range(3):
         buffer.sample()
-    eventually(lambda: world.storage.tape.sampled == 7 * 4, "four batches drawn ahead")
+    until(lambda: world.storage.tape.sampled == 7 * 4, "four batches drawn ahead")
     buffer.save(tmp_path / "a")
     loaded = ReplayBuffer(contig.LazyTensorStorage(150), batch_size=4, limiter=limiter, seed=1)
     loaded.load(tmp_path / "a")
@@ -293,7 +285,7 @@ def test_save_while_another_process_writes(tmp_path: Path) -> None:
         process = context.Process(target=_write, args=(storage, stop), daemon=True)
         process.start()
         try:
-            eventually(lambda: len(storage) == 400, "the ring is full")
+            until(lambda: len(storage) == 400, "the ring is full")
             buffer = buffer_of(storage, "slices")
             heads = []
             for k in range(12):
@@ -314,7 +306,7 @@ def test_save_while_another_process_writes(tmp_path: Path) -> None:
             assert heads == sorted(heads) and heads[-1] > heads[0]
         finally:
             stop.set()
-            process.join(DEADLINE_S)
+            process.join(WAIT_S)
         assert process.exitcode == 0
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from contig import _native
 from contig._native import RunFlag
 from contig.tape.disk import DiskStorage
+from tests.tape.rows import hashed, mixed
 
 WORDS = 53
 EXTENT = 8  # rows
@@ -30,18 +31,9 @@ _RUN = struct.Struct("<IIqqII")
 _ITEMS = 4
 
 
-def _mix(x: Any) -> Any:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
 def words_of(fields: Any, done: Any) -> Any:
     """``[n, WORDS]`` from fields ``[n, 6]`` and done flags ``[n]``."""
-    key = np.zeros(len(fields), np.uint64)
-    for column in (*np.asarray(fields).T, np.asarray(done)):
-        key = _mix(key + column.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
-    return _mix(key[:, None] + np.arange(WORDS, dtype=np.uint64)[None]).view(np.int64)
+    return hashed(fields, done, WORDS)
 
 
 def rows_of(fields: Any, done: Any) -> Tree:
@@ -67,7 +59,7 @@ def example() -> Tree:
 
 def item(writer: int, number: int, part_of: int = 1) -> Tree:
     """Item `number` of a writer, always the same; `part_of` items make a trajectory."""
-    size = 1 + int(_mix(np.array([writer << 32 | number], np.uint64))[0] % np.uint64(LONGEST))
+    size = 1 + int(mixed(np.array([writer << 32 | number], np.uint64))[0] % np.uint64(LONGEST))
     if writer >= SINGLE:
         size = 1
     traj, part = divmod(number, part_of)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
-import signal
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from contig.tape.disk.index import DiskIndex
 from tests.tape.disk import stored
 from tests.tape.disk.test_faults import fill, make
 from tests.tape.disk.test_loads import CALLS, THINNED, _Stop, buffer_of, failing, items
-from tests.tape.disk.victim import Events
+from tests.tape.disk.victim import killed_at
 
 OTHER = {"x": np.arange(3), "next": {"done": np.zeros(3, bool)}}
 
@@ -119,18 +117,9 @@ def test_killed(checkpoint: Path, fast_path: Path, every: int) -> None:
     at, seen = 0, []
     while True:
         at += every
-        pid = os.fork()
-        if pid == 0:
-            try:
-                storage = fresh(path)
-                Events(at)
-                buffer_of(storage).load(checkpoint)
-                os._exit(0)
-            finally:
-                os._exit(1)
-        _, status = os.waitpid(pid, 0)
-        killed = os.WIFSIGNALED(status)
-        assert os.WTERMSIG(status) == signal.SIGKILL if killed else status == 0
+        killed = killed_at(
+            at, lambda: fresh(path), lambda storage: buffer_of(storage).load(checkpoint)
+        )
         with fresh(path) as storage:
             seen.append(storage.layout is not None)
             if seen[-1]:

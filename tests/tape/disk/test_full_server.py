@@ -14,8 +14,8 @@ import pytest
 from contig import DiskStorage, ReplayBuffer, Server, TcpTransport, wire
 from contig.wire import Type
 from tests.client.test_outgoing import next_frame, opened
-from tests.server.waiting import Threads, until
 from tests.tape.disk.test_faults import Faults, faults  # noqa: F401
+from tests.waiting import Threads, until
 from tests.wire.test_values import frame
 
 ROW = {"n": np.int64(0), "next": {"done": False}}

@@ -4,9 +4,7 @@ in between; on the disk as well as in memory, and for those who read meanwhile."
 from __future__ import annotations
 
 import errno
-import os
 import shutil
-import signal
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -23,7 +21,7 @@ from contig.tape.disk import DiskStorage, files
 from contig.tape.disk.index import DiskIndex
 from tests.tape.disk import stored
 from tests.tape.disk.test_faults import fill, make, until
-from tests.tape.disk.victim import CHANGING, Events
+from tests.tape.disk.victim import CHANGING, killed_at
 
 OLD, NEW = range(0, 20), range(500, 512)
 CALLS = (*CHANGING, "close", "exists", "links", "listing", "open_to_read", "read", "size")
@@ -95,18 +93,11 @@ def test_killed(
     while True:
         at += every
         shutil.copytree(places[to], path)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                storage = make(path, 4096)
-                Events(at)
-                buffer_of(storage).load(places[checkpoint])
-                os._exit(0)
-            finally:
-                os._exit(1)
-        _, status = os.waitpid(pid, 0)
-        killed = os.WIFSIGNALED(status)
-        assert os.WTERMSIG(status) == signal.SIGKILL if killed else status == 0
+        killed = killed_at(
+            at,
+            lambda: make(path, 4096),
+            lambda storage: buffer_of(storage).load(places[checkpoint]),
+        )
         with DiskStorage(path, 4096, read_only=True) as reader:  # who reads changes nothing
             there = items(reader)
         assert there in (before, after), at

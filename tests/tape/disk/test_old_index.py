@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from contig import ReplayBuffer, SliceSampler
 from contig.tape.disk import DiskStorage
 from contig.tape.disk.index_pages import pack, unpack
 from contig.tape.entry import read_entries
+from tests.waiting import until
 
 ENVS, STEPS = 3, 400
 
@@ -62,10 +62,12 @@ def test_an_old_index_opens_and_is_followed(
         for t in range(50):  # a new writer: trajectories of its own
             storage.default_writer.add_step(step(500 + t))
         storage.flush()
-        deadline = time.monotonic() + 60
-        while reader.tape.snapshot() != storage.tape.snapshot():
-            assert time.monotonic() < deadline, "the reader does not follow"
+
+        def follows() -> bool:
             reader.poll()
+            return bool(reader.tape.snapshot() == storage.tape.snapshot())
+
+        until(follows, "the reader follows")
         a, b = (read_entries(s.tape) for s in (storage, reader))
         np.testing.assert_array_equal(a, b)
         slices_are_whole(reader)

@@ -3,9 +3,7 @@ nothing is damaged any more."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,7 @@ from contig.tape.disk import DiskStorage
 from contig.tape.disk.repair import repair
 from tests.tape.disk import stored
 from tests.tape.disk.test_faults import fill, make
-from tests.tape.disk.victim import Events
+from tests.tape.disk.victim import killed_at
 
 
 def _flip(path: Path, at: int, n: int = 1) -> None:
@@ -148,14 +146,7 @@ def test_killed(whole: Path, fast_path: Path, kind: str, every: int) -> None:
     while True:
         at += every
         shutil.copytree(damaged, path)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                Events(at)
-                repair(path)
-            finally:
-                os._exit(0)
-        _, status = os.waitpid(pid, 0)
+        killed = killed_at(at, lambda: path, repair)
         assert rows_of(path) == rows, at
         if kind in ("start", "page"):
             assert index in indexes_of(path), at
@@ -164,7 +155,6 @@ def test_killed(whole: Path, fast_path: Path, kind: str, every: int) -> None:
         assert served(path) == expected, at
         assert inspect(path, "--verify") == 0
         shutil.rmtree(path)
-        if not os.WIFSIGNALED(status):
+        if not killed:
             break
-        assert os.WTERMSIG(status) == signal.SIGKILL
     assert at > 3 * every or kind == "row"  # which is one transaction

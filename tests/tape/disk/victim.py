@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,25 @@ CHANGING = (
     "copy", "create", "fsync", "fsync_dir", "link", "make_dir", "open_to_write", "pwrite",
     "pwrite_all", "remove_dir", "rename", "truncate", "unlink", "write_new",
 )  # fmt: skip
+
+
+def killed_at(at: int, opened: Callable[[], Any], call: Callable[[Any], object]) -> bool:
+    """A fork opens a storage, and dies at event `at` of the call; false if it has fewer."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            storage = opened()
+            Events(at)
+            call(storage)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    assert status == 0
+    return False
 
 
 class Events:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.tape.rows import hashed
+
 PAYLOAD = 40  # words: five cache lines
 FIELDS = ("writer", "traj", "step", "append", "size", "pos")
 ENVS = 3
@@ -20,18 +22,9 @@ LONGEST = 40  # rows of a trajectory
 Tree = dict[str, Any]
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
 def payload(fields: np.ndarray, done: np.ndarray) -> np.ndarray:
     """``[n, PAYLOAD]`` from fields ``[n, 6]`` and done flags ``[n]``."""
-    key = np.zeros(len(fields), np.uint64)
-    for column in (*fields.T, done):
-        key = _mix(key + column.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
-    return _mix(key[:, None] + np.arange(PAYLOAD, dtype=np.uint64)[None]).view(np.int64)
+    return hashed(fields, done, PAYLOAD)
 
 
 def tree(fields: np.ndarray, done: np.ndarray, ids: bool) -> Tree:

@@ -17,11 +17,11 @@ import pytest
 
 from contig import ReplayBuffer, SharedStorage, SliceSampler, TapeBusy
 from tests.tape.processes import rows, workers
-from tests.tape.processes.zygote import Child, Zygote
+from tests.waiting import WAIT_S, until
+from tests.zygote import Child, Zygote
 
 CAPACITY = 96
 WRITERS = 4
-BLOCKED_S = 60  # longer than this means for ever
 
 
 def settle(storage: SharedStorage, logs: list[Path]) -> tuple[int, int]:
@@ -77,22 +77,22 @@ def test_nothing_is_torn_crossed_or_lost(
         logs = [tmp_path / f"log-{w}" for w in range(1, 5)]
         arguments: dict[str, Any] = {"name": name, "ids": ids, "stop": str(stop)}
         writers = [
-            zygote.start("write", writer=w, seed=w, log=str(logs[w - 1]), **arguments)
+            zygote.start(workers.write, writer=w, seed=w, log=str(logs[w - 1]), **arguments)
             for w in range(1, 5)
         ]
         readers = [
-            zygote.start("read", seed=r, kinds=kinds, **arguments)
+            zygote.start(workers.read, seed=r, kinds=kinds, **arguments)
             for r, kinds in enumerate(("rsq", "sce", "ssc"))
         ]
-        deadline = time.monotonic() + BLOCKED_S
         wraps = 2000 * CAPACITY
-        while storage.tape.snapshot()[0] < wraps and time.monotonic() < deadline:
-            time.sleep(0.02)
-            if not all(child.alive() for child in (*readers, *writers)):
-                break
+        children = (*readers, *writers)
+        until(
+            lambda: storage.tape.snapshot()[0] >= wraps or not all(c.alive() for c in children),
+            "the ring goes round",
+        )
         stop.touch()
-        written = [w.result(BLOCKED_S) for w in writers]
-        read = [r.result(BLOCKED_S) for r in readers]
+        written = [w.result(WAIT_S) for w in writers]
+        read = [r.result(WAIT_S) for r in readers]
         assert [r["wrong"] for r in read] == [[], [], []]
         head = storage.tape.snapshot()[0]
         assert head == sum(w["rows"] for w in written)
@@ -135,7 +135,7 @@ class Kills:
         # The test's own writer, which must get through after every kill.
         self.own = rows.Script(0, seed, ids).blocks()
         self.handle = self.storage.writer()
-        self.storage.tape.lock_timeout_s = BLOCKED_S
+        self.storage.tape.lock_timeout_s = WAIT_S
         self.own_rows = 0
 
     def start_writer(self, trap: float | None = None) -> Child:
@@ -143,7 +143,7 @@ class Kills:
         log = self.directory / f"log-{number}"
         self.logs.append(log)
         writer = self.zygote.start(
-            "write",
+            workers.write,
             name=self.name,
             writer=number,
             seed=number,
@@ -165,7 +165,7 @@ class Kills:
         assert all(w.alive() for w in self.writers), "a writer died by itself"
         if self.random.random() < 0.4:
             victim = self.start_writer(trap=self.random.random())
-            victim.expect_stopped(BLOCKED_S)
+            victim.expect_stopped(WAIT_S)
             assert self.holder.pid == victim.pid, "it is stopped, and not inside the lock"
             self.inside += 1
             if self.inside % 5 == 1:
@@ -187,21 +187,21 @@ class Kills:
         with pytest.raises(TapeBusy, match=rf"\b{victim.pid}\b"):
             rows.append(self.storage.writer(), kind, tree)
         assert self.storage.tape.snapshot()[0] == before[0], "somebody wrote past the lock"
-        self.storage.tape.lock_timeout_s = BLOCKED_S
+        self.storage.tape.lock_timeout_s = WAIT_S
         self.busy += 1
 
     def run(self, kills: int, inside: int, seconds: float) -> None:
         """Until so many were killed, so many of them inside the lock, and so long."""
         readers = [
             self.zygote.start(
-                "read", name=self.name, seed=r, ids=self.ids, stop=str(self.stop), kinds=kinds
+                workers.read, name=self.name, seed=r, ids=self.ids, stop=str(self.stop), kinds=kinds
             )
             for r, kinds in enumerate(("rsq", "sce", "ssc"))
         ]
         for _ in range(WRITERS):
             self.start_writer()
         deadline = time.monotonic() + seconds
-        give_up = deadline + BLOCKED_S
+        give_up = deadline + WAIT_S
         while self.kills < kills or self.inside < inside or time.monotonic() < deadline:
             assert time.monotonic() < give_up, f"{self.kills} kills, {self.inside} inside the lock"
             time.sleep(self.random.random() * 0.03)
@@ -209,8 +209,8 @@ class Kills:
             self.kill_one()
         self.stop.touch()
         for writer in self.writers:
-            writer.result(BLOCKED_S)
-        read = [r.result(BLOCKED_S) for r in readers]
+            writer.result(WAIT_S)
+        read = [r.result(WAIT_S) for r in readers]
         assert [r["wrong"] for r in read] == [[], [], []]
         for what in ("rows", "slices", "linked", "complete", "episodes", "scans"):
             assert sum(r[what] for r in read) > 0, f"the readers saw no {what}"
@@ -249,7 +249,7 @@ def test_a_killed_writers_trajectory_stays_open(zygote: Zygote, name: str, tmp_p
         logs = [tmp_path / f"log-{w}" for w in range(1, 7)]
         for number, log in enumerate(logs, 1):
             writer = zygote.start(
-                "write",
+                workers.write,
                 name=name,
                 writer=number,
                 seed=number,
@@ -257,10 +257,7 @@ def test_a_killed_writers_trajectory_stays_open(zygote: Zygote, name: str, tmp_p
                 log=str(log),
                 stop=str(tmp_path / "stop"),
             )
-            deadline = time.monotonic() + BLOCKED_S
-            while len(workers.read_log(log)[0]) < 100:
-                assert time.monotonic() < deadline
-                time.sleep(0.002)
+            until(lambda log=log: len(workers.read_log(log)[0]) >= 100, "a hundred appends")
             writer.kill()
         storage.writer().extend_trajectory(rows.rows_of(_whole(rows.LONGEST), slice(0, None)))
         assert storage.tape.snapshot()[1] == 0, "something was evicted: the ring is too small"
@@ -297,11 +294,11 @@ def test_stopped_and_killed_inside_the_lock(zygote: Zygote, name: str, tmp_path:
     width, capacity = 1 << 15, 64  # 256 kB a row
     with SharedStorage(capacity, name=name, example={"x": np.zeros(width, np.int64)}) as storage:
         holder = HolderWord(storage, name)
-        reader = zygote.start("sample_for_ever", name=name, stop=str(stop))
+        reader = zygote.start(workers.sample_for_ever, name=name, stop=str(stop))
         own = storage.writer()
         for turn in range(12):
-            victim = zygote.start("big_appends", name=name, stop=str(stop), trap=turn / 11)
-            victim.expect_stopped(BLOCKED_S)
+            victim = zygote.start(workers.big_appends, name=name, stop=str(stop), trap=turn / 11)
+            victim.expect_stopped(WAIT_S)
             assert holder.pid == victim.pid, "it is stopped, and not inside the lock"
             storage.tape.lock_timeout_s = 0.1
             head = storage.tape.snapshot()[0]
@@ -313,18 +310,18 @@ def test_stopped_and_killed_inside_the_lock(zygote: Zygote, name: str, tmp_path:
             assert not lost and np.all(batch["x"] == batch["x"][:, :1])
             if turn % 3 == 2:  # not killed: it goes on where it was stopped
                 victim.signal(signal.SIGCONT)
-                storage.tape.lock_timeout_s = BLOCKED_S
+                storage.tape.lock_timeout_s = WAIT_S
                 own.extend({"x": np.full((1, width), -1, np.int64)})
                 victim.kill()
                 continue
             victim.kill()
-            storage.tape.lock_timeout_s = BLOCKED_S
+            storage.tape.lock_timeout_s = WAIT_S
             first = own.extend({"x": np.full((2, width), turn, np.int64)})
             assert first.tolist() == [head, head + 1], "the killed append took seqs"
             batch, lost = storage.gather(first)
             assert not lost and np.all(batch["x"] == turn)
         stop.touch()
-        assert reader.result(BLOCKED_S)["samples"] > 0
+        assert reader.result(WAIT_S)["samples"] > 0
 
 
 def _whole(n: int) -> rows.Tree:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -245,13 +244,6 @@ def sample_for_ever(name: str, stop: str) -> dict[str, Any]:
             return {"wrong": "torn row"}
         n += 1
     return {"samples": n}
-
-
-def run_task(task: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return {"ok": globals()[task](**arguments)}
-    except BaseException:
-        return {"error": traceback.format_exc()}
 
 
 def passed(storage: Any, pipe: Any) -> None:

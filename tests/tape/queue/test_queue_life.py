@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,8 @@ import pytest
 from contig import ClosedError, Layout, LayoutError, SharedStorage, _native
 from contig.tape.queue import BatchQueue
 from contig.weights.board import WeightsBoard
+from tests.waiting import WAIT_S, Task, until
 
-BLOCKED_S = 60
 LAYOUT = Layout({"x": np.zeros(2, np.int64)})
 
 
@@ -30,21 +28,6 @@ def full_queue() -> BatchQueue:
     for value in range(4):
         queue.submit(item(value), timeout=0)
     return queue
-
-
-def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    """Runs it; afterwards the list has what it returned or raised."""
-    found: list[Any] = []
-
-    def run() -> None:
-        try:
-            found.append(call())
-        except Exception as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread, found
 
 
 def open_files() -> int:
@@ -129,15 +112,14 @@ def test_a_full_queue_lets_nothing_in() -> None:
 
 def test_whoever_waits_for_room_gets_it() -> None:
     queue = full_queue()
-    thread, found = in_thread(lambda: queue.submit(item(4), timeout=BLOCKED_S))
+    thread = Task(lambda: queue.submit(item(4), timeout=WAIT_S))
     time.sleep(0.02)
     assert thread.is_alive()
     batch = queue.take()
     time.sleep(0.02)
     assert thread.is_alive(), "it was let in though the batch is held"
     del batch
-    thread.join(BLOCKED_S)
-    assert found == [None]
+    assert thread.result() is None
 
 
 def test_whoever_waits_for_a_batch_gets_it() -> None:
@@ -145,45 +127,38 @@ def test_whoever_waits_for_a_batch_gets_it() -> None:
     word = queue.native.data_word
 
     def wait() -> bool:
-        deadline = time.monotonic() + BLOCKED_S
-        while not queue.native.wait_data(word, BLOCKED_S):
-            if time.monotonic() > deadline:
-                return False
+        until(lambda: queue.native.wait_data(word, WAIT_S), "a batch is there")
         return queue.take() is not None
 
-    thread, found = in_thread(wait)
+    thread = Task(wait)
     queue.submit(item(0))
     time.sleep(0.02)
     assert thread.is_alive(), "woken for half a batch"
     queue.submit(item(1))
-    thread.join(BLOCKED_S)
-    assert found == [True]
+    assert thread.result() is True
 
 
 def test_closing_ends_waits() -> None:
     queue = full_queue()
     room, data = queue.native.space_word, queue.native.data_word
     threads = [
-        in_thread(lambda: queue.native.wait_space(room, BLOCKED_S)),
-        in_thread(lambda: queue.native.wait_data(data, BLOCKED_S)),
+        Task(queue.native.wait_space, room, WAIT_S),
+        Task(queue.native.wait_data, data, WAIT_S),
     ]
     time.sleep(0.02)
     queue.native.close()
-    for thread, found in threads:
-        thread.join(BLOCKED_S)
-        assert found == [True]
+    assert [thread.result() for thread in threads] == [True, True]
 
 
 def test_nobody_waits_for_room_in_a_closed_queue() -> None:
     """There will be none."""
     queue = full_queue()
-    thread, found = in_thread(lambda: queue.submit(item(4)))
+    thread = Task(queue.submit, item(4))
     time.sleep(0.02)
     assert thread.is_alive()
     queue.native.close()
-    thread.join(60)
-    assert not thread.is_alive(), "it waits for ever"
-    assert isinstance(found[0], ClosedError)
+    with pytest.raises(ClosedError):
+        thread.result()
     with pytest.raises(ClosedError):
         queue.submit(item(5), timeout=0)
     # What is in it can be taken.

@@ -16,12 +16,12 @@ import pytest
 
 from contig import Layout, TapeBusy
 from contig.tape.queue import BatchQueue
-from tests.tape.processes.zygote import Child
+from tests.tape.queue import workers
 from tests.tape.queue.workers import Checker, example, item_records
-from tests.tape.queue.zygote import Zygote
+from tests.waiting import WAIT_S, until
+from tests.zygote import Child, Zygote
 
 ROOT = Path(__file__).resolve().parents[3]
-BLOCKED_S = 60  # longer than this means for ever
 BATCH, BUFFERS = 8, 3
 
 
@@ -91,15 +91,17 @@ def test_each_item_once_and_in_order(zygote: Zygote, name: str) -> None:
     items, producers = 8500, 4
     queue = BatchQueue.create(Layout(example(5)), BATCH, 2, name)
     children = [
-        zygote.start("produce", name=name, producer=p, seed=p, until=items)
+        zygote.start(workers.produce, name=name, producer=p, seed=p, until=items)
         for p in range(1, producers + 1)
     ]
     consumer = Consumer(queue, 1)
-    give_up = time.monotonic() + BLOCKED_S
-    while consumer.checker.items < producers * items:
-        assert time.monotonic() < give_up, f"only {consumer.checker.items} items"
+
+    def everything() -> bool:
         consumer.take(0.1)
-    results = [child.result(BLOCKED_S) for child in children]
+        return consumer.checker.items >= producers * items
+
+    until(everything, "every item arrives")
+    results = [child.result(WAIT_S) for child in children]
     assert [r["sent"] for r in results] == [items] * producers
     assert sum(r["waits"] for r in results) > 0, "the ring was never full: the test is void"
     consumer.finish(dict.fromkeys(range(1, producers + 1), items))
@@ -119,18 +121,20 @@ def test_killed_producers(zygote: Zygote, name: str) -> None:
 
     def start(producer: int) -> Child:
         return zygote.start(
-            "produce", name=name, producer=producer, seed=draw.randrange(1 << 30), until=1 << 40
+            workers.produce,
+            name=name,
+            producer=producer,
+            seed=draw.randrange(1 << 30),
+            until=1 << 40,
         )
 
     children = {p: start(p) for p in range(1, producers + 1)}
-    give_up = time.monotonic() + BLOCKED_S
     for _ in range(kills):
         assert all(c.alive() for c in children.values()), "a producer died by itself"
         for _ in range(draw.randrange(60)):
             consumer.take()
         # Until something is there: a lock that nobody gives back would show here.
-        while not consumer.take(0.1):
-            assert time.monotonic() < give_up, "nobody sends any more"
+        until(lambda: consumer.take(0.1), "nobody sends any more")
         victim = draw.choice(list(children))
         children[victim].kill()
         children[victim] = start(victim)
@@ -151,9 +155,9 @@ def test_stopped_and_killed_inside_the_lock(zygote: Zygote, name: str) -> None:
         while consumer.held:
             consumer.let_go()  # there is room for all of an append
         child = zygote.start(
-            "stop_in_append", name=name, producer=1, seed=turn, items=4, at=turn / 6
+            workers.stop_in_append, name=name, producer=1, seed=turn, items=4, at=turn / 6
         )
-        child.expect_stopped(BLOCKED_S)
+        child.expect_stopped(WAIT_S)
         queue.native.lock_timeout_s = 0.02
         head = queue.native.counters()["head"]
         for call in (
@@ -165,12 +169,10 @@ def test_stopped_and_killed_inside_the_lock(zygote: Zygote, name: str) -> None:
                 call()
             busy += 1
         assert queue.native.counters()["head"] == head, "somebody wrote past the lock"
-        queue.native.lock_timeout_s = BLOCKED_S
+        queue.native.lock_timeout_s = WAIT_S
         if turn % 3 == 2:  # it goes on where it was stopped
             child.signal(signal.SIGCONT)
-            give_up = time.monotonic() + BLOCKED_S
-            while not consumer.take(0.1):
-                assert time.monotonic() < give_up, "it does not go on"
+            until(lambda: consumer.take(0.1), "it does not go on")
         child.kill()
         while consumer.take():
             pass
@@ -186,11 +188,9 @@ def test_a_killed_consumers_batches_are_dropped(zygote: Zygote, name: str, tmp_p
         held = 1 + turn % (BUFFERS - 1)
         assert fill(queue, 1) == BATCH * BUFFERS
         ready = tmp_path / f"ready-{turn}"
-        child = zygote.start("hold", name=name, batches=held, ready=str(ready))
-        give_up = time.monotonic() + BLOCKED_S
-        while not ready.exists():
-            assert child.alive() and time.monotonic() < give_up
-            time.sleep(0.002)
+        child = zygote.start(workers.hold, name=name, batches=held, ready=str(ready))
+        until(lambda r=ready, c=child: r.exists() or not c.alive(), "batches are held")
+        assert child.alive(), child.result(1)
         # It is alive, and so are its batches.
         while queue.take(copy=True) is not None:
             pass
@@ -214,10 +214,7 @@ def test_a_killed_consumer_that_nobody_waited_for(name: str, tmp_path: Path) -> 
     ready = tmp_path / "ready"
     child = subprocess.Popen([sys.executable, "-c", code, name, str(ready)], cwd=ROOT)
     try:
-        give_up = time.monotonic() + BLOCKED_S
-        while not ready.exists():
-            assert time.monotonic() < give_up
-            time.sleep(0.005)
+        until(ready.exists, "batches are held")
         while queue.take(copy=True) is not None:
             pass
         child.kill()
@@ -225,7 +222,7 @@ def test_a_killed_consumer_that_nobody_waited_for(name: str, tmp_path: Path) -> 
         assert fill(queue, 1) == BATCH * BUFFERS
     finally:
         child.kill()
-        child.wait(BLOCKED_S)
+        child.wait(WAIT_S)
     expect_all_free(queue, 1)
     queue.close()
 
@@ -236,25 +233,27 @@ def test_killed_consumers(zygote: Zygote, name: str, tmp_path: Path) -> None:
     queue = BatchQueue.create(Layout(example(5)), 2, 4, name)
     draw = random.Random(5)
     producers = [
-        zygote.start("produce", name=name, producer=p, seed=p, until=1 << 40) for p in (1, 2)
+        zygote.start(workers.produce, name=name, producer=p, seed=p, until=1 << 40) for p in (1, 2)
     ]
     consumers: list[Child] = []
-    give_up = time.monotonic() + BLOCKED_S
     for turn in range(40):
         while len(consumers) < 2:
             consumers.append(
-                zygote.start("consume", name=name, seed=turn * 2 + len(consumers), stop=str(stop))
+                zygote.start(
+                    workers.consume, name=name, seed=turn * 2 + len(consumers), stop=str(stop)
+                )
             )
         time.sleep(draw.random() * 0.01)
         assert all(c.alive() for c in (*producers, *consumers)), "somebody died by himself"
         consumers.pop(0).kill()
         head = queue.native.counters()["head"]
-        while queue.native.counters()["head"] < head + 2 * 2 * 4:
-            assert time.monotonic() < give_up, "producers have no room any more"
-            time.sleep(0.001)
+        full = head + 2 * 2 * 4
+        until(
+            lambda n=full: queue.native.counters()["head"] >= n, "producers have no room any more"
+        )
     stop.touch()
     for consumer in consumers:
-        consumer.result(BLOCKED_S)
+        consumer.result(WAIT_S)
     for producer in producers:
         producer.kill()
     expect_all_free(queue, 77)

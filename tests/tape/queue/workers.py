@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -245,10 +244,3 @@ def read_weights_once(name: str) -> dict[str, Any]:
     if found is None:
         return {"told": "", "version": None}
     return {"told": weights_wrong(found.version, found.tree), "version": found.version}
-
-
-def run_task(task: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return {"ok": globals()[task](**arguments)}
-    except BaseException:
-        return {"error": traceback.format_exc()}

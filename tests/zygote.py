@@ -1,22 +1,28 @@
 """A process that forks workers on request.
 
 It imports what they need once and opens no storage, so that its children are as separate as spawned
-ones, and cost milliseconds to start: tests that kill hundreds of writers need as many.
+ones, and cost milliseconds to start: tests that kill hundreds of writers need as many. A worker is
+a function of a module that can be imported; its arguments and its result are JSON.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
-import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import workers
+from tests.processes import state
+from tests.waiting import WAIT_S, until
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
@@ -24,11 +30,15 @@ def main() -> None:
     parent = os.getppid()
     for line in sys.stdin:
         request = json.loads(line)
+        worker = getattr(importlib.import_module(request["module"]), request["worker"])
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(0)
-            result = workers.run_task(request["task"], request["arguments"])
+            try:
+                result = {"ok": worker(**request["arguments"])}
+            except BaseException:
+                result = {"error": traceback.format_exc()}
             out = Path(request["out"])
             part = out.with_suffix(".part")
             part.write_text(json.dumps(result))
@@ -64,35 +74,25 @@ class Child:
         ended.register(self._fd, select.POLLIN)
         return not ended.poll(0)
 
-    def state(self) -> str:
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            return ""
-        return stat.rpartition(")")[2].split()[0]
-
-    def expect_stopped(self, timeout_s: float) -> None:
+    def expect_stopped(self, timeout_s: float = WAIT_S) -> None:
         """Returns once it has stopped itself."""
-        deadline = time.monotonic() + timeout_s
-        while self.state() not in ("T", "t"):
-            assert self.alive(), f"process {self.pid} has ended"
-            assert time.monotonic() < deadline, f"process {self.pid} did not stop"
-            time.sleep(0.001)
+        until(
+            lambda: state(self.pid) in ("T", "t") or not self.alive(),
+            f"process {self.pid} stops itself",
+            timeout_s,
+        )
+        assert self.alive(), f"process {self.pid} has ended"
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
-        self.wait(30)
+        self.wait()
         self.close()  # a soak kills thousands of them
 
-    def wait(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while self.alive():
-            if time.monotonic() > deadline:
-                raise AssertionError(f"process {self.pid} is blocked: no end in {timeout_s} s")
-            time.sleep(0.002)
+    def wait(self, timeout_s: float = WAIT_S) -> None:
+        until(lambda: not self.alive(), f"process {self.pid} ends", timeout_s)
 
-    def result(self, timeout_s: float = 60) -> Any:
-        """What the task returned; its traceback is an error here."""
+    def result(self, timeout_s: float = WAIT_S) -> Any:
+        """What the worker returned; its traceback is an error here."""
         self.wait(timeout_s)
         assert self.out.exists(), f"process {self.pid} died without a result"
         result = json.loads(self.out.read_text())
@@ -108,22 +108,24 @@ class Child:
 
 class Zygote:
     def __init__(self, directory: Path) -> None:
-        root = Path(__file__).resolve().parents[3]
         self._directory = directory
-        self._count = 0
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.tape.processes.zygote"],
+            [sys.executable, "-m", "tests.zygote"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=root,
+            cwd=ROOT,
         )
         self.children: list[Child] = []
 
-    def start(self, task: str, **arguments: Any) -> Child:
-        self._count += 1
-        out = self._directory / f"result-{self._count}.json"
-        request = {"task": task, "arguments": arguments, "out": str(out)}
+    def start(self, worker: Callable[..., Any], **arguments: Any) -> Child:
+        out = self._directory / f"result-{len(self.children)}.json"
+        request = {
+            "module": worker.__module__,
+            "worker": worker.__name__,
+            "arguments": arguments,
+            "out": str(out),
+        }
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()

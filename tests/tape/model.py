@@ -1,4 +1,4 @@
-"""A tape as lists of lists: what SEMANTICS.md says, without rings, indexes, runs or links.
+"""A tape as lists of lists, without rings, indexes, runs or links: the model of all state machines.
 
 A `Row` carries its identity. `ModelTape.append` decides, row by row, which trajectory it belongs
 to; everything else is filtering lists. `build` makes the arrays that are given to contig, and the
@@ -7,7 +7,9 @@ arrays that are expected back.
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,10 +51,11 @@ class Row:
     init: bool = False
     id: int = -1
     version: int = -1
+    reward: float = math.nan  # one of seven values, unless it is given
 
-    @property
-    def reward(self) -> float:
-        return float(self.uid % 7 - 3)
+    def __post_init__(self) -> None:
+        if math.isnan(self.reward):
+            object.__setattr__(self, "reward", float(self.uid % 7 - 3))
 
     @property
     def done(self) -> bool:
@@ -159,6 +162,7 @@ class Track:
     steps: int = 0
     ret: float = 0.0
     begins: bool = False
+    cut: bool = False  # it was open when its rows were replaced: what comes next is no beginning
     trajectory: Trajectory | None = None
 
     @property
@@ -173,6 +177,12 @@ class ModelWriter:
 
     def track(self, key: Any) -> Track:
         return self.tracks.setdefault(key, Track())
+
+    def cut(self) -> None:
+        """Its rows were replaced under it."""
+        self.tracks = {
+            key: Track(cut=track.cut or track.open) for key, track in self.tracks.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -200,13 +210,24 @@ class Piece:
 
 
 class ModelTape:
-    def __init__(self, capacity: int, form: Form) -> None:
+    """Rows from `tail` on are there. Those between `kept_tail` and `tail` are hidden by a capacity
+    that is smaller than the one they were written with: another one may show them again."""
+
+    def __init__(
+        self,
+        capacity: int,
+        form: Form,
+        max_rows: int | None = None,
+        max_trajectories: int | None = None,
+    ) -> None:
         self.capacity, self.form = capacity, form
-        self.head = self.tail = 0
+        self.max_rows, self.max_trajectories = max_rows, max_trajectories
+        self.head = self.tail = self.kept_tail = 0
         self.trajectories: list[Trajectory] = []
         self.ordinals = 0
         self.max_version = -1
         self.by_seq: dict[int, tuple[Trajectory, int]] = {}  # seq -> trajectory, step
+        self._kept: dict[int, tuple[Trajectory, int]] = {}  # the same, from `kept_tail` on
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -216,23 +237,24 @@ class ModelTape:
         lanes: list[list[Row]],
         rule: str,
         whole: Whole | None = None,
-        envs: bool = False,
+        envs: Sequence[int] | None = None,
     ) -> list[int]:
         """Rows by lane, or by env; returns the seqs of those that were kept."""
-        first_lane = 0  # without ids, envs, a single lane and several are apart
-        if not self.form.ids:
-            first_lane = 1000 if envs else int(len(lanes) > 1)
+        numbers: Sequence[int] = range(len(lanes))
+        if not self.form.ids:  # then envs, a single lane and several are apart
+            first_lane = 1 if len(lanes) > 1 else 0
+            numbers = (
+                [first_lane + n for n in numbers] if envs is None else [1000 + e for e in envs]
+            )
         total = sum(len(lane) for lane in lanes)
         skip = max(0, total - self.capacity)
         seq = self.head - skip
         self.tail = max(self.tail, self.head + total - skip - self.capacity)
         own = Track(known=True, begins=True)
-        for number, lane in enumerate(lanes):
+        for number, lane in zip(numbers, lanes):
             for t, row in enumerate(lane):
                 last = row is lane[-1]
-                track = (
-                    own if whole else self._place(writer, first_lane + number, t == 0, row, rule)
-                )
+                track = own if whole else self._place(writer, number, t == 0, row, rule)
                 track.steps += 1
                 track.ret += row.reward if self.form.reward else math.nan
                 track.ended = row.done if whole is None else last
@@ -242,9 +264,10 @@ class ModelTape:
                     track.trajectory = None
                 seq += 1
         first, self.head = self.head, self.head + total - skip
-        self.trajectories = [t for t in self.trajectories if t.rows[-1][0] >= self.tail]
-        for gone in [s for s in self.by_seq if s < self.tail]:
-            del self.by_seq[gone]
+        if whole:  # what the writer appends next begins anew
+            for track in writer.tracks.values():
+                track.cut = False
+        self.retain()
         return list(range(first, self.head))
 
     def _place(self, writer: ModelWriter, lane: int, first: bool, row: Row, rule: str) -> Track:
@@ -261,8 +284,9 @@ class ModelTape:
             begins = not form.init or row.init or track.ended
             if first and form.ids is None and rule == TOLD and not track.known and not row.init:
                 begins = False
+            begins = begins and not track.cut
         if starts:
-            track.known, track.ended, track.trajectory = True, False, None
+            track.known, track.ended, track.trajectory, track.cut = True, False, None, False
             track.steps, track.ret, track.begins = 0, 0.0, begins
         return track
 
@@ -285,12 +309,40 @@ class ModelTape:
             now.terminated, now.truncated = row.terminated, row.truncated
         elif end is not None:
             now.terminated, now.truncated = end.terminated, end.truncated
-        self.by_seq[seq] = (now, now.before + len(now.rows) - 1)
+        self._kept[seq] = (now, now.before + len(now.rows) - 1)
 
     def empty(self) -> None:
-        self.tail = self.head
-        self.trajectories = []
-        self.by_seq = {}
+        self._keep_from(self.head)
+
+    def retain(self) -> None:
+        """What is out of bounds goes, and nothing brings it back."""
+        keep_from = self.tail
+        if self.max_rows is not None:
+            keep_from = max(keep_from, self.head - self.max_rows)
+        if self.max_trajectories is not None:
+            oldest = self.newest(self.max_trajectories)
+            young = [s for s, (t, _) in self._kept.items() if t.ordinal >= oldest]
+            keep_from = max(keep_from, min((s for s in young if s >= self.tail), default=self.head))
+        self._keep_from(keep_from)
+
+    def _keep_from(self, seq: int) -> None:
+        self.tail = self.kept_tail = seq
+        self._kept = {s: place for s, place in self._kept.items() if s >= seq}
+        self.trajectories = [t for t in self.trajectories if t.rows[-1][0] >= seq]
+        self.by_seq = dict(self._kept)
+
+    def fit(self, capacity: int) -> None:
+        """Opened with another capacity, which changes nothing of what is stored."""
+        self.capacity = capacity
+        self.tail = max(self.kept_tail, self.head - capacity)
+        self.by_seq = {s: place for s, place in self._kept.items() if s >= self.tail}
+
+    def load(self, then: ModelTape) -> None:
+        """The rows of another one, as many as there is room for. Its writers are to be `cut`."""
+        then = copy.deepcopy(then)
+        self.head, self.ordinals, self.max_version = then.head, then.ordinals, then.max_version
+        self.trajectories, self._kept = then.trajectories, then._kept
+        self._keep_from(max(then.tail, self.head - self.capacity))
 
     # -- reading ------------------------------------------------------------------------------
 

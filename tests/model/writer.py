@@ -1,0 +1,283 @@
+"""Appends and repairs of the tape's protocol, as native/tape/tape.cpp does them."""
+
+from __future__ import annotations
+
+import random
+
+from tests.model.memory import BEGINS, CHUNK, CUT, ENDED, NONE, Memory, Process, Row, Rules
+
+
+class Track:
+    def __init__(self, traj: int) -> None:
+        self.traj, self.step = traj, 0  # what the data says
+        self.last_entry, self.ordinal = NONE, NONE
+        self.steps = self.ret = 0
+        self.known = False
+        self.starts = True  # the next row begins a trajectory
+
+
+class Writer:
+    """One incarnation of a writing process; `slot` is its place in the producer table."""
+
+    def __init__(self, m: Memory, rules: Rules, slot: int, number: int, rnd: random.Random) -> None:
+        self.m, self.rules, self.slot, self.number, self.rnd = m, rules, slot, number, rnd
+        self.trajectories = self.appends = 0
+        self.tracks = [self.fresh(), self.fresh()]
+
+    def fresh(self) -> Track:
+        self.trajectories += 1
+        return Track(self.number * 1000 + self.trajectories)
+
+    def plan(self) -> list[tuple[Track, list[Row], bool]]:
+        """Runs of the next append: track, rows, whether it starts a trajectory."""
+        runs: list[tuple[Track, list[Row], bool]] = []
+        room = self.m.capacity
+        for _ in range(self.rnd.choice((1, 1, 1, 2, 3))):
+            n = self.rnd.choice((1, 1, 2))
+            if n > room:
+                break
+            room -= n
+            which = self.rnd.randrange(2)
+            track = self.tracks[which]
+            starts = track.starts
+            track.starts = False
+            rows = []
+            for i in range(n):
+                done = i == n - 1 and self.rnd.random() < 0.3
+                rows.append(Row(self.number, self.appends + 1, track.traj, track.step, done))
+                track.step += 1
+            runs.append((track, rows, starts))
+            if rows[-1].done:
+                self.tracks[which] = self.fresh()
+        return runs
+
+    def process(self) -> Process:
+        m = self.m
+        while True:
+            runs = self.plan()
+            yield
+            while m.lock is not None:
+                yield
+            m.lock = self
+            yield from repair(m, self.rules)
+            yield from self.append(runs)
+            if self.rnd.random() < 0.02:  # empty()
+                m.tail = m.head
+                yield
+                m.index_tail = m.index_head
+                yield
+            m.lock = None
+            yield
+
+    def append(self, runs: list[tuple[Track, list[Row], bool]]) -> Process:
+        m, rules = self.m, self.rules
+        capacity = m.capacity
+        head, index_head = m.head, m.index_head  # only the holder changes these
+        rows = [row for _, part, _ in runs for row in part]
+        new_head = head + len(rows)
+
+        def evict() -> Process:
+            nonlocal tail, index_tail
+            while index_tail < index_head:
+                oldest = m.index[index_tail % capacity]
+                end = oldest.first + oldest.sf[0]
+                room = index_head + len(runs) - index_tail <= capacity
+                if end > tail and room:
+                    break
+                tail = max(tail, end)
+                index_tail += 1
+            m.tail = tail
+            yield
+            m.index_tail = index_tail
+            yield
+
+        tail, index_tail = max(m.tail, new_head - capacity), m.index_tail
+        if rules.evict_first:
+            yield from evict()
+        for i, row in enumerate(rows):
+            slot = m.rows[(head + i) % capacity]
+            slot[0] = row
+            yield
+            slot[1] = row
+            yield
+        if not rules.evict_first:
+            yield from evict()
+
+        lead, _, starts = runs[0]
+        grows = False
+        if not starts and lead.known and index_head > index_tail:
+            newest = m.index[(index_head - 1) % capacity]
+            if lead.last_entry == index_head - 1 or not rules.grow_own_only:
+                grows = newest.first + newest.sf[0] == head and not newest.sf[1] & CUT
+
+        if rules.undo and rules.undo_before_entries:
+            yield from self.fill_undo(head, index_head, grows)
+
+        number, seq, commit = index_head, head, head
+        self.appends += 1
+        slot = self.first_slot(index_head)
+        for i, (track, part, run_starts) in enumerate(runs):
+            flags = ENDED if part[-1].done else 0
+            if i == 0 and grows:
+                e = m.index[(index_head - 1) % capacity]
+                steps, old = e.sf
+                track.steps += len(part)
+                track.ret += len(part)
+                e.sf = (steps + len(part), (old & BEGINS) | flags)
+                yield
+                e.ret = track.ret
+                yield
+            else:
+                stamps = number % CHUNK == 0 or number == index_head
+                if number % CHUNK == 0:
+                    slot = 0
+                if stamps:
+                    m.stamps[m.stamp_place(number, slot)] = (self.number, self.appends)
+                    yield
+                yield from self.write_run(
+                    number, track, part, run_starts, flags, seq, index_tail, slot
+                )
+                number += 1
+            seq += len(part)
+            if not rules.one_commit:
+                m.index_head = number
+                yield
+                self.commit(rows, commit - head, seq - head, seq == new_head)
+                commit = seq
+                yield
+        if rules.undo and not rules.undo_before_entries:
+            yield from self.fill_undo(head, index_head, grows)
+        m.producers[self.slot] += 1
+        yield
+        if not rules.one_commit:
+            return
+        if rules.head_last:
+            m.index_head = number
+            yield
+        self.commit(rows, 0, len(rows), True)
+        yield
+        if not rules.head_last:
+            m.index_head = number
+            yield
+
+    def first_slot(self, number: int) -> int:
+        """Where an append's stamp goes in the chunk of its first entry."""
+        if number % CHUNK == 0:
+            return 0
+        before = self.m.index[(number - 1) % self.m.capacity].before_stamp[1]
+        return min(before + self.rules.fresh_stamp, number % CHUNK)
+
+    def commit(self, rows: list[Row], start: int, end: int, last: bool) -> None:
+        self.m.committed += rows[start:end]
+        self.m.head = len(self.m.committed)
+        self.m.appended[self.slot] += last
+        self.m.begun = self.m.trajectories
+
+    def fill_undo(self, head: int, index_head: int, grows: bool) -> Process:
+        m = self.m
+        if not self.rules.undo_head_last:
+            m.undo_head = head
+            yield
+        m.undo_index_head = index_head
+        yield
+        m.undo_trajectories = m.trajectories
+        yield
+        m.undo_entry = index_head - 1 if grows else NONE
+        yield
+        if grows:
+            e = m.index[(index_head - 1) % m.capacity]
+            m.undo_sf = e.sf
+            yield
+            m.undo_ret = e.ret
+            yield
+        m.undo_producer = self.slot
+        yield
+        m.undo_producer_seq = m.producers[self.slot]
+        yield
+        if self.rules.undo_head_last:
+            m.undo_head = head
+            yield
+
+    def write_run(
+        self,
+        number: int,
+        track: Track,
+        part: list[Row],
+        starts: bool,
+        flags: int,
+        first: int,
+        index_tail: int,
+        stamp: int,
+    ) -> Process:
+        m = self.m
+        if starts:
+            track.steps = track.ret = 0
+            track.last_entry = NONE
+        before = track.steps
+        linked = track.last_entry != NONE and track.last_entry >= index_tail
+        if starts:
+            flags |= BEGINS
+        if not linked:
+            track.ordinal = m.trajectories
+            m.trajectories += 1
+            yield
+        track.steps = before + len(part)
+        track.ret += len(part)
+        track.known = True
+        jump, rank = NONE, 0
+        if linked:  # skip links, as in a skew-binary list: one of rank r skips 2^r - 1 runs
+            p = m.index[track.last_entry % m.capacity]
+            jump, rank = track.last_entry, 1
+            if p.links[1] != NONE and p.links[1] >= index_tail:
+                pj = m.index[p.links[1] % m.capacity]
+                same = p.ordinal_rank[1] == pj.ordinal_rank[1]
+                if pj.links[1] != NONE and pj.links[1] >= index_tail and same:
+                    jump, rank = pj.links[1], pj.ordinal_rank[1] + 1
+        e = m.index[number % m.capacity]
+        e.first = first
+        yield
+        e.sf = (len(part), flags)
+        yield
+        e.links = (track.last_entry if linked else NONE, jump)
+        yield
+        e.before_stamp = (before, stamp)
+        yield
+        e.ordinal_rank = (track.ordinal, rank)
+        yield
+        e.ret = track.ret
+        yield
+        track.last_entry = number
+
+
+def repair(m: Memory, rules: Rules) -> Process:
+    if m.undo_head != m.head:
+        return
+    if not rules.repair_clears_last:
+        m.undo_head = NONE
+        yield
+    if m.undo_entry != NONE:
+        e = m.index[m.undo_entry % m.capacity]
+        steps, flags = m.undo_sf
+        if rules.repair_marks_cut:
+            flags |= CUT
+        if rules.repair_ret_first:
+            e.ret = m.undo_ret
+            yield
+            e.sf = (steps, flags)
+            yield
+        else:
+            e.sf = (steps, flags)
+            yield
+            e.ret = m.undo_ret
+            yield
+    if m.undo_producer != NONE:
+        m.producers[m.undo_producer] = m.undo_producer_seq
+        yield
+    if rules.repair_trajectories:
+        m.trajectories = m.undo_trajectories
+        yield
+    if rules.repair_index_head:
+        m.index_head = m.undo_index_head
+        yield
+    m.undo_head = NONE
+    yield

@@ -1,0 +1,42 @@
+"""Mutated and random frames and handshakes against the connection: see tests/wire/arena.py."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections import Counter
+
+import pytest
+
+from tests.processes import rss
+from tests.wire.arena import REASONS, TOKEN, Arena
+
+
+def run_sessions(rng: random.Random, units: int) -> Counter[str]:
+    refused: Counter[str] = Counter()
+    for token in (None, TOKEN):
+        arena = Arena(rng, token)
+        for _ in range(50):  # what is allocated once
+            arena.session()
+        gc.collect()
+        before = rss()
+        while arena.units < units // 2:
+            arena.session()
+        arena.finish()
+        gc.collect()
+        assert rss() < before + (64 << 20)
+        refused += arena.rejected
+    return refused
+
+
+def test_sessions() -> None:
+    refused = run_sessions(random.Random(1), 30_000)
+    assert set(refused) == REASONS
+    assert min(refused.values()) >= 5
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_soak() -> None:
+    for seed in range(20):
+        run_sessions(random.Random(f"sessions {seed}"), 100_000)
