@@ -12,7 +12,8 @@ from ..lazy import lazy_names
 _WHERE = {
     "base": ("BaseCollector",),
     "collector": ("Collector",),
-    "env": ("EnvBase", "Step"),
+    "env": ("EnvBase",),
+    "stepping": ("Step",),
     "gym_env": ("GymEnv",),
     "wrappers": (
         "InitTracker",
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from .base import BaseCollector as BaseCollector
     from .collector import Collector as Collector
     from .env import EnvBase as EnvBase
-    from .env import Step as Step
     from .gym_env import GymEnv as GymEnv
     from .multi import MultiAsyncCollector as MultiAsyncCollector
     from .multi import MultiCollector as MultiCollector
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .parallel import ParallelEnv as ParallelEnv
     from .random_policy import RandomPolicy as RandomPolicy
     from .serial import SerialEnv as SerialEnv
+    from .stepping import Step as Step
     from .vector import VectorEnv as VectorEnv
     from .wrappers import InitTracker as InitTracker
     from .wrappers import StepCounter as StepCounter

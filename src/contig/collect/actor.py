@@ -15,11 +15,11 @@ from ..errors import LayoutError
 from ..keys import INIT
 from ..tree import Path, show_path
 from .column_blocks import RowPlan
-from .env import EnvBase, wide
 from .places import check_apart
 from .policy import PolicyRunner
 from .random_policy import RandomPolicy
 from .specs import Array, Spec, as_space, at_lane, nest, spec_of_space
+from .stepping import SteppedEnv, wide
 
 __all__ = ["Actor", "SingleActor"]
 
@@ -41,7 +41,7 @@ class Actor:
     """
 
     def __init__(
-        self, policy: PolicyRunner, env: EnvBase, random_frames: int, seed: int | None
+        self, policy: PolicyRunner, env: SteppedEnv, random_frames: int, seed: int | None
     ) -> None:
         self.policy, self.random_left, self.drawn = policy, random_frames, 0
         self._lanes, self._space = env.num_envs, env.action_space

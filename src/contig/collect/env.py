@@ -13,7 +13,7 @@ Not thread-safe.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,31 +23,9 @@ from ..layout import ShapeDtype
 from ..tree import Path
 from .places import check_apart
 from .specs import Array, Spec, as_reward, nest, spec_of_space
+from .stepping import Leaves, Step, wide
 
-__all__ = ["EnvBase", "Leaves", "Step", "wide"]
-
-
-class Leaves(list[Array]):
-    """An observation taken apart: its leaves in the spec's order, ``[B, ...]``, nobody else's."""
-
-
-class Step(NamedTuple):
-    """What one step of all lanes gave; arrays are ``[B, ...]``.
-
-    Attributes:
-        next: the true next observation; at an episode's end the final one.
-        reward, terminated, truncated: of the step.
-        obs: what to act on next: the same, but the first observation after a reset. None: lanes
-            that ended are yet to be reset.
-        stepped: which lanes made a step; None: all. The others only reset.
-    """
-
-    next: Any
-    reward: Any
-    terminated: Any
-    truncated: Any
-    obs: Any = None
-    stepped: Array | None = None
+__all__ = ["EnvBase"]
 
 
 class EnvBase(ABC):
@@ -189,7 +167,7 @@ class EnvBase(ABC):
         Returns:
             a Batch ``[T]``, or ``[B, T]`` of a batched environment.
         """
-        from .roller import rollout
+        from .roller import rollout  # not before: processes of environments need no policies
 
         return rollout(self, max_steps, policy, seed)
 
@@ -278,11 +256,6 @@ class EnvBase(ABC):
 
 def _what(given: Any) -> str:
     return f"{len(given)} values" if isinstance(given, tuple) else type(given).__name__
-
-
-def wide(mask: Array, like: Array) -> Array:
-    """A mask of lanes with as many dims as an array."""
-    return mask.reshape(mask.shape + (1,) * (like.ndim - 1))
 
 
 def _laned(tree: Any) -> Any:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from .adapters import is_env, is_vector, raw_env
-from .env import EnvBase, Leaves, Step
+from .env import EnvBase
 from .primers import register_primers
 from .specs import Array, Spec, as_reward, at_lane, spec_of_space, spec_of_value
+from .stepping import Leaves, Step
 
 __all__ = ["GymEnv"]
 

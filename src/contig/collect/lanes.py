@@ -15,8 +15,8 @@ from ..batch import Batch, stack_batches
 from ..keys import DONE, TRAJ_IDS, TRUNCATED
 from ..tree import Path
 from .column_blocks import Blocks, RowPlan
-from .env import EnvBase
 from .specs import Array
+from .stepping import SteppedEnv
 
 __all__ = ["Finished", "Lanes"]
 
@@ -74,7 +74,7 @@ class Lanes:
         finished: complete trajectories.
     """
 
-    def __init__(self, env: EnvBase, keep_trajectories: bool) -> None:
+    def __init__(self, env: SteppedEnv, keep_trajectories: bool) -> None:
         self.env, self.count = env, env.num_envs
         self.keep = keep_trajectories
         self.goal = np.zeros(self.count, np.int64)

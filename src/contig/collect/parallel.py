@@ -23,9 +23,9 @@ from ..errors import LayoutError, WorkerError
 from ..layout import Layout, ShapeDtype
 from ..process.spawn import Child, describe_exit
 from .batched import BatchedEnv, check_lanes
-from .env import Leaves, Step
 from .places import say_moved
 from .specs import Array, Spec, nest, spec_of_space
+from .stepping import Leaves, Step
 
 __all__ = ["COMMAND", "ParallelEnv", "shared_block"]
 

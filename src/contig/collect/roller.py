@@ -19,12 +19,12 @@ from ..tree import Path, show_path
 from .actor import Actor
 from .collection import CollectionSpec
 from .column_blocks import Blocks, RowPlan, check_nan
-from .env import EnvBase, Step, wide
 from .lanes import Lanes
 from .policy import PolicyRunner
 from .primers import register_primers
 from .single_env_loop import SingleEnvLoop
 from .specs import Array
+from .stepping import Step, SteppedEnv, wide
 
 __all__ = ["Roller", "first_layout", "rollout"]
 
@@ -41,7 +41,7 @@ class Roller:
         lanes: where they are, with what they made.
     """
 
-    def __init__(self, env: EnvBase, rows: int, spec: CollectionSpec) -> None:
+    def __init__(self, env: SteppedEnv, rows: int, spec: CollectionSpec) -> None:
         if spec.register_primers and spec.policy is not None:
             register_primers(env, spec.policy)
         self.lanes = Lanes(env, keep_trajectories=spec.trajs_per_batch is not None)
@@ -195,7 +195,7 @@ def _row_values(
     return values
 
 
-def first_layout(env: EnvBase, spec: CollectionSpec) -> Layout:
+def first_layout(env: SteppedEnv, spec: CollectionSpec) -> Layout:
     """The layout of rows before any are collected: by one reset, policy call and step."""
     probe = CollectionSpec(
         policy=spec.policy,
@@ -209,7 +209,7 @@ def first_layout(env: EnvBase, spec: CollectionSpec) -> Layout:
     return roller.lanes.plan.layout
 
 
-def rollout(env: EnvBase, max_steps: int, policy: object, seed: int | None) -> Batch:
+def rollout(env: SteppedEnv, max_steps: int, policy: object, seed: int | None) -> Batch:
     """Rows from a reset until some lane is done, at most `max_steps` of each lane.
 
     For a look at an environment or a test of a policy.

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from .batched import BatchedEnv, check_lanes, make_lane, own_copy
-from .env import EnvBase, Leaves, Step
+from .env import EnvBase
 from .specs import Array, Spec, at_lane
+from .stepping import Leaves, Step
 
 __all__ = ["SerialEnv"]
 

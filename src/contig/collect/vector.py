@@ -9,10 +9,11 @@ import numpy as np
 
 from ..errors import LayoutError
 from .adapters import is_env, is_vector
-from .env import EnvBase, Leaves, Step
+from .env import EnvBase
 from .gym_env import GymEnv
 from .primers import register_primers
 from .specs import Array, as_reward, at_lane
+from .stepping import Leaves, Step
 
 __all__ = ["VectorEnv", "as_env"]
 

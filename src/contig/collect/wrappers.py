@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from ..layout import ShapeDtype
-from .env import EnvBase, Leaves, Step, wide
+from .env import EnvBase
 from .places import check_apart
 from .primers import default_values
 from .specs import Array, Spec
+from .stepping import Leaves, Step, wide
 from .vector import as_env
 
 __all__ = ["InitTracker", "StepCounter", "TensorDictPrimer"]

@@ -20,7 +20,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -33,9 +33,6 @@ from ..tape.entry import ENTRY, ends_of
 from ..tape.episodes import read_index
 from .folder import Kind, new_directory, reading
 
-if TYPE_CHECKING:
-    from .buffer import ReplayBuffer
-
 __all__ = ["load", "save"]
 
 log = logging.getLogger("contig.replay")
@@ -44,7 +41,21 @@ FORMAT = 2  # 1: without salts in what is linked, sampler states by slot; read a
 _CHUNK_BYTES = 16 << 20
 
 
-def save(buffer: ReplayBuffer, path: Path) -> None:
+class Saveable(Protocol):
+    """A buffer, as far as a checkpoint knows it."""
+
+    @property
+    def storage(self) -> Storage: ...
+
+    @property
+    def sampler(self) -> Any: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load_state(self, state: dict[str, Any], /) -> None: ...
+
+
+def save(buffer: Saveable, path: Path) -> None:
     """Writes a checkpoint of a buffer. Lock-free: writers go on; rows they evict are left out.
 
     Raises:
@@ -168,7 +179,7 @@ def _chunks(storage: Storage, first: int, head: int, tails: list[int]) -> Iterat
         yield chunk.data
 
 
-def load(buffer: ReplayBuffer, path: Path, shard: tuple[int, int] = (0, 1)) -> None:
+def load(buffer: Saveable, path: Path, shard: tuple[int, int] = (0, 1)) -> None:
     """Takes a checkpoint in, in place of what the buffer holds. A failed load changes nothing.
 
     Args:
@@ -186,7 +197,7 @@ def load(buffer: ReplayBuffer, path: Path, shard: tuple[int, int] = (0, 1)) -> N
         _load(buffer, found, rank, world_size)
 
 
-def _load(buffer: ReplayBuffer, path: Path, rank: int, world_size: int) -> None:
+def _load(buffer: Saveable, path: Path, rank: int, world_size: int) -> None:
     try:
         saved = _read(path, buffer)
         contents, renumbered = _wanted(saved, path, buffer.storage, rank, world_size)
@@ -252,7 +263,7 @@ def _wanted(
     return contents.newest(storage.capacity), renumbered
 
 
-def _read(path: Path, buffer: ReplayBuffer) -> _Saved:
+def _read(path: Path, buffer: Saveable) -> _Saved:
     meta = _read_meta(path)
     _verify(path, meta["files"])
     if meta["sampler"] != buffer.sampler.name:
