@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import enum
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,8 @@ def declared(body: list[Any]) -> set[str]:
             names.add(node.name)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             names.add(node.target.id)
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+            names |= {ast.unparse(name) for name in node.targets[0].elts}  # members of an enum
     return names
 
 
@@ -103,8 +107,29 @@ def test_the_stub_has_the_classes_members(name: str) -> None:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_stub_has_the_classes_bases(name: str) -> None:
-    stub = {ast.unparse(base) for base in CLASSES[name].bases} or {"object"}
+    stub = {ast.unparse(b).removeprefix("enum.") for b in CLASSES[name].bases} or {"object"}
     assert stub == {base.__name__ for base in getattr(_native, name).__bases__}
+
+
+def enums(body: list[Any], holder: Any) -> Iterator[tuple[ast.ClassDef, Any]]:
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            native = getattr(holder, node.name)
+            if isinstance(native, enum.EnumType):
+                yield node, native
+            yield from enums(node.body, native)
+
+
+def test_the_stubs_enums_have_the_values() -> None:
+    found = list(enums(STUB.body, _native))
+    assert {"RunFlag", "Event"} <= {node.name for node, _ in found}
+    for node, native in found:
+        (assign,) = [each for each in node.body if isinstance(each, ast.Assign)]
+        names, values = (
+            ast.unparse(side).strip("()") for side in (assign.targets[0], assign.value)
+        )
+        stub = dict(zip(names.split(", "), map(int, values.split(", ")), strict=True))
+        assert stub == {member.name: member.value for member in native}
 
 
 def arguments(text: str) -> list[str]:
