@@ -363,7 +363,7 @@ def test_a_process_with_a_blocked_client_ends_as_it_should() -> None:
         time.sleep(0.1)  # the waker waits by now
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    ended = subprocess.run(command, check=False, capture_output=True, timeout=20)
+    ended = subprocess.run(command, check=False, capture_output=True, timeout=100)
     assert ended.returncode == 0, ended.stderr.decode()
 
 

@@ -247,6 +247,7 @@ def interrupted(say: Say, hear: Hear, port: int, interrupts: int) -> None:
             client.send(items.item(0, sent[0]))
             client.wait(60)
             client.weights()
+            armed[0] = False  # before it is left
         except KeyboardInterrupt:
             caught += 1
         except BaseException as error:
@@ -291,6 +292,7 @@ def interrupted_requests(say: Say, hear: Hear, port: int, interrupts: int) -> No
         try:
             armed[0] = True
             far.sample() if turns % 3 else far.weights(timeout_s=0.01)
+            armed[0] = False  # before it is left
         except KeyboardInterrupt:
             caught += 1
     armed[0] = False
