@@ -286,7 +286,7 @@ class Arena:
             raise Refusal("frame")
         content = reader.payload
         reader.pop()
-        table, producer, seen = self._judge_open(content, connection.stream is not None)
+        table, producer, seen = self._judge_open(content)
         reader.max_frame = LIMITS.max_frame
         judge = Judge(table, seen)
         try:
@@ -311,7 +311,7 @@ class Arena:
         }
         return opening, table, producer
 
-    def _judge_open(self, payload: bytes, let_in: bool) -> tuple[str, int, int]:
+    def _judge_open(self, payload: bytes) -> tuple[str, int, int]:
         """(table, producer, seen) of an OPEN that is let in. Raises Refusal."""
         try:
             content = json.loads(payload)
@@ -330,7 +330,7 @@ class Arena:
         if content.get("ack") not in ("received", "committed"):
             raise Refusal("frame")
         table, (producer, following) = content["table"], numbers
-        if not self._layout_fits(content.get("layout"), table, let_in):
+        if not self._layout_fits(content.get("layout"), table):
             raise Refusal("layout")
         seen = self.seen.get((table, producer), following)
         if content["ack"] == "received":  # acked once, so it does not come again: it is skipped
@@ -341,7 +341,7 @@ class Arena:
                 self.seen[table, producer] = seen
         return table, producer, seen
 
-    def _layout_fits(self, layout: Any, table: str, let_in: bool) -> bool:
+    def _layout_fits(self, layout: Any, table: str) -> bool:
         """Whether a layout is the table's own, apart from the kinds of its containers.
 
         Other names of the same dtypes may be known or not: there, what was decided is believed.
@@ -364,7 +364,9 @@ class Arena:
             return False
         if layout.get("record_size", size_of(leaves)) != size_of(leaves):
             return False
-        return let_in or [x[2] for x in leaves] == [x["dtype"] for x in layout["leaves"]]
+        if [x[2] for x in leaves] == [x["dtype"] for x in layout["leaves"]]:
+            return True
+        return self.core.stats.rejected["layout"] == self.rejected["layout"]
 
     def _stream(
         self, connection: Connection, transport: Transport, reader: NaiveReceiver, judge: Judge
