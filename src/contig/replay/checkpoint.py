@@ -264,8 +264,8 @@ def _wanted(
 
 
 def _read(path: Path, buffer: Saveable) -> _Saved:
-    meta = _read_meta(path)
-    _verify(path, meta["files"])
+    meta = read_meta(path)
+    verify(path, meta["files"])
     if meta["sampler"] != buffer.sampler.name:
         raise LayoutError(
             f"{path}: saved with {meta['sampler']}, this buffer has {buffer.sampler.name}; load it "
@@ -281,14 +281,14 @@ def _read(path: Path, buffer: Saveable) -> _Saved:
     return _Saved(
         layout=layout,
         keys=(meta["keys"]["traj_key"], meta["keys"]["end_key"]),
-        contents=_read_contents(path, meta, layout.record_size),
+        contents=read_contents(path, meta, layout.record_size),
         quarantine={int(o): str(reason) for o, reason in meta.get("quarantine", {}).items()},
         counters=counters,
         state=_decode(meta["state"], path),
     )
 
 
-def _read_contents(path: Path, meta: dict[str, Any], record_size: int) -> Snapshot:
+def read_contents(path: Path, meta: dict[str, Any], record_size: int) -> Snapshot:
     first, tail, head = meta["file_first"], meta["tail"], meta["head"]
     if not 0 <= first <= tail <= head < 2**63:
         raise ValueError(f"its bounds {first}, {tail}, {head} make no sense")
@@ -323,7 +323,7 @@ def _read_contents(path: Path, meta: dict[str, Any], record_size: int) -> Snapsh
     return Snapshot(rows, tail, head, entries, meta["trajectories"])
 
 
-def _read_meta(path: Path) -> dict[str, Any]:
+def read_meta(path: Path) -> dict[str, Any]:
     try:
         meta: dict[str, Any] = json.loads(files.read(path / _META))
     except FileNotFoundError:
@@ -340,7 +340,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def _verify(path: Path, sums: dict[str, list[int]]) -> None:
+def verify(path: Path, sums: dict[str, list[int]]) -> None:
     """Raises unless every file is there as it was written."""
     for name, (size, crc) in sums.items():
         found = found_crc = 0
