@@ -15,6 +15,7 @@ _WHERE = {
     "lerobot": ("from_lerobot", "lerobot_tasks"),
     "minari": ("from_minari", "to_minari"),
     "parquet": ("from_parquet", "to_arrow", "to_parquet"),
+    "ray_data": ("from_ray_dataset", "to_ray_dataset"),
     "rlinf": ("from_rlinf", "to_rlinf"),
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _WHERE)
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from .parquet import from_parquet as from_parquet
     from .parquet import to_arrow as to_arrow
     from .parquet import to_parquet as to_parquet
+    from .ray_data import from_ray_dataset as from_ray_dataset
+    from .ray_data import to_ray_dataset as to_ray_dataset
     from .rlinf import from_rlinf as from_rlinf
     from .rlinf import to_rlinf as to_rlinf
     from .rollouts import RolloutDataset as RolloutDataset
