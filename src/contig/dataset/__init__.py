@@ -10,6 +10,7 @@ _WHERE = {
     "base": ("RolloutFileBase",),
     "rollouts": ("RolloutDataset", "Transition"),
     "writer": ("RolloutWriter",),
+    "checkpoints": ("from_checkpoint", "to_checkpoint"),
     "directories": ("to_rollouts",),
     "hdf5": ("from_hdf5", "to_hdf5"),
     "lerobot": ("from_lerobot", "lerobot_tasks"),
@@ -22,6 +23,8 @@ __all__, __getattr__, __dir__ = lazy_names(__name__, _WHERE)
 
 if TYPE_CHECKING:
     from .base import RolloutFileBase as RolloutFileBase
+    from .checkpoints import from_checkpoint as from_checkpoint
+    from .checkpoints import to_checkpoint as to_checkpoint
     from .directories import to_rollouts as to_rollouts
     from .hdf5 import from_hdf5 as from_hdf5
     from .hdf5 import to_hdf5 as to_hdf5

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from ..errors import LayoutError
 from ..layout import Layout
 from ..tape import Snapshot
@@ -15,7 +17,7 @@ from ..tape.disk import files
 from .checkpoint import META, read_contents, read_meta, verify
 from .folder import reading
 
-__all__ = ["SavedRows", "saved_rows"]
+__all__ = ["SavedRows", "is_checkpoint", "saved_rows"]
 
 _PART_ROWS = 1 << 16  # of rows that are in one file
 
@@ -36,6 +38,17 @@ class SavedRows(NamedTuple):
     quarantine: dict[int, str]
     rows_per_extent: int
     stamp: int
+
+    def whole(self) -> Snapshot:
+        """All that is not damaged."""
+        ordinals = self.contents.ordinals()
+        kept = ordinals[~np.isin(ordinals, list(self.quarantine))]
+        return self.contents if len(kept) == len(ordinals) else self.contents.only(kept.tolist())
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a directory is a checkpoint of a ReplayBuffer, and no storage."""
+    return files.is_file(path / META) and not files.exists(path / "layout.json")
 
 
 @contextmanager
