@@ -32,8 +32,8 @@ def ray(tmp_path_factory):
 
     patch = pytest.MonkeyPatch()
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray.init(
+        "local",  # and never somebody else's that runs here
         num_cpus=2,
         object_store_memory=100 << 20,
         include_dashboard=False,
