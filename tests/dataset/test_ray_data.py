@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
+import signal
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -12,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contig import DiskStorage, LayoutError, LazyTensorStorage, ReplayBuffer, SharedStorage
-from contig.dataset import from_ray_dataset, to_ray_dataset
-from contig.dataset.ray_blocks import rows_block
+from contig.dataset import from_checkpoint, from_ray_dataset, to_ray_dataset
 from contig.dataset.stored_episodes import open_stored, plan_of
 from contig.tape.episodes import EPISODE
 from tests.dataset.tapes import assert_same, fill, filled, flat
@@ -160,6 +162,34 @@ def test_plans(stored):
         plan_of(3)
 
 
+def test_episodes_between_those_of_others(tmp_path):
+    """Steps of three envs, one by one: every episode has as many runs as steps, over extents."""
+    with DiskStorage(tmp_path / "tape", rows_per_extent=1) as storage:
+        writer = storage.writer()
+        for t in range(400):
+            env = np.arange(3)
+            row = {"x": (1000 * env + t)[:, None].repeat(9, 1), "next": {"reward": env * 1.0}}
+            row["next"]["terminated"] = np.array([t == 399, t % 50 == 49, False])
+            writer.add_step(row)
+        storage.flush()
+        ReplayBuffer(storage).save(tmp_path / "checkpoint")
+        expected = [1000 + 50 * n + np.arange(50) for n in range(8)] + [np.arange(400)]
+        for source in (storage, tmp_path / "checkpoint"):
+            plan = plan_of(source)
+            assert len(plan.entries) == 9  # the third env's is open
+            with open_stored(plan.path, plan.stamp) as opened:
+                found = [opened.columns(entry)["x",][:, 4].tolist() for entry in plan.entries]
+            assert sorted(found) == sorted(x.tolist() for x in expected)
+        back = LazyTensorStorage(2000)
+        assert from_checkpoint(tmp_path / "checkpoint", back) == 9
+
+
+def test_what_is_missing_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray.data", None)
+    with pytest.raises(ImportError, match=r"needs ray.data.: pip install 'contig.ray.'"):
+        to_ray_dataset("/nowhere")
+
+
 def test_another_checkpoint_is_not_read_for_the_first(tmp_path):
     ReplayBuffer(filled([3])).save(tmp_path / "checkpoint")
     plan = plan_of(tmp_path / "checkpoint")
@@ -257,6 +287,36 @@ def test_to_shared_memory_in_parallel(ray, stored):
         assert len(writers) > 1
 
 
+def test_a_killed_task_is_not_done_again(ray, tmp_path, monkeypatch):
+    """What it had appended is there once; who waits is told."""
+    from contig.dataset import ray_data
+
+    plain, claimed = ray_data._append_blocks, str(tmp_path / "claimed")
+
+    class Part:
+        def __init__(self, part):
+            self.part = part
+
+        def iter_batches(self, **options):
+            for table in self.part.iter_batches(**options):
+                yield table  # comes back when it is appended
+                try:
+                    os.close(os.open(claimed, os.O_CREAT | os.O_EXCL))
+                except FileExistsError:
+                    continue
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(ray_data, "_append_blocks", lambda part, to: plain(Part(part), to))
+    with DiskStorage(tmp_path / "tape", rows_per_extent=1) as storage:
+        fill_odd(storage, [10] * 40)
+        expected = contents(storage)
+        with SharedStorage(capacity=5000) as shared:
+            with pytest.raises(ray.exceptions.WorkerCrashedError):
+                from_ray_dataset(to_ray_dataset(storage, blocks=8), shared)
+            found = contents(shared)
+            assert found and found.items() <= expected.items()
+
+
 def test_evicted_and_damaged_meanwhile(ray, tmp_path):
     with DiskStorage(tmp_path / "tape", 200, rows_per_extent=1) as storage:
         fill_odd(storage, [10] * 15)
@@ -293,7 +353,6 @@ def test_damage_that_is_found_when_it_is_read(tmp_path, caplog):
     assert "1 of 200 episodes are left out" in caplog.text
     with pytest.raises(LayoutError, match="1 of 200 episodes are left out"):
         list(_read(plan.path, plan.stamp, plan.entries, Form(True, (), True)))
-    assert rows_block is not None
 
 
 def test_a_storage_that_is_written_to_is_read_as_it_was(ray, tmp_path):

@@ -164,7 +164,9 @@ def _earlier(place: Place) -> Manifest | None:
 def _put_all(place: Place, made: Path, new: Manifest) -> None:
     def put(name: str) -> None:
         at = f"{place.path}/{new.generation}/{name}" if new.generation else place.path
-        place.fs.makedirs(at.rsplit("/", 1)[0], exist_ok=True)
+        if not getattr(place.fs, "async_impl", False):
+            # Object stores have no directories: there, it would make a bucket of a mistyped name.
+            place.fs.makedirs(at.rsplit("/", 1)[0], exist_ok=True)
         place.fs.put_file(str(made / name if new.generation else made), at)
         place.fs.invalidate_cache()
         found = int(place.fs.info(at)["size"])
