@@ -16,11 +16,17 @@ import pytest
 from contig import DiskStorage, LazyTensorStorage, ReplayBuffer, RolloutDataset
 from contig.cli.export import FORMATS, Progress
 from contig.cli.main import main
-from contig.dataset import from_hdf5, from_minari, from_parquet, from_rlinf
+from contig.dataset import from_checkpoint, from_hdf5, from_minari, from_parquet, from_rlinf
 from tests.dataset.tapes import assert_same, fill, flat, lengths
 
 FRAMES = [3, 5, 1, 7]
-READERS = {"parquet": from_parquet, "arrow": from_parquet, "hdf5": from_hdf5, "rlinf": from_rlinf}
+READERS = {
+    "parquet": from_parquet,
+    "arrow": from_parquet,
+    "hdf5": from_hdf5,
+    "rlinf": from_rlinf,
+    "checkpoint": from_checkpoint,
+}
 
 
 @pytest.fixture
@@ -70,7 +76,7 @@ def test_the_suffix_says_the_format(tmp_path, tape, capsys):
     assert (tmp_path / "b.arrow").read_bytes()[:6] == b"ARROW1"
     assert (tmp_path / "c.h5").read_bytes()[1:4] == b"HDF"
     err = export(capsys, tape, tmp_path / "e.txt", status=2).err
-    assert "say which format with --to parquet|arrow|hdf5|minari|rlinf|rollouts" in err
+    assert "say which format with --to parquet|arrow|hdf5|minari|rlinf|rollouts|checkpoint" in err
 
 
 def test_refusals(tmp_path, tape, capsys):

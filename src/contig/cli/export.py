@@ -3,6 +3,8 @@
 contig export runs/demo episodes.parquet             the format is the suffix's
 contig export runs/demo --to rollouts demos          directories that RolloutDataset reads
 contig export runs/demo --to minari cartpole/mine-v0 a Minari dataset of that id
+contig export runs/demo s3://bucket/episodes.parquet to wherever fsspec reaches
+contig export runs/demo --to checkpoint s3://bucket/demo
 """
 
 from __future__ import annotations
@@ -10,12 +12,19 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
+from ..replay.remote_files import downloaded, is_url, uploading
+from ..tape import LazyTensorStorage, Storage
 from ..tape.disk import DiskStorage
 
-__all__ = ["FORMATS", "Progress", "add_arguments", "run"]
+if TYPE_CHECKING:
+    from ..dataset.episodes import Tally
+
+__all__ = ["FORMATS", "SUFFIXES", "Progress", "add_arguments", "opened", "run"]
 
 # Which function of contig.dataset writes a format.
 FORMATS = {
@@ -25,16 +34,17 @@ FORMATS = {
     "minari": "to_minari",
     "rlinf": "to_rlinf",
     "rollouts": "to_rollouts",
+    "checkpoint": "to_checkpoint",
 }
-_SUFFIXES = {".parquet": "parquet", ".arrow": "arrow", ".h5": "hdf5", ".hdf5": "hdf5"}
+SUFFIXES = {".parquet": "parquet", ".arrow": "arrow", ".h5": "hdf5", ".hdf5": "hdf5"}
 _BAR = 30
 _NAMED = 10
 _REDRAW_S = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", type=Path, help="the storage's directory")
-    parser.add_argument("out", help="file or directory to write; of minari, the dataset's id")
+    parser.add_argument("path", help="the directory, or url, of a storage or a checkpoint")
+    parser.add_argument("out", help="file, directory or url to write; of minari, the dataset's id")
     parser.add_argument("--to", choices=FORMATS, help="the format; else the suffix of OUT says it")
     parser.add_argument(
         "--drop",
@@ -43,40 +53,72 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LEAF",
         help="leave a leaf out, such as next.value; may be given several times",
     )
+    parser.add_argument("--overwrite", action="store_true", help="replace what is at a url")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit status: 0; 1 if a complete trajectory could not be read, and is not in what was written;
     2 if nothing was written, with the reason on stderr."""
-    form = args.to or _SUFFIXES.get(Path(args.out).suffix)
+    form = args.to or SUFFIXES.get(Path(args.out).suffix)
     if form is None:
         return _failed(f"{args.out}: say which format with --to {'|'.join(FORMATS)}")
-    if form != "minari" and Path(args.out).exists():
+    if is_url(args.out):
+        if form == "minari":
+            return _failed("minari keeps its datasets in its own place; choose another format")
+    elif args.overwrite:
+        return _failed(f"{args.out}: --overwrite is for urls; move what is there away")
+    elif form != "minari" and Path(args.out).exists():
         return _failed(f"{args.out} is there already; move it away, or choose another name")
     try:
-        storage = DiskStorage(args.path, read_only=True)
-    except (OSError, ValueError) as error:
+        with opened(args.path) as storage:
+            return _export(storage, form, args)
+    except (OSError, ValueError, ImportError) as error:
         return _failed(str(error))
-    with storage:
-        return _export(storage, form, args)
 
 
-def _export(storage: DiskStorage, form: str, args: argparse.Namespace) -> int:
+@contextmanager
+def opened(path: str) -> Iterator[Storage]:
+    """A storage to read: of its directory, or with what is in a checkpoint's, here or at a url."""
+    if is_url(path):
+        with downloaded(path) as local, opened(str(local)) as storage:
+            yield storage
+        return
+    from ..replay.saved_rows import is_checkpoint, saved_rows
+
+    if not is_checkpoint(Path(path)):
+        with DiskStorage(path, read_only=True) as storage:
+            yield storage
+        return
+    with saved_rows(Path(path)) as saved:
+        contents = saved.whole()
+        with LazyTensorStorage(max(contents.head - contents.tail, 1)) as storage:
+            kept = contents.newest(storage.capacity)
+            storage.restore(kept, (0, 0), saved.layout, saved.keys)
+            yield storage
+
+
+def _export(storage: Storage, form: str, args: argparse.Namespace) -> int:
     from .. import dataset
     from ..dataset.episodes import Tally, complete
 
     left = len(storage.episodes()) - len(complete(storage))
     progress = Progress(sys.stderr, show=not args.quiet)
     tally = Tally(progress)
+    write = getattr(dataset, FORMATS[form])
     try:
-        write = getattr(dataset, FORMATS[form])
-        write(storage, args.out, drop=args.drop, on_episode=tally)
-    except (OSError, ValueError, ImportError) as error:
+        if is_url(args.out):
+            with uploading(args.out, form, overwrite=args.overwrite) as made:
+                write(storage, made, drop=args.drop, on_episode=tally)
+        else:
+            write(storage, args.out, drop=args.drop, on_episode=tally)
+    finally:
         progress.end()
-        return _failed(str(error))
-    progress.end()
-    print(f"{args.out}: {tally.trajectories:,} trajectories, {tally.rows:,} rows")
+    return _summary(args.out, tally, 0 if form == "checkpoint" else left)
+
+
+def _summary(out: str, tally: Tally, left: int) -> int:
+    print(f"{out}: {tally.trajectories:,} trajectories, {tally.rows:,} rows")
     if left:
         print(f"left out: {left:,} trajectories that are open, trimmed or damaged", file=sys.stderr)
     if tally.left:

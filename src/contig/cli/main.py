@@ -38,11 +38,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     from .export import add_arguments as add_export_arguments
 
     add_export_arguments(export)
+    importing = commands.add_parser(
+        "import", help="trajectories of other formats, into a storage on disk"
+    )
+    from .importing import add_arguments as add_import_arguments
+
+    add_import_arguments(importing)
     args = parser.parse_args(argv)
     if args.command == "export":
         from .export import run as run_export
 
         return run_export(args)
+    if args.command == "import":
+        from .importing import run as run_import
+
+        return run_import(args)
     if args.command == "inspect":
         from .inspect import run as run_inspect
 

@@ -10,17 +10,21 @@ _WHERE = {
     "base": ("RolloutFileBase",),
     "rollouts": ("RolloutDataset", "Transition"),
     "writer": ("RolloutWriter",),
+    "checkpoints": ("from_checkpoint", "to_checkpoint"),
     "directories": ("to_rollouts",),
     "hdf5": ("from_hdf5", "to_hdf5"),
     "lerobot": ("from_lerobot", "lerobot_tasks"),
     "minari": ("from_minari", "to_minari"),
     "parquet": ("from_parquet", "to_arrow", "to_parquet"),
+    "ray_data": ("from_ray_dataset", "to_ray_dataset"),
     "rlinf": ("from_rlinf", "to_rlinf"),
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _WHERE)
 
 if TYPE_CHECKING:
     from .base import RolloutFileBase as RolloutFileBase
+    from .checkpoints import from_checkpoint as from_checkpoint
+    from .checkpoints import to_checkpoint as to_checkpoint
     from .directories import to_rollouts as to_rollouts
     from .hdf5 import from_hdf5 as from_hdf5
     from .hdf5 import to_hdf5 as to_hdf5
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
     from .parquet import from_parquet as from_parquet
     from .parquet import to_arrow as to_arrow
     from .parquet import to_parquet as to_parquet
+    from .ray_data import from_ray_dataset as from_ray_dataset
+    from .ray_data import to_ray_dataset as to_ray_dataset
     from .rlinf import from_rlinf as from_rlinf
     from .rlinf import to_rlinf as to_rlinf
     from .rollouts import RolloutDataset as RolloutDataset

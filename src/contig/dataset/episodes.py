@@ -25,6 +25,7 @@ __all__ = [
     "need",
     "nested",
     "storage_of",
+    "without",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -175,7 +176,7 @@ def episodes_of(
         if batch is not None and len(batch) == entry["steps"]:
             leaves = {leaf.path: np.asarray(batch[leaf.path]) for leaf in batch.layout.leaves}
             over, late = (bool(entry[flag]) for flag in _FLAGS)
-            yield Episode(int(entry["id"]), over, late, _without(leaves, drop))
+            yield Episode(int(entry["id"]), over, late, without(leaves, drop))
             tally.trajectories += 1  # the writer has come back for the next one
             tally.rows += len(batch)
         else:
@@ -183,7 +184,12 @@ def episodes_of(
         tally(done, len(entries))
 
 
-def _without(columns: dict[Path, Array], drop: Collection[str]) -> dict[Path, Array]:
+def without(columns: dict[Path, Array], drop: Collection[str]) -> dict[Path, Array]:
+    """Leaves without those of some names, and what is below them.
+
+    Raises:
+        LayoutError: nothing has that name.
+    """
     gone: set[Path] = set()
     for name in drop:
         keys = name.split(".")

@@ -17,10 +17,11 @@ import numpy as np
 
 from ..errors import LayoutError
 from ..tape.disk import files
+from ..tree import Path as TreePath
 from ..tree import show_path
 from .episodes import Episode, OnEpisode, check_plain_keys, episodes_of, need, nested, storage_of
 
-__all__ = ["from_parquet", "to_arrow", "to_parquet"]
+__all__ = ["column_names", "from_parquet", "to_arrow", "to_parquet"]
 
 _OWN = ("episode", "step", "terminated", "truncated")
 
@@ -105,7 +106,7 @@ def _write(
 
 def _table(episode: Episode) -> Any:
     arrow = need("pyarrow", "pyarrow", "parquet")
-    check_plain_keys(episode.columns, ".", "a table")
+    names = column_names(episode.columns, _OWN)
     steps = episode.steps
     columns: dict[str, Any] = {
         "episode": arrow.array(np.full(steps, episode.id, np.int64)),
@@ -115,11 +116,7 @@ def _table(episode: Episode) -> Any:
     }
     shapes = {}
     for path, values in episode.columns.items():
-        name, shape = ".".join(map(str, path)), values.shape[1:]
-        if name in _OWN:
-            raise LayoutError(
-                f'{name}: the table has a column of its own of this name; drop=["{name}"]'
-            )
+        name, shape = names[path], values.shape[1:]
         if values.dtype.kind not in "biuf" or math.prod(shape) == 0:
             raise LayoutError(
                 f"{show_path(path)}: a table cannot hold {values.dtype} {list(shape)}; convert it, "
@@ -132,6 +129,25 @@ def _table(episode: Episode) -> Any:
         shapes[name] = list(shape)
     table = arrow.table(columns)
     return table.replace_schema_metadata({"contig.shapes": json.dumps(shapes)})
+
+
+def column_names(paths: Collection[TreePath], own: Collection[str]) -> dict[TreePath, str]:
+    """What the columns of leaves are called in a table: keys joined with dots.
+
+    Args:
+        own: columns that the table has besides.
+
+    Raises:
+        LayoutError: a leaf cannot be called so.
+    """
+    check_plain_keys(paths, ".", "a table")
+    names = {path: ".".join(map(str, path)) for path in paths}
+    for name in names.values():
+        if name in own:
+            raise LayoutError(
+                f'{name}: the table has a column of its own of this name; drop=["{name}"]'
+            )
+    return names
 
 
 def from_parquet(path: str | Path, target: Any) -> int:

@@ -27,6 +27,7 @@ from .ingress import Ingress
 from .output import info_of, to_output
 from .prefetch import Cancelled, Prefetcher
 from .read import read_batch, read_rows
+from .remote_files import folder_to_load, folder_to_save
 
 __all__ = ["BufferStats", "ReplayBuffer", "TensorDictReplayBuffer"]
 
@@ -270,28 +271,31 @@ class ReplayBuffer:
 
         Args:
             path: nothing may be there, or an empty directory, or an earlier checkpoint, which is
-                replaced at once or not at all.
+                replaced at once or not at all. A url (``s3://bucket/run``) is uploaded to, from a
+                temporary directory, which needs fsspec.
 
         Raises:
             FileExistsError: something else is there, the storage's own files for example. Nothing
                 was changed.
         """
-        self._drain()
-        with self._turn:
-            checkpoint.save(self, FilePath(path))
+        with folder_to_save(path) as folder:
+            self._drain()
+            with self._turn:
+                checkpoint.save(self, folder)
 
     def load(self, path: str | FilePath, rank: int = 0, world_size: int = 1) -> None:
         """Takes a checkpoint in, in place of what the buffer holds; into any storage, of any
         capacity (the newest rows stay).
 
         Args:
-            path: what `save` wrote.
+            path: what `save` wrote; or a url, which is downloaded and verified.
             rank, world_size: a share of its trajectories: contiguous, the first ranks get one more
                 if the numbers do not divide. Samplers start anew, each rank with its own stream.
         """
-        self._drain()
-        with self._turn:
-            checkpoint.load(self, FilePath(path), (rank, world_size))
+        with folder_to_load(path) as folder:
+            self._drain()
+            with self._turn:
+                checkpoint.load(self, folder, (rank, world_size))
 
     def state(self) -> dict[str, Any]:
         return {"rng": self._rng.state(), "sampler": self.sampler.state()}

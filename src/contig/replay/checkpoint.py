@@ -33,7 +33,7 @@ from ..tape.entry import ENTRY, ends_of
 from ..tape.episodes import read_index
 from .folder import Kind, new_directory, reading
 
-__all__ = ["load", "save"]
+__all__ = ["META", "load", "read_contents", "read_meta", "save", "verify"]
 
 log = logging.getLogger("contig.replay")
 
@@ -74,26 +74,26 @@ def save(buffer: Saveable, path: Path) -> None:
             np.save(image, array, allow_pickle=False)
             out.write(f"array-{i}.npy", [image.getbuffer()])
         meta["files"] = out.sums
-        out.write(_META, [json.dumps(meta).encode()])
+        out.write(META, [json.dumps(meta).encode()])
 
 
 def _fault(path: Path) -> str | None:
     """Why a directory is no checkpoint, or None."""
     try:
-        meta = json.loads(files.read(path / _META))
+        meta = json.loads(files.read(path / META))
     except (OSError, ValueError):
-        return f"there is no {_META} that can be read"
+        return f"there is no {META} that can be read"
     if not (isinstance(meta, dict) and {"format", "sampler", "files"} <= meta.keys()):
-        return f"{_META} there is not that of a checkpoint"
+        return f"{META} there is not that of a checkpoint"
     return None
 
 
-_META = "checkpoint.json"
+META = "checkpoint.json"
 _KIND = Kind(
     "a checkpoint of a ReplayBuffer",
-    _META,
+    META,
     re.compile(
-        rf"{re.escape(_META)}|records\.bin|index\.bin|array-\d+\.npy"
+        rf"{re.escape(META)}|records\.bin|index\.bin|array-\d+\.npy"
         r"|extents/|extents/\d{8,}\.rec(\.tmp)?"
     ),
     _fault,
@@ -193,7 +193,7 @@ def load(buffer: Saveable, path: Path, shard: tuple[int, int] = (0, 1)) -> None:
     rank, world_size = shard
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size}: expected 0 <= rank < world_size")
-    with reading(path, _META) as found:
+    with reading(path, META) as found:
         _load(buffer, found, rank, world_size)
 
 
@@ -264,8 +264,8 @@ def _wanted(
 
 
 def _read(path: Path, buffer: Saveable) -> _Saved:
-    meta = _read_meta(path)
-    _verify(path, meta["files"])
+    meta = read_meta(path)
+    verify(path, meta["files"])
     if meta["sampler"] != buffer.sampler.name:
         raise LayoutError(
             f"{path}: saved with {meta['sampler']}, this buffer has {buffer.sampler.name}; load it "
@@ -281,14 +281,14 @@ def _read(path: Path, buffer: Saveable) -> _Saved:
     return _Saved(
         layout=layout,
         keys=(meta["keys"]["traj_key"], meta["keys"]["end_key"]),
-        contents=_read_contents(path, meta, layout.record_size),
+        contents=read_contents(path, meta, layout.record_size),
         quarantine={int(o): str(reason) for o, reason in meta.get("quarantine", {}).items()},
         counters=counters,
         state=_decode(meta["state"], path),
     )
 
 
-def _read_contents(path: Path, meta: dict[str, Any], record_size: int) -> Snapshot:
+def read_contents(path: Path, meta: dict[str, Any], record_size: int) -> Snapshot:
     first, tail, head = meta["file_first"], meta["tail"], meta["head"]
     if not 0 <= first <= tail <= head < 2**63:
         raise ValueError(f"its bounds {first}, {tail}, {head} make no sense")
@@ -323,11 +323,11 @@ def _read_contents(path: Path, meta: dict[str, Any], record_size: int) -> Snapsh
     return Snapshot(rows, tail, head, entries, meta["trajectories"])
 
 
-def _read_meta(path: Path) -> dict[str, Any]:
+def read_meta(path: Path) -> dict[str, Any]:
     try:
-        meta: dict[str, Any] = json.loads(files.read(path / _META))
+        meta: dict[str, Any] = json.loads(files.read(path / META))
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: no checkpoint (no {_META}) there") from None
+        raise FileNotFoundError(f"{path}: no checkpoint (no {META}) there") from None
     except NotADirectoryError:
         raise NotADirectoryError(
             f"{path}: a file, expected the directory that a buffer's save() wrote"
@@ -340,7 +340,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def _verify(path: Path, sums: dict[str, list[int]]) -> None:
+def verify(path: Path, sums: dict[str, list[int]]) -> None:
     """Raises unless every file is there as it was written."""
     for name, (size, crc) in sums.items():
         found = found_crc = 0

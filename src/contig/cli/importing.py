@@ -1,0 +1,99 @@
+"""``contig import``: trajectories of other formats into a storage on disk.
+
+contig import episodes.parquet runs/demo             the format is the suffix's, or the directory's
+contig import s3://bucket/episodes.parquet runs/demo from wherever fsspec reaches
+contig import --from minari cartpole/mine-v0 runs/demo
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from ..replay.remote_files import downloaded, is_url
+from ..tape.disk import DiskStorage
+from .export import SUFFIXES
+
+__all__ = ["FORMATS", "add_arguments", "run"]
+
+# Which function of contig.dataset reads a format.
+FORMATS = {
+    "parquet": "from_parquet",
+    "arrow": "from_parquet",
+    "hdf5": "from_hdf5",
+    "minari": "from_minari",
+    "rlinf": "from_rlinf",
+    "lerobot": "from_lerobot",
+    "checkpoint": "from_checkpoint",
+}
+# By which file a directory's format is known.
+_MARKS = {
+    "checkpoint.json": "checkpoint",
+    "layout.json": "checkpoint",
+    "trajectory_index.json": "rlinf",
+    "meta/info.json": "lerobot",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", help="file, directory or url to read; of minari, the id")
+    parser.add_argument("path", type=Path, help="the storage's directory; made if it is not there")
+    parser.add_argument(
+        "--from", dest="form", choices=FORMATS, help="the format, if it is not clear"
+    )
+    parser.add_argument(
+        "--unverified",
+        action="store_true",
+        help="take what another program put at a url, of which nothing says that it is whole",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit status: 0; 2 if it failed, with the reason on stderr."""
+    if args.form == "minari":
+        if is_url(args.source):
+            return _failed("minari keeps its datasets in its own place; choose another format")
+    elif not is_url(args.source) and not Path(args.source).exists():
+        return _failed(f"{args.source}: no such file or directory")
+    added = 0
+    try:
+        with _local(args) as source:
+            form = args.form or _form_of(source)
+            if form is None:
+                return _failed(f"{args.source}: say which format with --from {'|'.join(FORMATS)}")
+            from .. import dataset
+
+            with DiskStorage(args.path) as storage:
+                before = len(storage.episodes())
+                try:
+                    count = getattr(dataset, FORMATS[form])(str(source), storage)
+                    storage.flush()
+                finally:
+                    added = len(storage.episodes()) - before
+    except (OSError, ValueError, ImportError) as error:
+        more = f"; {added:,} trajectories before it are in {args.path}" if added else ""
+        return _failed(f"{error}{more}")
+    there = f", behind {before:,} that were there" if before else ""
+    print(f"{args.path}: {count:,} trajectories{there}")
+    return 0
+
+
+def _local(args: argparse.Namespace) -> AbstractContextManager[str | Path]:
+    if is_url(args.source):
+        return downloaded(args.source, unverified=args.unverified)
+    return nullcontext(args.source)
+
+
+def _form_of(source: str | Path) -> str | None:
+    path = Path(source)
+    known = SUFFIXES.get(path.suffix)
+    if known is not None:
+        return known
+    return next((form for mark, form in _MARKS.items() if (path / mark).exists()), None)
+
+
+def _failed(reason: str) -> int:
+    print(f"contig import: {reason}", file=sys.stderr)
+    return 2

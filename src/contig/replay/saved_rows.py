@@ -1,0 +1,85 @@
+"""The rows of a checkpoint without a buffer: for those who read episodes of it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import LayoutError
+from ..layout import Layout
+from ..tape import Snapshot
+from ..tape.disk import files
+from .checkpoint import META, read_contents, read_meta, verify
+from .folder import reading
+
+__all__ = ["SavedRows", "is_checkpoint", "saved_rows"]
+
+_PART_ROWS = 1 << 16  # of rows that are in one file
+
+
+class SavedRows(NamedTuple):
+    """What a checkpoint has of a tape.
+
+    Attributes:
+        keys: `traj_key` and `end_key`.
+        quarantine: trajectories that are damaged, by `id`, with the reason.
+        rows_per_extent: rows of one file, or of what is best read at a time.
+        stamp: of this checkpoint; another at the same path has another.
+    """
+
+    layout: Layout
+    keys: tuple[object, object]
+    contents: Snapshot
+    quarantine: dict[int, str]
+    rows_per_extent: int
+    stamp: int
+
+    def whole(self) -> Snapshot:
+        """All that is not damaged."""
+        ordinals = self.contents.ordinals()
+        kept = ordinals[~np.isin(ordinals, list(self.quarantine))]
+        return self.contents if len(kept) == len(ordinals) else self.contents.only(kept.tolist())
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a directory is a checkpoint of a ReplayBuffer, and no storage."""
+    return files.is_file(path / META) and not files.exists(path / "layout.json")
+
+
+@contextmanager
+def saved_rows(path: Path, check: bool = True) -> Iterator[SavedRows]:
+    """Opens a checkpoint; who saves over it waits meanwhile.
+
+    Args:
+        check: whether its files are compared with their checksums. Rows that are in extent files
+            have their own, which are checked whenever they are read.
+
+    Raises:
+        FileNotFoundError: no checkpoint there, or not all of it.
+        LayoutError: it is damaged.
+    """
+    with reading(path, META) as found:
+        try:
+            meta = read_meta(found)
+            if check:
+                verify(found, meta["files"])
+            layout = Layout.from_json(meta["layout"])
+            linked = meta.get("extents")
+            saved = SavedRows(
+                layout,
+                (meta["keys"]["traj_key"], meta["keys"]["end_key"]),
+                read_contents(found, meta, layout.record_size),
+                {int(o): str(reason) for o, reason in meta.get("quarantine", {}).items()},
+                _PART_ROWS if linked is None else int(linked["rows_per_extent"]),
+                zlib.crc32(files.read(found / META)),
+            )
+        except (FileNotFoundError, NotADirectoryError, LayoutError):
+            raise
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError, OSError) as error:
+            raise LayoutError(f"{path}: the checkpoint is damaged: {error!r}") from error
+        yield saved
