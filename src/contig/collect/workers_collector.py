@@ -78,7 +78,7 @@ class WorkersCollector(BaseCollector):
         if self._weights.has_weights:
             self._carrier.publish(self._weights.version, get_weights(self.policy))
         layout = _probe_layout(first, envs[0], spec, buffer is not None and spec.postproc is None)
-        if layout is not None:  # else the first worker to write decides
+        if layout is not None and self._buffers:  # else the first worker to write decides
             for number in range(self.num_workers):
                 sink_of(buffer, number).fix(layout)
         like = WorkerSpec(
