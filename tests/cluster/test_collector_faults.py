@@ -69,7 +69,7 @@ def test_a_failed_actor_is_made_again(fault: str, tmp_path: Path) -> None:
     """The stretch it was in is collected again, with the newest weights and other seeds."""
     mark = tmp_path / "failed"
     with collect(
-        [partial(Faulty, "none"), partial(Faulty, fault, mark=str(mark))],
+        [partial(Faulty, "none"), partial(Faulty, fault, 12, str(mark))],
         Weighted(0.0, 4),
         frames_per_batch=60,
         total_frames=360,
@@ -116,7 +116,7 @@ def test_killed_actors_leave_whole_trajectories_once(way: str) -> None:
             collector.start()
             for number in range(4):
                 rows, restarts = len(buffer), collector.restarts
-                until(lambda at=rows: len(buffer) > at + 500)
+                until(lambda at=rows: len(buffer) > at + 500 and all(collector.pids))
                 os.kill(collector.pids[number % 2], signal.SIGKILL)
                 until(lambda at=restarts: collector.restarts > at)
             rows = len(buffer)

@@ -187,6 +187,8 @@ class WorkersCollector(BaseCollector):
     def _any_done(self) -> Any:
         """Waits for one worker; the others go on."""
         workers = self._workers
+        if self._relay is not None and self._relay.has_trajectories:
+            return self._deliver([])  # a stretch may have more than one batch
         while not workers.done:
             if self._pausing:
                 return None
