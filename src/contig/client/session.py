@@ -16,8 +16,8 @@ from .. import wire
 from ..errors import ConnectionClosedError, OverloadError
 from ..process.lifetime import EXIT_S
 from ..wire import Type
-from .requests import Request
 from .connecting import ServerAddress
+from .requests import Request
 from .session_thread import SessionThread
 
 __all__ = ["Session"]
