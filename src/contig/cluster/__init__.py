@@ -1,12 +1,6 @@
-"""The same code on a Ray cluster: ``pip install contig[ray]``.
+"""Beyond one machine: buffers and collectors on a Ray cluster (``pip install contig[ray]``).
 
-Names load when they are first used, and Ray with them.
-
-collector      RayCollector: the workers of a collector as actors
-worker_actor   the actor: the loop of a worker process, and who watches it
-actor_handle   an actor as its collector sees it; the carrier of all of them
-weights        a policy's weights as one object per version
-channel        RayChannel: items from many actors to many, with back-pressure
+Names load when they are first used: only then is ray imported.
 """
 
 from __future__ import annotations
@@ -16,12 +10,18 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 _WHERE = {
-    "collector": ("DistributedCollector", "RayCollector"),
     "channel": ("RayChannel",),
+    "client": ("ShardClient", "ShardProducer"),
+    "collector": ("DistributedCollector", "RayCollector"),
+    "replay": ("RayBufferStats", "RayReplayBuffer"),
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _WHERE)
 
 if TYPE_CHECKING:
     from .channel import RayChannel as RayChannel
+    from .client import ShardClient as ShardClient
+    from .client import ShardProducer as ShardProducer
     from .collector import DistributedCollector as DistributedCollector
     from .collector import RayCollector as RayCollector
+    from .replay import RayBufferStats as RayBufferStats
+    from .replay import RayReplayBuffer as RayReplayBuffer

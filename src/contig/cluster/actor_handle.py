@@ -205,7 +205,7 @@ class ActorHandle:
         try:
             return f"it is in\n{ray.get(self.actor.where.remote(), timeout=_ANSWER_S)}"
         except ray.exceptions.RayError:
-            there: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+            there: dict[str, float] = ray.available_resources()
             free = {k: v for k, v in there.items() if not k.startswith("node:")}
             return f"Ray has not placed it; free in the cluster: {free}"
 

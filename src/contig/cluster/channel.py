@@ -63,7 +63,7 @@ class _Keeper:
     """The actor that holds the queue. Items of this node come and go past it."""
 
     def __init__(self, items: Items, capacity: int) -> None:
-        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        host = str(ray.util.get_node_ip_address())
         token = secrets.token_hex(16)
         example = items.carried.unpack(np.zeros(items.carried.record_size, np.uint8))
         transport = TcpTransport(host=host, token=token)

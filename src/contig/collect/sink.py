@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Address",
+    "HasProducers",
     "RemoteSink",
     "StorageSink",
     "address_elsewhere",
@@ -58,9 +59,11 @@ class ProducerSource(Protocol):
 
 @runtime_checkable
 class HasProducers(Protocol):
-    """A buffer that is spread over a cluster."""
+    """A buffer that is spread over a cluster; `feed` and `watch` as a ReplayBuffer has them."""
 
     def client(self) -> ProducerSource: ...
+    def feed(self, check: Callable[[], None], *, always: bool = False) -> Callable[[], None]: ...
+    def watch(self, check: Callable[[], None]) -> Callable[[], None]: ...
 
 
 class Address(NamedTuple):
