@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from functools import partial
@@ -41,8 +42,9 @@ def test_actors_fill_the_shards_and_the_learner_samples() -> None:
             collector.start()
             for number in range(1, 20):
                 batch = buffer.sample()  # the first waits for rows
-                for piece in split(batch):
-                    _check_slice(piece)
+                starts = [*np.flatnonzero(batch["is_init"]).tolist(), len(batch)]
+                for first, last in itertools.pairwise(starts):
+                    _check_slice(batch[first:last])
                 collector.policy.fill(float(number))
                 collector.update_policy_weights_()
             until(lambda: len(buffer) > 2000)
