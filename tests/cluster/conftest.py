@@ -60,7 +60,7 @@ class RayCluster:
         self._cluster.shutdown()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # it takes longer to start than most tests
 def cluster() -> Iterator[RayCluster]:
     found = RayCluster()
     try:

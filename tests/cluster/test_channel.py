@@ -36,16 +36,6 @@ def make(**options: Any) -> Any:
     return RayChannel(EXAMPLE, **{"capacity": 4, **options})
 
 
-def _put_many(channel: Any, who: int, n: int) -> int:
-    for number in range(n):
-        channel.put(item(who, number))
-    return who
-
-
-def _get_many(channel: Any, n: int) -> list[tuple[int, int]]:
-    return [check(channel.get(timeout=60)) for _ in range(n)]
-
-
 class _Peer:
     """An actor at one end of a channel."""
 
@@ -62,33 +52,38 @@ class _Peer:
 
 
 def peer(node: int) -> Any:
-    return ray.remote(_Peer).options(num_cpus=0, resources={f"node{node}": 1}).remote()
+    """On the channel's node, or on another."""
+    options = {"num_cpus": 0, "resources": {f"node{node}": 1}, "max_concurrency": 8}
+    return ray.remote(_Peer).options(**options).remote()
 
 
-def test_items_come_out_once_and_in_the_order_of_each_putter() -> None:
+@pytest.fixture(scope="module")
+def peers(cluster: Any) -> list[Any]:
+    """One on each of two nodes, which tests leave alive; it does several things at once."""
+    both = [peer(0), peer(1)]
+    ray.get([p.pid.remote() for p in both])
+    return both
+
+
+def test_items_come_out_once_and_in_the_order_of_each_putter(peers: list[Any]) -> None:
     """Putters on the channel's node, and on another; getters on both."""
     channel = make()
-    put, get = ray.remote(_put_many), ray.remote(_get_many)
-    putters = [
-        put.options(num_cpus=0, resources={f"node{who % 2}": 1}).remote(channel, who, 30)
-        for who in range(4)
-    ]
-    there = get.options(num_cpus=0, resources={"node1": 1}).remote(channel, 60)
-    got = _get_many(channel, 60)
+    puts = [peers[who % 2].put.remote(channel, who, 0, 30) for who in range(4)]
+    there = peers[1].get.remote(channel, 60)
+    got = [check(channel.get(timeout=60)) for _ in range(60)]
     both = [got, ray.get(there)]
     assert sorted(both[0] + both[1]) == [(who, n) for who in range(4) for n in range(30)]
     for some in both:
         for who in range(4):
             mine = [n for w, n in some if w == who]
             assert mine == sorted(mine)
-    assert sorted(ray.get(putters)) == [0, 1, 2, 3] and channel.qsize() == 0
+    assert ray.get(puts) == [30] * 4 and channel.qsize() == 0
 
 
 @pytest.mark.parametrize("node", [0, 1], ids=["here", "elsewhere"])
-def test_a_full_channel_blocks(node: int) -> None:
+def test_a_full_channel_blocks(node: int, peers: list[Any]) -> None:
     channel = make()
-    putter = peer(node)
-    more = putter.put.remote(channel, 0, 0, 6)
+    more = peers[node].put.remote(channel, 0, 0, 6)
     until(lambda: channel.qsize() == 4)
     assert not ray.wait([more], timeout=0.5)[0]
     assert channel.qsize() == 4
@@ -107,12 +102,10 @@ def test_timeouts_lose_nothing() -> None:
 
 
 @pytest.mark.parametrize("node", [0, 1], ids=["here", "elsewhere"])
-def test_closing_wakes_everybody_and_keeps_what_is_there(node: int) -> None:
-    channel, full = make(), make()
-    getter, putter = peer(node), peer(node)
-    ray.get([getter.pid.remote(), putter.pid.remote()])
+def test_closing_wakes_everybody_and_keeps_what_is_there(node: int, peers: list[Any]) -> None:
+    channel, full, there = make(), make(), peers[node]
     full.put_batch([item(0, n) for n in range(4)])
-    waiting, blocked = getter.get.remote(channel, 1), putter.put.remote(full, 0, 4, 1)
+    waiting, blocked = there.get.remote(channel, 1), there.put.remote(full, 0, 4, 1)
     here = Task(channel.get)
     assert not ray.wait([waiting, blocked], timeout=0.3)[0]
     channel.close()
@@ -122,7 +115,10 @@ def test_closing_wakes_everybody_and_keeps_what_is_there(node: int) -> None:
     for ref in (waiting, blocked):
         with pytest.raises(ClosedError):
             ray.get(ref, timeout=60)
-    for late in (Task(full.put, item(0, 9)).result, lambda: ray.get(_late(node, full))):
+    for late in (
+        Task(full.put, item(0, 9)).result,
+        lambda: ray.get(there.put.remote(full, 0, 9, 1)),
+    ):
         with pytest.raises(ClosedError):
             late()
     assert [check(x)[1] for x in full.get_batch(9)] == [0, 1, 2, 3]
@@ -173,7 +169,7 @@ def test_the_death_of_the_channel_is_told() -> None:
     near.put(item(0, 0))
     ray.kill(near._actor)
     near.get()  # what is in its memory is
-    for call in (near.get, lambda: _put_many(near, 0, 2)):
+    for call in (near.get, lambda: near.put(item(0, 1)), near.qsize):
         with pytest.raises(ConnectionClosedError):
             call()
 
@@ -195,10 +191,6 @@ def test_trajectories_of_any_length() -> None:
     with pytest.raises(LayoutError, match="x"):
         channel.put({"t": np.arange(3)})
     assert channel.qsize() == 0
-
-
-def _late(node: int, channel: Any) -> Any:
-    return peer(node).put.remote(channel, 0, 9, 1)
 
 
 def _items(n: int, first: int = 0) -> list[Any]:

@@ -64,7 +64,7 @@ def test_an_actor_that_no_node_has_room_for_says_so() -> None:
         collect([make_steps], frames_per_batch=10, num_cpus=100, start_timeout_s=1.0)
 
 
-@pytest.mark.parametrize("fault", ["raise", "kill", "hang"])
+@pytest.mark.parametrize("fault", ["raise", "kill", pytest.param("hang", marks=pytest.mark.soak)])
 def test_a_failed_actor_is_made_again(fault: str, tmp_path: Path) -> None:
     """The stretch it was in is collected again, with the newest weights and other seeds."""
     mark = tmp_path / "failed"
@@ -110,11 +110,11 @@ def test_killed_actors_leave_whole_trajectories_once(way: str) -> None:
                 frames_per_batch=200,
                 trajs_per_batch=2,
                 replay_buffer=remote if way == "remote" else buffer,
-                max_restarts=4,
+                max_restarts=2,
             ) as collector,
         ):
             collector.start()
-            for number in range(4):
+            for number in range(2):
                 rows, restarts = len(buffer), collector.restarts
                 until(lambda at=rows: len(buffer) > at + 500 and all(collector.pids))
                 os.kill(collector.pids[number % 2], signal.SIGKILL)
@@ -125,7 +125,7 @@ def test_killed_actors_leave_whole_trajectories_once(way: str) -> None:
         assert len(buffer) >= acked
         found = check_storage(buffer.storage)  # no step twice, every trajectory as its env made it
     assert all(x["next", "done"][-1] for x in found)
-    assert len({int(x["observation"][0, 0]) for x in found}) >= 4  # seeds of those made again
+    assert len({int(x["observation"][0, 0]) for x in found}) >= 3  # seeds of those made again
 
 
 def test_a_node_that_is_lost_while_its_actor_collects(cluster: Any) -> None:

@@ -66,7 +66,8 @@ def _check_slice(piece: Any) -> None:
 def test_frames_are_exact_and_each_is_there_once() -> None:
     from contig import SamplerWithoutReplacement
 
-    with make_buffer(sampler=SamplerWithoutReplacement(drop_last=False), batch_size=600) as buffer:
+    sampler = SamplerWithoutReplacement(drop_last=False)
+    with make_buffer(shards=2, sampler=sampler, batch_size=600) as buffer:
         with collect(
             [make_steps] * 3,
             frames_per_batch=60,
@@ -85,13 +86,13 @@ def test_killed_actors_leave_whole_trajectories_once() -> None:
     from contig import SamplerWithoutReplacement
 
     sampler = SamplerWithoutReplacement(drop_last=False)
-    with make_buffer(sampler=sampler, batch_size=300_000) as buffer:
+    with make_buffer(shards=2, sampler=sampler, batch_size=300_000) as buffer:
         with collect(
             [make_steps] * 2,
             frames_per_batch=200,
             trajs_per_batch=1,
             replay_buffer=buffer,
-            placement=buffer.nodes[1:],
+            placement=buffer.nodes,
             max_restarts=2,
         ) as collector:
             collector.start()
@@ -113,10 +114,42 @@ def test_killed_actors_leave_whole_trajectories_once() -> None:
 
 
 def test_a_sample_raises_what_an_actor_failed_with() -> None:
-    with make_buffer(batch_size=8) as buffer:
+    with make_buffer(shards=1, batch_size=8) as buffer:
         with pytest.raises(WorkerError, match="the simulator broke"):
             with collect(
                 [partial(Faulty, "raise")], frames_per_batch=10, replay_buffer=buffer
             ) as collector:
                 collector.start()
                 until(lambda: buffer.sample() is None)
+
+
+def test_a_node_that_is_lost_while_collecting_and_sampling(cluster: Any) -> None:
+    """Its shard is replaced and its actor made again; what others hold is there, once and whole."""
+    from contig import SamplerWithoutReplacement
+
+    lost = cluster.add("doomed")
+    (node,) = (n["NodeID"] for n in ray.nodes() if n["Alive"] and "doomed" in n["Resources"])
+    here = ray.get_runtime_context().get_node_id()
+    sampler = SamplerWithoutReplacement(drop_last=False)
+    with make_buffer(shards=2, placement=[here, node], sampler=sampler, batch_size=64) as buffer:
+        with collect(
+            [make_steps] * 2,
+            frames_per_batch=40,
+            trajs_per_batch=1,
+            replay_buffer=buffer,
+            placement=[here, node],
+            max_restarts=2,
+        ) as collector:
+            assert collector.nodes == buffer.nodes == [here, node]
+            collector.start()
+            until(lambda: len(buffer) > 2000)
+            cluster.remove(lost)
+            until(lambda: buffer.sample() is not None and buffer.stats().shards_lost == 1)
+            until(lambda: buffer.sample() is not None and collector.restarts == 1)
+            until(lambda: all(collector.pids) and None not in buffer.nodes)
+            rows = buffer.stats().rows_written
+            until(lambda: buffer.sample() is not None and buffer.stats().rows_written > rows + 500)
+            assert node not in collector.nodes and node not in buffer.nodes
+        every = buffer.sample(len(buffer))
+    steps = [tuple(x) for x in every["observation"].tolist()]
+    assert len(set(steps)) == len(steps)

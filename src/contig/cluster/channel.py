@@ -193,6 +193,7 @@ class RayChannel:
         if queue is None:
             self._send(encoded, timeout)
             return
+        self._check()  # or what is put would be put nowhere
         deadline = None if timeout is None else time.monotonic() + timeout
         for record in encoded:
             self._submit(queue, record, timeout, deadline)
