@@ -40,7 +40,7 @@ class Road:
             inside = PACKAGE in path.parents
             self._known[code] = str(path.relative_to(PACKAGE)) if inside else None
         file = self._known[code]
-        if file is not None and not code.co_name.startswith("<"):
+        if file not in (None, "__init__.py") and not code.co_name.startswith("<"):
             self.steps.setdefault((file, code.co_qualname))
 
 
@@ -63,10 +63,10 @@ def row(n: int) -> dict[str, Any]:
 
 
 def collector() -> Road:
-    """An environment's step to a batch of `Collector`."""
+    """An environment's steps, none of them an end, to a batch of `Collector`."""
     import gymnasium
 
-    made = contig.Collector(gymnasium.make("CartPole-v1"), frames_per_batch=16, total_frames=64)
+    made = contig.Collector(gymnasium.make("CartPole-v1"), frames_per_batch=3, total_frames=9)
     batches = iter(made)
     next(batches)
     road = traced(lambda: void(next(batches)))

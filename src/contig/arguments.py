@@ -74,8 +74,8 @@ def seconds(name: str, value: Any) -> float:
 
 def seconds_or_none(name: str, value: Any) -> float | None:
     """The same, where None means for ever."""
-    if value is None:
-        return None
+    if value is None or (type(value) is float and value >= 0):
+        return value
     try:
         return seconds(name, value)
     except ValueError as error:

@@ -494,8 +494,6 @@ def test_ingest_goes_on_while_the_learner_holds_its_gil() -> None:
                 one.hear()
                 two.hear()
                 one.hear(), two.hear()  # under way
-                before = server.info().samples_inserted_total
-                rows_before = storage.tape.snapshot()[0]
                 ticks = [0]
                 stop = threading.Event()
 
@@ -505,6 +503,10 @@ def test_ingest_goes_on_while_the_learner_holds_its_gil() -> None:
 
                 ticker = Threads(tick)
                 until(lambda: ticks[0] > 2, "the other thread")
+                while server.info().store_size >= 1000:  # a full queue would take nothing in
+                    server.sample(20.0)
+                before = server.info().samples_inserted_total
+                rows_before = storage.tape.snapshot()[0]
                 ticks_before = ticks[0]
                 libc.usleep(int(held_s * 1e6))
                 # Read at once, before any thread of ours can have done anything.

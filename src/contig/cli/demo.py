@@ -26,7 +26,7 @@ from ..replay import ReplayBuffer
 from ..sample import RateLimiter, SliceSampler, WindowSampler
 from ..tape import SharedStorage
 
-__all__ = ["Checker", "Progress", "Returns", "add_arguments", "run"]
+__all__ = ["Checker", "TrainingPoint", "Returns", "add_arguments", "run"]
 
 Array = np.ndarray[Any, Any]
 
@@ -98,7 +98,7 @@ class Returns:
         return len(self.returns) >= LAST and self.mean >= SOLVED
 
 
-class Progress(NamedTuple):
+class TrainingPoint(NamedTuple):
     """One line of the live display."""
 
     seconds: float
@@ -143,7 +143,7 @@ class Run:
         self.agent = Agent()
         self.learner = Learner(self.agent)
         self.checker, self.returns = Checker(), Returns()
-        self.progress: list[Progress] = []
+        self.progress: list[TrainingPoint] = []
         self._updates = 0
         self._drawn = 0  # rows, when the last line was shown
         self._stale: list[float] = []
@@ -189,7 +189,7 @@ class Run:
         self.returns.look(self.storage.episodes(), written)
         before = self.progress[-1].rows if self.progress else 0
         self.progress.append(
-            Progress(
+            TrainingPoint(
                 seconds,
                 written,
                 (written - before) / since,

@@ -26,7 +26,7 @@ from ..replay.buffer import BufferStats
 from ..replay.output import info_of, to_output
 from ..weights.board import Weights
 from ..wire import Type, parse_described
-from .requests import Request
+from .requests import PendingRequest
 from .tcp import TcpClient
 
 __all__ = ["RemoteReplayBuffer"]
@@ -69,7 +69,7 @@ class RemoteReplayBuffer:
         self._client = TcpClient(host, port, data_sample, table=table, **client)
         self.batch_size = batch_size
         self._prefetch = prefetch
-        self._ahead: deque[Request] = deque()
+        self._ahead: deque[PendingRequest] = deque()
         self._turn = threading.Lock()
 
     # -- writing ------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class RemoteReplayBuffer:
         out = self._output(batch)
         return (out, info_of(batch)) if return_info else out
 
-    def _ask(self, size: int | None) -> Request:
+    def _ask(self, size: int | None) -> PendingRequest:
         asked = struct.pack("<Q", 0 if size is None else whole("batch_size", size, 1, "rows"))
         return self._client.asking.ask(Type.SAMPLE, asked, timeout=self.sample_timeout_s)
 

@@ -1,6 +1,6 @@
 """A client's requests: which of them wait for an answer, and what the server still has to answer.
 
-    ask -> Request, which whoever asked holds -> answered
+    ask -> PendingRequest, which whoever asked holds -> answered
               | dropped: by an exception, Ctrl-C, or because nobody wanted it after all
               +-> forgotten, and so is its answer when it comes
 
@@ -16,12 +16,12 @@ from .. import wire
 from .._native import Inflight
 from ..wire import Type
 
-__all__ = ["Request", "Requests"]
+__all__ = ["PendingRequest", "Requests"]
 
 _GET = 0  # the key of the one request for weights: its answer has a version for its number
 
 
-class Request:
+class PendingRequest:
     """What was asked. `answer` is None, or the type, number and payload of a frame."""
 
     __slots__ = ("__weakref__", "answer", "frame")
@@ -36,7 +36,9 @@ class Requests:
 
     def __init__(self, inflight: Inflight) -> None:
         self._inflight = inflight
-        self._wanted: weakref.WeakValueDictionary[int, Request] = weakref.WeakValueDictionary()
+        self._wanted: weakref.WeakValueDictionary[int, PendingRequest] = (
+            weakref.WeakValueDictionary()
+        )
         self._coming: dict[int, int] = {}  # what the server has to answer, and their bytes
         self._last = 0
 
@@ -47,11 +49,11 @@ class Requests:
         fits = sum(self._coming.values()) + nbytes <= wire.MAX_REQUEST_BYTES
         return not self._coming or (fits and len(self._coming) < wire.MAX_REQUESTS)
 
-    def ask(self, kind: int, payload: bytes, number: int | None = None) -> Request:
+    def ask(self, kind: int, payload: bytes, number: int | None = None) -> PendingRequest:
         """Has a request sent."""
         self._last += 1
         key = _GET if kind == Type.GET else self._last
-        asked = Request(wire.frame(kind, self._last if number is None else number, payload))
+        asked = PendingRequest(wire.frame(kind, self._last if number is None else number, payload))
         self._wanted[key] = asked
         self._inflight.ask(asked.frame)
         self._coming[key] = len(payload)  # last: nobody waits for an answer that cannot come

@@ -17,7 +17,7 @@ from ..errors import ConnectionClosedError, OverloadError
 from ..process.lifetime import EXIT_S
 from ..wire import Type
 from .connecting import ServerAddress
-from .requests import Request
+from .requests import PendingRequest
 from .session_thread import SessionThread
 
 __all__ = ["Session"]
@@ -177,7 +177,7 @@ class Session:
 
     def ask(
         self, kind: int, payload: bytes, number: int | None = None, timeout: float | None = None
-    ) -> Request:
+    ) -> PendingRequest:
         """Sends a request, for as long as it is held; waits while the server would refuse it."""
         requests, asked = self.thread.requests, None
 
@@ -193,7 +193,7 @@ class Session:
         assert asked is not None
         return asked
 
-    def collect(self, asked: Request, timeout: float | None) -> tuple[int, int, bytes]:
+    def collect(self, asked: PendingRequest, timeout: float | None) -> tuple[int, int, bytes]:
         """Waits for a request's answer: its type, number and payload."""
         self._wait_for(lambda: asked.answer is not None, timeout, "answer")
         assert asked.answer is not None

@@ -46,8 +46,7 @@ def read_batch(index: Index, sampler: Sampler, rng: Rng, request: Request) -> Ba
         if index.view.stale:  # a checkpoint was loaded: other rows may have these seqs now
             continue
         if lost is None:
-            parts.append(batch)
-            return stack_batches(parts)
+            return stack_batches([*parts, batch]) if parts else batch
         request = _keep(parts, draw, batch, lost, request)
         overtaken += int(draw.seqs[lost].min() < storage.tape.snapshot()[1])
         if overtaken == _OVERTAKEN:

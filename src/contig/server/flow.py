@@ -99,22 +99,18 @@ class FrameWriter:
 
     def write(self, *parts: Any) -> None:
         self.spoke = time.monotonic()
-        self._write(parts)
+        if self._large:
+            self._behind.extend(parts)
+            self._behind_bytes += sum(memoryview(part).nbytes for part in parts)
+        elif not self._transport.is_closing():
+            for part in parts:
+                self._transport.write(part)
         if self._full or self._large:
             self._tell_if_held_up()
 
     def _tell_if_held_up(self) -> None:
         if self.held_up:
             self._tell_held_up()
-
-    def _write(self, parts: Any) -> None:
-        if self._large:
-            for part in parts:
-                self._behind.append(part)
-                self._behind_bytes += memoryview(part).nbytes
-        elif not self._transport.is_closing():
-            for part in parts:
-                self._transport.write(part)
 
     def write_large(self, parts: list[memoryview]) -> None:
         """Writes a frame that others write too; nothing of it is copied before its turn."""
@@ -136,7 +132,8 @@ class FrameWriter:
             self._loop.call_soon(self._write_on)  # others have their turn
             return
         behind, self._behind, self._behind_bytes = self._behind, [], 0
-        self._write(behind)
+        for part in behind:
+            self._transport.write(part)
         self._sent()
         self._tell_if_held_up()
         if self._ends:

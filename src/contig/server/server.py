@@ -225,7 +225,7 @@ class Server:
                 return Sample(batch, self.info())
             if self._run.closed:
                 return None
-            self.check()
+            self._run.check()
             left = _SLICE_S if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 c = queue.native.counters()

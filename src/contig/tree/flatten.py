@@ -131,4 +131,7 @@ def first_leaf(tree: Any) -> Any:
     node = tree
     while isinstance(node, (dict, tuple, list)) and node:
         node = next(iter(node.values())) if isinstance(node, dict) else node[0]
-    return node if hasattr(node, "shape") else next(iter(flatten(node)[1]), None)
+    if hasattr(node, "shape"):
+        return node
+    leaves = flatten(node)[1] or flatten(tree)[1]  # the first node may be an empty one
+    return leaves[0] if leaves else None

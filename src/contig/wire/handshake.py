@@ -250,11 +250,7 @@ class ServerHandshake:
         self._token, self._max_frame = token, max_frame
         self._nonce = os.urandom(32)
         self._hello: Hello | None = None
-
-    @property
-    def greeted(self) -> bool:
-        """Whether the client's hello has come."""
-        return self._hello is not None
+        self.greeted = False  # whether the client's hello has come
 
     def greeting(self) -> bytes:
         return Greeting(VERSION, self._token is not None, self._nonce, self._max_frame).pack()
@@ -262,7 +258,8 @@ class ServerHandshake:
     def greet(self, data: bytes) -> bytes | None:
         """The greeting for a hello, or None while that is not whole."""
         self._hello = Hello.parse(data)
-        return None if self._hello is None else self.greeting()
+        self.greeted = self._hello is not None
+        return self.greeting() if self.greeted else None
 
     def check_version(self) -> None:
         """After the greeting, which says what is spoken here."""
