@@ -97,7 +97,7 @@ def test_one_restart_too_many() -> None:
     assert collector.restarts == 1
 
 
-@pytest.mark.parametrize("way", ["back", "remote"])
+@pytest.mark.parametrize("way", ["back", pytest.param("remote", marks=pytest.mark.soak)])
 def test_killed_actors_leave_whole_trajectories_once(way: str) -> None:
     """SIGKILL at any moment: what a buffer has acked is there once, and nothing in part."""
     buffer = ReplayBuffer(LazyTensorStorage(500_000), batch_size=8)

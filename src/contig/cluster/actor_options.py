@@ -60,8 +60,9 @@ class ActorOptions:
         if type(where).__name__.endswith("SchedulingStrategy"):
             return where
         if isinstance(where, Sequence) and not isinstance(where, str) and where:
-            # Soft: what was on a node that is gone goes to another.
-            return NodeAffinitySchedulingStrategy(where[number % len(where)], soft=True)
+            # Soft: what is made again goes to another node if its own is gone.
+            soft = self.max_restarts > 0
+            return NodeAffinitySchedulingStrategy(where[number % len(where)], soft=soft)
         raise ValueError(
             'placement: None, "spread", "local", a PlacementGroup, a list of node ids or a '
             f"scheduling strategy of Ray, got {where!r}"
