@@ -223,8 +223,8 @@ class ActorHandle:
 
     def kill(self) -> None:
         """Makes one that hangs go; one that failed goes when it is prepared again."""
-        if self._hang is not None:
-            ray.kill(self.actor, no_restart=False)
+        if self._hang is not None and not self.dead:
+            _end(self.actor, restart=True)
 
     def ask_to_stop(self) -> None:
         if not self.dead and not self.ended:
@@ -309,6 +309,15 @@ def _remote() -> Any:
 
 def _kill(actors: list[Any]) -> None:
     for actor in actors:
-        if ray.is_initialized():
-            ray.kill(actor)
+        _end(actor)
     actors.clear()
+
+
+def _end(actor: Any, restart: bool = False) -> None:
+    """Ends an actor's process, if there still is the cluster that it was in."""
+    if not ray.is_initialized():  # or Ray would start one to ask
+        return
+    try:
+        ray.kill(actor, no_restart=not restart)
+    except (ray.exceptions.RayError, ValueError):
+        pass  # of an earlier cluster
