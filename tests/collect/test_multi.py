@@ -58,6 +58,16 @@ def test_async_batches_come_from_one_worker_each() -> None:
         assert len({s[0] for s in steps_of(batch)}) == 1
 
 
+def test_async_trajectories_do_not_pile_up() -> None:
+    """A stretch has many: all are given out before the next one is taken in."""
+    with MultiAsyncCollector(
+        [make_steps] * 2, frames_per_batch=100, trajs_per_batch=1, seed=0
+    ) as collector:
+        for _, batch in zip(range(200), collector):
+            assert len(collector._relay._whole) <= 100  # as many as one stretch can have
+            assert batch["next", "done"][-1]
+
+
 def test_workers_with_processes_of_their_own() -> None:
     buffer = ReplayBuffer(LazyTensorStorage(1000, ndim=3), batch_size=8)
     with MultiSyncCollector(

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from ..arguments import seconds
 from ..errors import ClosedError, WorkerError
-from .sink import RemoteSink, StorageSink, buffers_of, sink_of
+from .sink import HasProducers, RemoteSink, StorageSink, buffers_of, sink_of
 
 __all__ = ["END", "BaseCollector"]
 
@@ -34,8 +34,8 @@ class BaseCollector(ABC):
     A subclass has `_collect`; `_close` and `update_policy_weights_` if there is something to do.
 
     Args:
-        replay_buffer: a ReplayBuffer, an ensemble, a Server or a RemoteReplayBuffer that batches
-            go to; None: iteration gives them.
+        replay_buffer: a ReplayBuffer, an ensemble, a Server, a RemoteReplayBuffer or a
+            RayReplayBuffer that batches go to; None: iteration gives them.
     """
 
     END: Final = END
@@ -44,6 +44,8 @@ class BaseCollector(ABC):
         self.replay_buffer = replay_buffer
         self._sink: StorageSink | RemoteSink | None = None
         self._buffers = [] if replay_buffer is None else buffers_of(replay_buffer)
+        cluster = [replay_buffer] if isinstance(replay_buffer, HasProducers) else []
+        self._fed: list[Any] = self._buffers or cluster  # those whose samplers hear of failures
         self._thread: threading.Thread | None = None
         self._turn = threading.Condition()  # guards the next three
         self._paused = False
@@ -98,7 +100,7 @@ class BaseCollector(ABC):
                 "this collector was started: its thread collects; sample from the buffer"
             )
         if not self._unfeed:
-            self._unfeed = [b.watch(self.check) for b in self._buffers]
+            self._unfeed = [b.watch(self.check) for b in self._fed]
         while True:
             self._check_open()
             if self._paused:
@@ -136,7 +138,7 @@ class BaseCollector(ABC):
             if self._thread is not None:
                 return
             self._end_feed()
-            self._unfeed = [b.feed(self.check, always=True) for b in self._buffers]
+            self._unfeed = [b.feed(self.check, always=True) for b in self._fed]
             self._thread = threading.Thread(target=self._run, name="contig-collect", daemon=True)
             self._thread.start()
 

@@ -11,34 +11,19 @@ Weights go the other way, through one block of shared memory that all workers re
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..arguments import whole
-from ..batch import Batch, stack_batches
-from ..errors import ClosedError
-from ..layout import Layout
-from ..weights.board import WeightsBoard
-from ..weights.policy import get_weights, set_weights
-from ..weights.publisher import WeightPublisher
-from .adapters import is_env
-from .base import END, BaseCollector
-from .collection import CollectionSpec, FrameBudget
-from .column_blocks import pad_trajectories
-from .env import EnvBase
-from .relay import Relay
-from .roller import first_layout
-from .schedule import Schedule
-from .sink import sink_of
-from .vector import as_env
-from .worker_spec import WorkerSpec, specs_for
-from .workers import Supervision, Workers
+from ..batch import Batch
+from .collection import CollectionSpec
+from .processes import Processes
+from .workers import Supervision
+from .workers_collector import WorkersCollector
 
 __all__ = ["MultiAsyncCollector", "MultiCollector", "MultiSyncCollector"]
 
 
-class MultiCollector(BaseCollector):
+class MultiCollector(WorkersCollector):
     """Steps environments in worker processes, one or more in each.
 
     With `sync`, an iteration waits for all workers, and `frames_per_batch` is shared by them;
@@ -88,14 +73,9 @@ class MultiCollector(BaseCollector):
         step_timeout_s: float = 4.0,
         start_timeout_s: float = 120.0,
     ) -> None:
-        super().__init__(replay_buffer)
         if not isinstance(envs, Sequence) or isinstance(envs, str) or not envs:
             raise ValueError("envs: expected a list with one environment or factory per worker")
-        if cat_results not in ("stack", 0, -1):
-            raise ValueError(f'cat_results: expected "stack", 0 or -1, got {cat_results!r}')
-        whole("max_restarts", max_restarts, 0)
-        supervision = Supervision(step_timeout_s, start_timeout_s)
-        self._spec = CollectionSpec(
+        spec = CollectionSpec(
             policy=policy,
             frames_per_batch=frames_per_batch,
             total_frames=total_frames,
@@ -111,223 +91,17 @@ class MultiCollector(BaseCollector):
             register_primers=auto_register_policy_transforms,
             seed=seed,
         )
-        self._spec.check(replay_buffer is not None)
-        self.policy, self.num_workers, self.sync = policy, len(envs), sync
-        self._board: WeightsBoard | None = None
-        self._weights = WeightPublisher(policy, replay_buffer, self._put_weights)
-        self._start(envs, cat_results, supervision, max_restarts)
-
-    # -- before workers start -----------------------------------------------------------------
-
-    def _prepare(self, envs: Sequence[Any]) -> list[WorkerSpec]:
-        """What each worker is told; the budget, which depends on the environments, too."""
-        first, spec, buffer = as_env(envs[0]), self._spec, self.replay_buffer
-        lanes, workers = first.num_envs, self.num_workers if self.sync else 1
-        self._budget = FrameBudget(spec, lanes * workers, buffer is not None)
-        if self._weights.has_weights:
-            tree = get_weights(self.policy)
-            self._board = WeightsBoard.create(tree)
-            self._board.publish(self._weights.version, tree)
-        layout = _probe_layout(first, envs[0], spec, buffer is not None and spec.postproc is None)
-        if layout is not None:  # else the first worker to write decides
-            for number in range(self.num_workers):
-                sink_of(buffer, number).fix(layout)
-        like = WorkerSpec(
-            number=0,
-            env=None,
-            collection=spec,
-            rows=spec.frames_per_batch // workers // lanes,
-            lanes=lanes,
-            address=None,
-            layout=None if layout is None else json.dumps(layout.to_json()),
-            board=-1 if self._board is None else self._board.fd,
+        spec.check(replay_buffer is not None)
+        super().__init__(
+            envs,
+            spec,
+            Processes(),
+            replay_buffer=replay_buffer,
+            sync=sync,
+            cat_results=cat_results,
+            max_restarts=max_restarts,
+            supervision=Supervision(step_timeout_s, start_timeout_s),
         )
-        return specs_for(envs, like, buffer)
-
-    def _start(
-        self, envs: Sequence[Any], join: str | int, supervision: Supervision, max_restarts: int
-    ) -> None:
-        """Starts the workers, and waits until all of them have made their environments."""
-        jobs = self._prepare(envs)
-        self._relay: Relay | None = None
-        if any(job.address is None for job in jobs):
-            joined = self.sync and self.replay_buffer is None
-            self._relay = Relay(self._spec.trajs_per_batch, join if joined else None)
-        workers = Workers(jobs, self._relay, self._buffers, supervision, max_restarts)
-        self._workers, lanes = workers, jobs[0].lanes
-        self._schedule = Schedule(self._budget, workers.handles, lanes, jobs[0].rows * lanes)
-        try:
-            self._workers.start()
-            while not self._workers.ready:
-                self._take_event()
-            self._weights.begin()
-        except BaseException:
-            self._told = True
-            self.async_shutdown()
-            raise
-
-    # -- weights ------------------------------------------------------------------------------
-
-    @property
-    def policy_version(self) -> int:
-        """The newest version that was published."""
-        return self._weights.version
-
-    def update_policy_weights_(self, policy_or_state: Any = None) -> None:
-        """Publishes weights to all workers, with one copy; they act on them at their next step.
-
-        Args:
-            policy_or_state: a policy like the collector's, or its weights; None: its policy's own.
-        """
-        self.check()
-        if not self._weights.has_weights:
-            return
-        self._check_open()
-        tree = self._weights.update(self.policy if policy_or_state is None else policy_or_state)
-        if policy_or_state is not None and policy_or_state is not self.policy:
-            set_weights(self.policy, tree)
-
-    def _put_weights(self, version: int, tree: Any) -> None:
-        assert self._board is not None
-        self._board.publish(version, tree)
-
-    # -- what is known of them ----------------------------------------------------------------
-
-    @property
-    def frames(self) -> int:
-        """Frames that workers were told to collect so far."""
-        return self._budget.given
-
-    @property
-    def pids(self) -> list[int]:
-        """Of the worker processes."""
-        return [h.pid for h in self._workers.handles]
-
-    @property
-    def restarts(self) -> int:
-        """How many workers were replaced."""
-        return self._workers.restarts
-
-    @property
-    def dropped_trajectories(self) -> int:
-        """Trajectories that were not complete at the end, or lost with a worker."""
-        return self._workers.dropped_trajectories
-
-    @property
-    def dropped_frames(self) -> int:
-        """Their frames."""
-        return self._workers.dropped_frames
-
-    # -- collecting ---------------------------------------------------------------------------
-
-    def _collect(self) -> Any:
-        first_come = not self.sync or self._thread is not None
-        before = self._workers.rows
-        while True:
-            data = self._any_done() if first_come else self._all_done()
-            if data is END:
-                return self._finish(before)
-            if data is not None or (self.replay_buffer is not None and self._workers.rows):
-                return data
-            if self._pausing:
-                return None
-
-    @property
-    def _pausing(self) -> bool:
-        """Whether the thread should not wait for workers: they may be waiting for room."""
-        return self._paused and self._thread is not None
-
-    def _any_done(self) -> Any:
-        """Waits for one worker; the others go on."""
-        workers = self._workers
-        while not workers.done:
-            if self._pausing:
-                return None
-            if not self._schedule.first_come():
-                return END
-            self._take_event()
-        number = workers.done.popleft()
-        data = self._deliver([number])
-        if not self._pausing:
-            self._schedule.next_stretch(workers.handles[number])
-        return data
-
-    def _all_done(self) -> Any:
-        if self._relay is not None and self._relay.has_trajectories:
-            return self._deliver([])
-        if not self._schedule.together():
-            return END
-        while self._schedule.busy:
-            self._take_event()
-        self._workers.done.clear()
-        return self._deliver(list(range(self.num_workers)))
-
-    def _deliver(self, workers: list[int]) -> Any:
-        """What iteration gives for the stretches of some workers."""
-        data = None
-        for batch in [] if self._relay is None else self._relay.take(workers):
-            data = self._give(batch)
-        return data
-
-    def _give(self, data: Any) -> Any:
-        spec = self._spec
-        if spec.postproc is not None:
-            data = spec.postproc(data)
-        if spec.split_trajs:
-            data = pad_trajectories(data)
-        if self.replay_buffer is not None:  # one that only this process can write to
-            self._workers.rows += self._write(data)
-        if spec.post_collect_hook is not None:
-            spec.post_collect_hook(data)
-        return data if self.replay_buffer is None else None
-
-    def _finish(self, before: int) -> Any:
-        """All frames are there: complete trajectories are written, others counted."""
-        if self._workers.finishing or self._spec.trajs_per_batch is None:
-            return END
-        relay, workers = self._relay, self._workers
-        if relay is not None and relay.has_trajectories:
-            return self._deliver([])
-        workers.finish()
-        while self._schedule.busy:
-            if self._pausing:
-                self._settle()
-                self._hold_still()
-            self._take_event()
-        rest = [] if relay is None else relay.take_rest()
-        if rest and self.replay_buffer is not None:
-            self._give(stack_batches(rest))
-        else:
-            workers.dropped_trajectories += len(rest)
-            workers.dropped_frames += sum(len(b) for b in rest)
-        return None if workers.rows > before and self.replay_buffer is not None else END
-
-    # -- looking after workers ----------------------------------------------------------------
-
-    def _take_event(self) -> None:
-        if self._stop:
-            raise ClosedError("this collector was shut down")
-        self._workers.take_event(self._paused)
-
-    _watch = _take_event
-
-    def _settle(self) -> None:
-        self._workers.hold(True)
-        while not self._workers.held:
-            self._take_event()
-
-    def _release(self) -> None:
-        self._workers.hold(False)
-
-    def _peek(self) -> None:
-        self._weights.check()
-        self._workers.check()
-
-    def _close(self) -> None:
-        self._weights.close()
-        self._workers.close()
-        if self._board is not None:
-            self._board.close()
 
 
 class MultiSyncCollector(MultiCollector):
@@ -342,25 +116,3 @@ class MultiAsyncCollector(MultiCollector):
 
     def __init__(self, envs: Sequence[Any], policy: Any = None, **options: Any) -> None:
         super().__init__(envs, policy, **{**options, "sync": False})
-
-
-def _probe_layout(first: EnvBase, given: Any, spec: CollectionSpec, wanted: bool) -> Layout | None:
-    """The layout of rows before any are collected, so that workers never race to define it.
-
-    Args:
-        first: the environment that was made of what was given.
-        given: an environment, or a function that makes one.
-        wanted: if not, only what was made is closed.
-
-    Returns:
-        None if it is not wanted, or if the environment given cannot be copied.
-    """
-    made = first is not given and not is_env(given) and not isinstance(given, str)
-    probe = first if not wanted or (made and not first.batch_shape) else first.probe()
-    try:
-        return None if not wanted or probe is given else first_layout(probe, spec)
-    finally:
-        if made:
-            first.close()
-        if probe is not first:
-            probe.close()

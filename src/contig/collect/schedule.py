@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .carrier import Handle
 from .collection import FrameBudget
-from .worker_handle import WorkerHandle
 
 __all__ = ["Schedule"]
 
@@ -25,12 +25,12 @@ class Schedule:
     """
 
     def __init__(
-        self, budget: FrameBudget, handles: Sequence[WorkerHandle], lanes: int, stretch: int
+        self, budget: FrameBudget, handles: Sequence[Handle], lanes: int, stretch: int
     ) -> None:
         self._budget, self._handles = budget, handles
         self._lanes, self._stretch = lanes, stretch
 
-    def next_stretch(self, handle: WorkerHandle) -> None:
+    def next_stretch(self, handle: Handle) -> None:
         """Gives a worker that has nothing to do its next stretch, if there is one."""
         if handle.asked is not None:
             return

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -22,14 +22,15 @@ from ..tape.episodes import read_index
 from ..tape.stacking import count_rows
 
 if TYPE_CHECKING:
-    from ..client import RemoteReplayBuffer
     from ..replay import ReplayBuffer
     from ..sample import RateLimiter
 
 __all__ = [
     "Address",
+    "HasProducers",
     "RemoteSink",
     "StorageSink",
+    "address_elsewhere",
     "address_of",
     "buffers_of",
     "has_after",
@@ -42,6 +43,29 @@ _SLICE_S = 0.1
 _ROOM_S = 60.0
 
 
+class Producer(Protocol):
+    """Writes to a buffer elsewhere, exactly once."""
+
+    def extend(self, data: Any) -> None: ...
+    def flush(self, timeout: float | None = None) -> None: ...
+    def close(self) -> None: ...
+
+
+class ProducerSource(Protocol):
+    """What is sent to an actor, which makes its producer of it."""
+
+    def connect(self, data_sample: Any = None) -> Producer: ...
+
+
+@runtime_checkable
+class HasProducers(Protocol):
+    """A buffer that is spread over a cluster; `feed` and `watch` as a ReplayBuffer has them."""
+
+    def client(self) -> ProducerSource: ...
+    def feed(self, check: Callable[[], None], *, always: bool = False) -> Callable[[], None]: ...
+    def watch(self, check: Callable[[], None]) -> Callable[[], None]: ...
+
+
 class Address(NamedTuple):
     """What a worker needs to reach a storage or a server's table.
 
@@ -50,6 +74,7 @@ class Address(NamedTuple):
         storage: where it is on this host, as its `Ingress` describes it.
         fd: of memory that this process has and a worker inherits; -1 if it has a name.
         transform, limiter: as the buffer has them.
+        client: the way into a buffer that is spread over a cluster.
     """
 
     server: dict[str, Any] | None = None
@@ -57,6 +82,7 @@ class Address(NamedTuple):
     fd: int = -1
     transform: Callable[[Batch], Any] | None = None
     limiter: RateLimiter | None = None
+    client: ProducerSource | None = None
 
 
 def _always() -> None:
@@ -116,11 +142,11 @@ class StorageSink:
 
 
 class RemoteSink:
-    """Sends to a table of a server."""
+    """Sends to a table of a server, or to a shard of a cluster."""
 
     writer, newest = 0, -1  # only the server knows
 
-    def __init__(self, buffer: RemoteReplayBuffer, own: bool = False) -> None:
+    def __init__(self, buffer: Producer, own: bool = False) -> None:
         self._buffer, self._own = buffer, own
 
     def write(
@@ -176,11 +202,11 @@ def buffers_of(given: Any) -> list[ReplayBuffer]:
                 f"{sorted(tables) or 'a queue'}; give the collector server.buffers[name]"
             )
         return list(tables.values())
-    if isinstance(given, RemoteReplayBuffer):
+    if isinstance(given, (RemoteReplayBuffer, HasProducers)):
         return []
     raise TypeError(
-        "replay_buffer: expected a ReplayBuffer, a ReplayBufferEnsemble, a Server or a "
-        f"RemoteReplayBuffer, got {type(given).__name__}"
+        "replay_buffer: expected a ReplayBuffer, a ReplayBufferEnsemble, a Server, a "
+        f"RemoteReplayBuffer or a RayReplayBuffer, got {type(given).__name__}"
     )
 
 
@@ -188,7 +214,8 @@ def sink_of(given: Any, worker: int = 0) -> StorageSink | RemoteSink:
     """What worker i writes through, in this process."""
     buffers = buffers_of(given)
     if not buffers:
-        return RemoteSink(given)
+        cluster = isinstance(given, HasProducers)
+        return RemoteSink(given.client().connect() if cluster else given, own=cluster)
     buffer = buffers[worker % len(buffers)]
     return StorageSink(buffer.ingress)
 
@@ -206,8 +233,7 @@ def address_of(given: Any, worker: int) -> Address | None:
     """How worker i reaches it from its own process; None if only this process can write there."""
     buffers = buffers_of(given)
     if not buffers:
-        server = given.portable_arguments
-        return None if server is None else Address(server)
+        return address_elsewhere(given, worker)
     ingress = buffers[worker % len(buffers)].ingress
     storage = ingress.storage
     fd = storage.fd if isinstance(storage, LazyTensorStorage) else -1
@@ -216,13 +242,25 @@ def address_of(given: Any, worker: int) -> Address | None:
     return Address(None, ingress.describe(), fd, ingress.transform, ingress.limiter)
 
 
+def address_elsewhere(given: Any, worker: int) -> Address | None:
+    """How worker i reaches it from any host; None if only this process can write there."""
+    if buffers_of(given):
+        return None
+    if isinstance(given, HasProducers):
+        return Address(client=given.client())
+    server = given.portable_arguments
+    return None if server is None else Address(server)
+
+
 def open_sink(address: Address, layout: str | None) -> StorageSink | RemoteSink:
     """The sink at an address, in a worker."""
+    sample = None if layout is None else Layout.from_json(json.loads(layout))
+    if address.client is not None:
+        return RemoteSink(address.client.connect(sample), own=True)
     if address.storage is None:
         from ..client import RemoteReplayBuffer
 
         assert address.server is not None
-        sample = None if layout is None else Layout.from_json(json.loads(layout))
         return RemoteSink(RemoteReplayBuffer(**address.server, data_sample=sample), own=True)
     fd = -1 if address.fd < 0 else os.dup(address.fd)
     storage = attach_storage(address.storage, fd)

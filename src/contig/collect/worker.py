@@ -11,7 +11,8 @@ import os
 import queue
 import threading
 import time
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from ..process.channel import Channel, Message
 from ..process.heartbeat import HeartbeatPage, Stage
 from ..process.spawn import enter, receive_job
 from ..process.trace import tell_failure
-from ..weights.board import WeightsBoard
+from ..weights.board import Weights, WeightsBoard
 from ..weights.policy import set_weights
 from .batcher import Batcher
 from .places import quiet
@@ -37,35 +38,43 @@ _HOLD_S = 0.005
 _BEAT_S = 0.2
 
 
+class Reports(Protocol):
+    """Where a worker says what it has done: see `Channel`."""
+
+    def send(self, content: dict[str, Any], raw: Any = b"") -> None: ...
+
+
+class Board(Protocol):
+    """Where a worker finds weights: see `WeightsBoard`."""
+
+    @property
+    def newest(self) -> int | None: ...
+    def read(self, newer_than: int = -1) -> Weights | None: ...
+
+
 class Worker:
-    """The collecting half of a worker process."""
+    """Collects stretches of rows, and says so. For one thread, but `stop`.
 
-    def __init__(self, job: WorkerSpec, channel: Channel, page: HeartbeatPage) -> None:
-        self._job, self._channel, self._page = job, channel, page
-        self._commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    Args:
+        job: its work.
+        reports: where it says what it has done, and sends batches that it does not write.
+        page: where it shows what it does.
+        board: where the policy's weights are; None: it has none.
+    """
+
+    def __init__(
+        self, job: WorkerSpec, reports: Reports, page: HeartbeatPage, board: Board | None
+    ) -> None:
+        self._job, self._reports, self._page, self._board = job, reports, page, board
         self._stopping = False
-        self._version = _NONE if job.board >= 0 else 0
-        self._board = WeightsBoard.inherit(job.board) if job.board >= 0 else None
+        self._version = 0 if board is None else _NONE
 
-    # -- threads that listen and beat ----------------------------------------------------------
+    def stop(self) -> None:
+        """Makes it stop at its next step. From any thread."""
+        self._stopping = True
 
-    def listen(self) -> None:
-        """Takes commands in; the end of the socket is the end of the process."""
-        while (message := self._channel.receive()) is not None:
-            if message.content["op"] == "stop":
-                self._stopping = True
-            self._commands.put(message)
-        os._exit(0)
-
-    def beat(self) -> None:
-        """Shows that the process runs, also while there is nothing to do; in a thread."""
-        while True:
-            self._page.beat()
-            time.sleep(_BEAT_S)
-
-    # -- the thread that works ----------------------------------------------------------------
-
-    def run(self) -> None:
+    def prepare(self) -> None:
+        """Makes its environment and its way to where rows go, and says so."""
         job = self._job
         if job.number or job.layout is not None:
             quiet()  # one process says it
@@ -76,26 +85,28 @@ class Worker:
                 f"worker {job.number} has {env.num_envs} environments, worker 0 has {job.lanes}: "
                 "all need the same number"
             )
-        batcher = Batcher(env, job.rows, job.collection)
+        self._env = env
+        self._batcher = batcher = Batcher(env, job.rows, job.collection)
         batcher.lanes.poll, batcher.lanes.enter = self._poll, self._page.enter
-        sink = None if job.address is None else open_sink(job.address, job.layout)
+        self._sink = None if job.address is None else open_sink(job.address, job.layout)
         self._report({"op": "ready"})
-        while True:
-            content = self._commands.get().content
-            self._page.enter(Stage.IDLE)
-            if content["op"] == "stop":
-                break
-            try:
-                if content["op"] == "collect":
-                    self._collect(batcher, sink, int(content["frames"]))
-                else:
-                    self._finish(batcher, sink)
-            except ClosedError:
-                if not self._stopping:
-                    raise
-        if sink is not None:
-            sink.close()
-        env.close()
+
+    def obey(self, content: dict[str, Any]) -> None:
+        """Does what it is told: to collect a stretch, or to finish."""
+        self._page.enter(Stage.IDLE)
+        try:
+            if content["op"] == "collect":
+                self._collect(self._batcher, self._sink, int(content["frames"]))
+            else:
+                self._finish(self._batcher, self._sink)
+        except ClosedError:
+            if not self._stopping:
+                raise
+
+    def close(self) -> None:
+        if self._sink is not None:
+            self._sink.close()
+        self._env.close()
 
     def _poll(self) -> int:
         """The newest weights are in the policy; returns their version."""
@@ -124,7 +135,7 @@ class Worker:
         spec, page = self._job.collection, self._page
         if sink is None:
             content, raw = batch_parts(batch)
-            self._channel.send({"op": "batch", **content}, raw)
+            self._reports.send({"op": "batch", **content}, raw)
             return
         data = batch
         if spec.postproc is not None:
@@ -164,16 +175,45 @@ class Worker:
     def _report(self, content: dict[str, Any]) -> None:
         """Says that it did what it was told; it shows that it waits before anybody can know."""
         self._page.enter(Stage.READY)
-        self._channel.send(content)
+        self._reports.send(content)
+
+
+def _listen(channel: Channel, worker: Worker, commands: queue.SimpleQueue[Message]) -> None:
+    """Takes commands in; the end of the socket is the end of the process."""
+    while (message := channel.receive()) is not None:
+        if message.content["op"] == "stop":
+            worker.stop()
+        commands.put(message)
+    os._exit(0)
+
+
+def _beat(page: HeartbeatPage) -> None:
+    """Shows that the process runs, also while there is nothing to do; in a thread."""
+    while True:
+        page.beat()
+        time.sleep(_BEAT_S)
+
+
+def _run(worker: Worker, commands: queue.SimpleQueue[Message]) -> None:
+    worker.prepare()
+    while (content := commands.get().content)["op"] != "stop":
+        worker.obey(content)
+    worker.close()
 
 
 def main() -> None:
-    channel, (page,) = enter()
+    channel, (fd,) = enter()
     try:
-        worker = Worker(receive_job(channel), channel, HeartbeatPage.attach(page))
-        threading.Thread(target=worker.beat, name="contig-heartbeat", daemon=True).start()
-        threading.Thread(target=worker.listen, name="contig-commands", daemon=True).start()
-        worker.run()
+        job: WorkerSpec = receive_job(channel)
+        page, commands = HeartbeatPage.attach(fd), queue.SimpleQueue[Message]()
+        board = None if job.board < 0 else WeightsBoard.inherit(job.board)
+        worker = Worker(job, channel, page, board)
+        for name, work in (
+            ("contig-heartbeat", partial(_beat, page)),
+            ("contig-commands", partial(_listen, channel, worker, commands)),
+        ):
+            threading.Thread(target=work, name=name, daemon=True).start()
+        _run(worker, commands)
     except BaseException:
         tell_failure(channel)
         os._exit(1)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import queue
 import threading
 from typing import Any
 
-from ..process.channel import Message
-from ..process.heartbeat import HeartbeatPage, Watch
+from ..process.heartbeat import HeartbeatPage, Stage, Watch
 from ..process.spawn import Child, describe_exit
+from .carrier import Events
 from .worker_spec import WorkerSpec
 
-__all__ = ["Events", "WorkerHandle"]
+__all__ = ["WorkerHandle"]
 
 _STOP_S = 3.0
 # Each worker computes with one thread, unless the environment says otherwise: there are many.
@@ -27,11 +26,7 @@ class WorkerHandle:
         events: where what it says is put, by a thread; None for its end.
 
     Attributes:
-        asked: frames of the stretch it was told to collect, or None while it has nothing to do.
-        owed: frames it has to collect for the worker that it replaces, once told to.
-        collected: frames of the stretches it finished.
-        received: rows of the batches it sent.
-        stretches: how many it said it finished.
+        asked, ..., dead: see `Handle`.
         watch: judges whether it hangs.
     """
 
@@ -95,6 +90,22 @@ class WorkerHandle:
         self.collected += self.asked or 0
         self.asked = None
 
+    def hold(self, still: bool) -> None:
+        """Tells it to stand still where it would wait for room, or to go on."""
+        self.page.held = still
+
+    @property
+    def still(self) -> bool:
+        return self.page.stage == Stage.HELD
+
+    def hangs(self, step_s: float, start_s: float) -> str | None:
+        what = self.watch.hangs(step_s, start_s)
+        return None if what is None else f"{what}:\n{self.traceback()}"
+
+    def silent(self) -> str | None:
+        what = self.watch.silent()
+        return None if what is None else f"{what}:\n{self.traceback()}"
+
     # -- end ----------------------------------------------------------------------------------
 
     def describe_end(self) -> str:
@@ -119,6 +130,3 @@ class WorkerHandle:
         self._child.close()
         self._reader.join(_STOP_S)
         self.page.close()
-
-
-Events = queue.SimpleQueue[tuple[WorkerHandle, Message | None]]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .collection import CollectionSpec
-from .sink import Address, address_of
+from .sink import Address
 
 __all__ = ["WorkerSpec", "specs_for"]
 
@@ -23,7 +23,7 @@ class WorkerSpec(NamedTuple):
         lanes: environments in it, as the collector counted them.
         address: where to write; None: batches go back to the collector.
         layout: of rows, as JSON, if the collector knows it.
-        board: descriptor of the weights, or -1.
+        board: descriptor of the weights in shared memory, or -1.
     """
 
     number: int
@@ -33,7 +33,7 @@ class WorkerSpec(NamedTuple):
     lanes: int
     address: Address | None
     layout: str | None
-    board: int
+    board: int = -1
 
     @property
     def descriptors(self) -> list[int]:
@@ -54,20 +54,22 @@ class WorkerSpec(NamedTuple):
         return self._replace(collection=replace(whole, init_random_frames=left, seed=seed))
 
 
-def specs_for(envs: Sequence[Any], like: WorkerSpec, replay_buffer: Any) -> list[WorkerSpec]:
+def specs_for(
+    envs: Sequence[Any], like: WorkerSpec, find: Callable[[int], Address | None] | None
+) -> list[WorkerSpec]:
     """The work of each of some workers.
 
     Args:
         envs: one for each.
         like: what they have in common; its seed is the first worker's, and its random frames are
             those of all together.
-        replay_buffer: where to write; None: batches go back.
+        find: where worker i writes, if it can; None: all batches go back.
     """
     whole = like.collection
     share, more = divmod(whole.init_random_frames, len(envs))
     out = []
     for number, env in enumerate(envs):
-        address = None if replay_buffer is None else address_of(replay_buffer, number)
+        address = None if find is None else find(number)
         own = replace(
             whole,
             seed=None if whole.seed is None else whole.seed + number * like.lanes,

@@ -1,4 +1,4 @@
-"""Workers: the processes of a collector, started, listened to, and replaced; their Supervision."""
+"""Workers of a collector: started, listened to, and replaced; their Supervision."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any
 from ..arguments import seconds
 from ..errors import WorkerError
 from ..process.channel import Message
-from ..process.heartbeat import Stage
+from .carrier import Carrier, Events, Handle
 from .relay import Relay
 from .sink import has_after
-from .worker_handle import Events, WorkerHandle
 from .worker_spec import WorkerSpec
 
 __all__ = ["Supervision", "Workers"]
@@ -24,7 +23,7 @@ _SLICE_S = 0.05
 _LOOK_S = 0.1
 
 
-def _worker_error(handle: WorkerHandle, why: str) -> WorkerError:
+def _worker_error(handle: Handle, why: str) -> WorkerError:
     return WorkerError(f"worker {handle.number} (pid {handle.pid}) {why}")
 
 
@@ -42,7 +41,7 @@ class Supervision:
         )
         self._looked = self._checked = 0.0
 
-    def failing(self, handles: Sequence[WorkerHandle]) -> Iterator[tuple[WorkerHandle, str]]:
+    def failing(self, handles: Sequence[Handle]) -> Iterator[tuple[Handle, str]]:
         """Workers that hang, or do not even run, and why."""
         now = time.monotonic()
         if now - self._looked < _LOOK_S:
@@ -50,11 +49,11 @@ class Supervision:
         self._looked = now
         for handle in list(handles):
             idle = handle.asked is None and handle.ready
-            what = None if idle else handle.watch.hangs(*self._limits_s)
-            if what := what or handle.watch.silent():
-                yield handle, f"{what}:\n{handle.traceback()}"
+            what = None if idle else handle.hangs(*self._limits_s)
+            if what := what or handle.silent():
+                yield handle, what
 
-    def check(self, handles: Sequence[WorkerHandle]) -> None:
+    def check(self, handles: Sequence[Handle]) -> None:
         """Raises WorkerError for one that ended or was stopped. From any thread."""
         now = time.monotonic()
         look = now - self._checked > _LOOK_S  # every sample asks
@@ -62,16 +61,17 @@ class Supervision:
         for handle in handles:
             if handle.dead or not (handle.ended or look):
                 continue
-            why = handle.describe_end() if handle.ended else handle.watch.silent()
+            why = handle.describe_end() if handle.ended else handle.silent()
             if why is not None:
                 raise _worker_error(handle, why)
 
 
 class Workers:
-    """Worker processes. For one thread, but `check`.
+    """The workers of one collector. For one thread, but `check`.
 
     Args:
         jobs: their work.
+        carrier: runs them.
         relay: where batches go that come back; None: workers write them.
         buffers: that they write to.
         supervision: looks after them.
@@ -89,16 +89,18 @@ class Workers:
     def __init__(
         self,
         jobs: list[WorkerSpec],
+        carrier: Carrier,
         relay: Relay | None,
         buffers: Sequence[Any],
         supervision: Supervision,
         max_restarts: int,
     ) -> None:
-        self.handles: list[WorkerHandle] = []
+        self.handles: list[Handle] = []
         self.done: deque[int] = deque()
         self.rows = self._rows_before = 0
         self.restarts = self.dropped_trajectories = self.dropped_frames = 0
-        self._jobs, self._relay, self._buffers = jobs, relay, buffers
+        self._jobs, self._carrier = jobs, carrier
+        self._relay, self._buffers = relay, buffers
         self._whole = jobs[0].collection.trajs_per_batch is not None
         self._supervision, self._max_restarts = supervision, max_restarts
         self.finishing = False
@@ -107,7 +109,7 @@ class Workers:
 
     def start(self) -> None:
         for job in self._jobs:
-            self.handles.append(WorkerHandle(job, self._events))
+            self.handles.append(self._carrier.start(job, self._events))
 
     @property
     def ready(self) -> bool:
@@ -143,7 +145,7 @@ class Workers:
         else:
             self._hear(handle, message)
 
-    def _hear(self, handle: WorkerHandle, message: Message) -> None:
+    def _hear(self, handle: Handle, message: Message) -> None:
         content = message.content
         op = content["op"]
         if op == "ready":
@@ -166,7 +168,7 @@ class Workers:
 
     # -- those that fail ----------------------------------------------------------------------
 
-    def _replace(self, handle: WorkerHandle, why: str, paused: bool) -> None:
+    def _replace(self, handle: Handle, why: str, paused: bool) -> None:
         """A worker failed: starts another in its place, or raises."""
         handle.kill()
         number = handle.number
@@ -188,7 +190,7 @@ class Workers:
         lost = max(handle.collected - given, 0)
         self.dropped_frames += lost
         self.dropped_trajectories += lost > 0
-        fresh = self.handles[number] = self._instead(number, max(handle.collected, given))
+        fresh = self.handles[number] = self._instead(handle, max(handle.collected, given))
         fresh.owed = owed
         if asked is None or paused:
             return
@@ -199,13 +201,14 @@ class Workers:
         else:
             self.done.append(number)
 
-    def _instead(self, number: int, frames: int) -> WorkerHandle:
+    def _instead(self, handle: Handle, frames: int) -> Handle:
         """Another worker, with other seeds, after one that had collected so many frames."""
+        number = handle.number
         job = self._jobs[number] = self._jobs[number].after(frames, 0)
         later = self.restarts * len(self._jobs) * job.lanes
-        return WorkerHandle(job.after(0, later), self._events)
+        return self._carrier.start(job.after(0, later), self._events, handle)
 
-    def _given(self, handle: WorkerHandle) -> int:
+    def _given(self, handle: Handle) -> int:
         """Frames of a worker that ended which are where they belong."""
         if self._relay is not None:  # a stretch counts when all of it is there
             return handle.received if self._whole else handle.collected
@@ -227,12 +230,12 @@ class Workers:
         """Tells them not to write, or to go on."""
         for handle in self.handles:
             if not handle.dead:
-                handle.page.held = still
+                handle.hold(still)
 
     @property
     def held(self) -> bool:
         """Whether all that have something to do stand still."""
-        return all(h.asked is None or h.page.stage == Stage.HELD for h in self.handles)
+        return all(h.asked is None or h.still for h in self.handles)
 
     def close(self) -> None:
         for handle in self.handles:
@@ -241,9 +244,6 @@ class Workers:
             handle.stop()
 
 
-def _kill(handles: list[WorkerHandle]) -> None:
+def _kill(handles: list[Handle]) -> None:
     for handle in handles:
-        if handle.process.poll() is None:
-            handle.process.kill()
-    for handle in handles:
-        handle.process.wait()
+        handle.kill()

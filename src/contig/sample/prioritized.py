@@ -16,7 +16,7 @@ import numpy as np
 from .. import _native
 from ..arguments import number
 from ..keys import WEIGHT
-from .base import Array, Draw, Index, Request, Rng, Sampler
+from .base import Array, Draw, Index, Mass, Request, Rng, Sampler
 from .slices import SliceSampler
 from .sumtree import RowTree, draw_rows, draw_starts
 
@@ -75,6 +75,28 @@ class Priorities:
         self.stale_updates += stale
         self.largest = max(self.largest, largest)
 
+    def note(self, priority: Array) -> None:
+        """Hears of priorities that others set."""
+        p = np.asarray(priority, float).reshape(-1)
+        check_priorities(p)
+        self.largest = max(self.largest, float(p.max(initial=0.0)))
+
+    def correct(self, draw: Draw, least: float) -> Draw:
+        """Weights for the smallest one of several trees in place of this one's."""
+        assert self._tree is not None
+        own = self._tree.least
+        if own == least or not self.beta:
+            return draw
+        weights = draw.columns[WEIGHT] * np.float32((own / least) ** -self.beta)
+        return draw._replace(columns={**draw.columns, WEIGHT: weights})
+
+    def agree(self, tapes: int) -> list[Any]:
+        return [(self.beta, self.largest)] * tapes
+
+    def adopt(self, told: Any) -> None:
+        self.beta, largest = told
+        self.largest = max(self.largest, largest)
+
     def weights(self, seqs: Array) -> Array:
         assert self._tree is not None
         return self._tree.importance(np.ascontiguousarray(seqs), self.beta)
@@ -87,6 +109,21 @@ class Priorities:
         if self._tree is not None:
             out["tree"] = self._tree.state()
         return out
+
+    def carried(
+        self, states: list[dict[str, Any]], rows: list[tuple[int, Array]]
+    ) -> dict[str, Any]:
+        largest = max((float(s["largest"]) for s in states), default=self.largest)
+        new = float((largest + self.eps) ** self.alpha)
+        found = [np.empty(0)]
+        for which, seqs in rows:
+            tree = states[which].get("tree")
+            unknown = np.full(len(seqs), new)
+            found.append(unknown if tree is None else RowTree.of_state(tree).known(seqs, new))
+        weights = np.concatenate(found)
+        stale = sum(int(s["stale_updates"]) for s in states)
+        tree = {"rows": weights, "bounds": [len(weights), 0]}
+        return {"largest": largest, "stale_updates": stale, "tree": tree}
 
     def load(self, state: dict[str, Any]) -> None:
         self.largest = float(state["largest"])
@@ -148,6 +185,27 @@ class PrioritizedSampler(Sampler):
     def missing(self, index: Index) -> str:
         return "every row's priority is 0"
 
+    def mass(self, index: Index, request: Request) -> Mass:
+        tree = self.priorities.tree(index)
+        return Mass(float(tree.among(index).total), tree.least)
+
+    def note_priority(self, priority: Array) -> None:
+        self.priorities.note(priority)
+
+    def agree(self, surveys: list[Any]) -> list[Any] | None:
+        return self.priorities.agree(len(surveys))
+
+    def adopt(self, told: Any) -> None:
+        self.priorities.adopt(told)
+
+    def carried(
+        self, states: list[dict[str, Any]], rows: list[tuple[int, Array]]
+    ) -> dict[str, Any] | None:
+        return self.priorities.carried(states, rows)
+
+    def correct(self, draw: Draw, least: float) -> Draw:
+        return self.priorities.correct(draw, least)
+
     def update_priority(self, index: Index, seqs: Array, priority: Array) -> None:
         self.priorities.update(index, seqs, priority)
 
@@ -196,6 +254,30 @@ class PrioritizedSliceSampler(SliceSampler):
         assert draw.lengths is not None
         weights = np.repeat(self.priorities.weights(starts), draw.lengths)
         return draw._replace(columns={**draw.columns, WEIGHT: weights})
+
+    def mass(self, index: Index, request: Request) -> Mass:
+        if not int(index.view.trajectories):
+            return Mass(0)
+        self._need_boundaries(index)
+        tree = self.priorities.tree(index)
+        return Mass(float(tree.among(index, self.spec(request.length)).total), tree.least)
+
+    def note_priority(self, priority: Array) -> None:
+        self.priorities.note(priority)
+
+    def agree(self, surveys: list[Any]) -> list[Any] | None:
+        return self.priorities.agree(len(surveys))
+
+    def adopt(self, told: Any) -> None:
+        self.priorities.adopt(told)
+
+    def carried(
+        self, states: list[dict[str, Any]], rows: list[tuple[int, Array]]
+    ) -> dict[str, Any] | None:
+        return self.priorities.carried(states, rows)
+
+    def correct(self, draw: Draw, least: float) -> Draw:
+        return self.priorities.correct(draw, least)
 
     def update_priority(self, index: Index, seqs: Array, priority: Array) -> None:
         self.priorities.update(index, seqs, priority)
