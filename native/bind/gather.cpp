@@ -65,13 +65,41 @@ class Gatherer {
   // (block, lost, damaged): lost is 0, or the tail below which rows were lost while they were
   // copied; damaged is None, or the places of rows whose checksum is wrong.
   nb::tuple gather(Seqs seqs) {
-    if (!fold_.discount.empty()) throw std::invalid_argument("gather: rows are to be folded");
-    return gather_into(seqs.data(), seqs.shape(0), seqs.data(), seqs.shape(0), nullptr);
+    return gather_to(seqs, nullptr, {});
+  }
+
+  // The same into a block that has `rows` rows, from its row `first` on: (lost, damaged).
+  nb::tuple gather_at(Seqs seqs, Block& block, size_t rows, size_t first) {
+    return gather_to(seqs, &block, {rows, first});
   }
 
   // The same for groups of rows, one after another; `seqs` are the first of each. Places of damaged
   // rows are those among all rows.
   nb::tuple gather_folded(Seqs seqs, Seqs rows, Seqs lengths) {
+    return fold_to(seqs, rows, lengths, nullptr, {});
+  }
+
+  nb::tuple gather_folded_at(Seqs seqs, Seqs rows, Seqs lengths, Block& block, size_t all,
+                             size_t first) {
+    return fold_to(seqs, rows, lengths, &block, {all, first});
+  }
+
+ private:
+  struct Place {
+    size_t column, offset, bytes;
+  };
+  struct Part {
+    size_t rows = 0, first = 0;  // of a block that is there: its rows, and the first to be filled
+  };
+
+  nb::tuple gather_to(const Seqs& seqs, Block* block, Part part) {
+    if (!fold_.discount.empty()) throw std::invalid_argument("gather: rows are to be folded");
+    const size_t n = seqs.shape(0);
+    return gather_into(seqs.data(), n, seqs.data(), n, nullptr, block, part);
+  }
+
+  nb::tuple fold_to(const Seqs& seqs, const Seqs& rows, const Seqs& lengths, Block* block,
+                    Part part) {
     const size_t groups = lengths.shape(0);
     uint64_t total = 0;
     bool fits = seqs.shape(0) == groups;
@@ -82,13 +110,9 @@ class Gatherer {
     }
     if (!fits || total != rows.shape(0))
       throw std::invalid_argument("gather_folded: groups that do not fit the rows");
-    return gather_into(seqs.data(), groups, rows.data(), rows.shape(0), lengths.data());
+    return gather_into(seqs.data(), groups, rows.data(), rows.shape(0), lengths.data(), block,
+                       part);
   }
-
- private:
-  struct Place {
-    size_t column, offset, bytes;
-  };
 
   std::vector<Place> places(const Seqs& stored) const {
     if (stored.shape(0) % 3 != 0) throw std::invalid_argument("Gatherer: three values per leaf");
@@ -125,14 +149,21 @@ class Gatherer {
   }
 
   nb::tuple gather_into(const int64_t* seqs, size_t n, const int64_t* rows, size_t n_rows,
-                        const int64_t* lengths) {
+                        const int64_t* lengths, Block* given, Part part) {
     size_t at = 0;
+    const size_t all = given != nullptr ? part.rows : n;
+    if (part.first > all || n > all - part.first)
+      throw std::invalid_argument("gather: more rows than the block has");
     for (size_t c = 0; c < sizes_.size(); ++c) {
-      starts_[c] = at;
-      at += (static_cast<size_t>(sizes_[c]) * n + kColumnAlign - 1) / kColumnAlign * kColumnAlign;
+      const auto size = static_cast<size_t>(sizes_[c]);
+      starts_[c] = at + size * part.first;
+      at += (size * all + kColumnAlign - 1) / kColumnAlign * kColumnAlign;
     }
-    auto* block = new Block(at);
-    nb::object owner = nb::cast(block, nb::rv_policy::take_ownership);
+    if (given != nullptr && given->bytes < at)
+      throw std::invalid_argument("gather: a block that is too small");
+    auto* block = given != nullptr ? given : new Block(at);
+    nb::object owner =
+        given != nullptr ? nb::none() : nb::cast(block, nb::rv_policy::take_ownership);
     for (const size_t c : extra_)  // leaves that are not stored start as zeros
       std::memset(block->data + starts_[c], 0, static_cast<size_t>(sizes_[c]) * n);
     if (index_ >= 0 && n > 0)
@@ -166,7 +197,7 @@ class Gatherer {
     }
     if (index_ >= 0) count(seqs, n);  // a sample, which has its rows' numbers
     nb::object bad = damaged.empty() ? nb::none() : to_array(damaged);
-    return nb::make_tuple(owner, lost, bad);
+    return given != nullptr ? nb::make_tuple(lost, bad) : nb::make_tuple(owner, lost, bad);
   }
 
   // Rows that took longer than from memory came from the disk: the next ones are asked for
@@ -209,6 +240,10 @@ void bind_gather(nb::module_& m) {
            nb::arg("reward").noconvert(), nb::arg("done").noconvert(),
            nb::arg("discount").noconvert())
       .def("gather", &Gatherer::gather, nb::arg().noconvert())
+      .def("gather_at", &Gatherer::gather_at, nb::arg().noconvert(), nb::arg(), nb::arg(),
+           nb::arg())
+      .def("gather_folded_at", &Gatherer::gather_folded_at, nb::arg().noconvert(),
+           nb::arg().noconvert(), nb::arg().noconvert(), nb::arg(), nb::arg(), nb::arg())
       .def("gather_folded", &Gatherer::gather_folded, nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert());
 }

@@ -55,6 +55,9 @@ class View {
   bool row_in(uint64_t seq, const Window& w) const;
   void spans_in(const Window& w, std::vector<int64_t>* firsts, std::vector<int64_t>* counts);
 
+  // Between how much the two draws below choose: rows, trajectories, or starts of slices.
+  uint64_t weigh_rows(const Window& w);
+  uint64_t weigh_slices(const Window& w, const SliceSpec& spec);
   // Each returns false if nothing is eligible.
   bool draw_rows(Rng rng, const Window& w, int64_t* out, size_t n);
   bool draw_slices(Rng rng, const Window& w, const SliceSpec& spec, size_t n, Slices* out);

@@ -11,6 +11,18 @@ namespace {
 constexpr int kOvertaken = 64;
 }  // namespace
 
+uint64_t View::weigh_rows(const Window& w) {
+  if (w.min_ordinal > 0 || !w.any_version()) return ledger(w, SliceSpec{}, true).total();
+  const uint64_t low = std::max(at_.tail, w.min_seq);
+  return low < at_.head ? at_.head - low : 0;
+}
+
+uint64_t View::weigh_slices(const Window& w, const SliceSpec& spec) {
+  if (!spec.any_trajectory() || w.min_seq > 0 || !w.any_version())
+    return ledger(w, spec, false).total();
+  return alive_.total() - (w.min_ordinal > 0 ? alive_.before(slot_from(w.min_ordinal)) : 0);
+}
+
 bool View::draw_rows(Rng rng, const Window& w, int64_t* out, size_t n) {
   if (w.min_ordinal == 0 && w.any_version()) {
     const uint64_t low = std::max(at_.tail, w.min_seq);

@@ -16,6 +16,7 @@ from .. import wire
 from ..errors import ConnectionClosedError, OverloadError
 from ..process.lifetime import EXIT_S
 from ..wire import Type
+from .connecting import ServerAddress
 from .requests import PendingRequest
 from .session_thread import SessionThread
 
@@ -35,13 +36,18 @@ class Session:
     """
 
     def __init__(self, thread: SessionThread) -> None:
-        self.thread, self.address, self.options = thread, thread.address, thread.options
+        self.thread, self.options = thread, thread.options
         self.lock, self.inflight = thread.lock, thread.inflight
         self.builder, self.frame_bytes = thread.inflight.builder, thread.frame_bytes
         self.ndim, self.max_frame = thread.first.accepted.ndim, thread.first.max_frame
         self.blocked = 0
         weakref.finalize(self, thread.leave, EXIT_S).atexit = False  # `lifetime` does that
         thread.start()
+
+    @property
+    def address(self) -> ServerAddress:
+        """Where the server is."""
+        return self.thread.address
 
     # -- items --------------------------------------------------------------------------------
 

@@ -157,6 +157,15 @@ class SessionThread:
         if self.inflight.rouse():
             self._wake()
 
+    def move(self, host: str, port: int) -> None:
+        """The server is elsewhere now: the connection there is, if any, is of no use any more."""
+        self.address = self.address._replace(host=host, port=port)
+        if self.lost_at is None:
+            try:
+                self._sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it is lost already
+
     def _wake(self) -> None:
         try:
             self._wake_in.send(b"\0")

@@ -193,6 +193,21 @@ class TcpClient:
         return self._thread.pending
 
     @property
+    def acked(self) -> int:
+        """Items that were acked."""
+        return int(self._thread.inflight.acked)
+
+    def move_to(self, host: str, port: int) -> None:
+        """From the next connection on, the server is elsewhere; what is not acked goes there.
+
+        For a server that came back at another address. Another one, which knows nothing of this
+        client, takes what was not acked as if nothing had been before it.
+        """
+        port = port_number("port", port, 1)
+        check_kind("host", host, str, "give text")
+        self._thread.move(host, port)
+
+    @property
     def resends(self) -> int:
         """Frames that were sent again after a reconnect."""
         return self._thread.resends

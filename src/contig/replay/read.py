@@ -15,7 +15,7 @@ from ..sample import Draw, Index, Request, Rng, Sampler
 from ..tape import Storage
 from ..tape.schema import ExtraLeaf
 
-__all__ = ["read_batch", "read_rows"]
+__all__ = ["extras_of", "finish", "gather_draw", "read_batch", "read_rows", "without_lost"]
 
 # Tries that lose rows to writers before the lock is taken. A writer that passes by costs a reader
 # a row or two, which the next try finds nearly always: so many in a row mean that writers go round
@@ -42,7 +42,7 @@ def read_batch(index: Index, sampler: Sampler, rng: Rng, request: Request) -> Ba
         draw = sampler.draw(index, rng, request)
         if draw is None:
             break
-        batch, lost = _gather(storage, draw)
+        batch, lost = gather_draw(storage, draw)
         if index.view.stale:  # a checkpoint was loaded: other rows may have these seqs now
             continue
         if lost is None:
@@ -72,7 +72,7 @@ def _read_held(
                 f"{len(storage)} rows are stored, but {type(sampler).__name__} may draw none of "
                 f"them: {sampler.missing(index)}"
             )
-        batch, lost = _gather(storage, draw)
+        batch, lost = gather_draw(storage, draw)
         if lost is None:
             parts.append(batch)
             return stack_batches(parts)
@@ -88,23 +88,23 @@ def _keep(
     parts: list[Batch], draw: Draw, batch: Batch, lost: np.ndarray[Any, Any], request: Request
 ) -> Request:
     """Keeps the groups that are whole; what is to be drawn in place of the others."""
-    kept, bad = _without_lost(draw, batch, lost)
+    kept, bad = without_lost(draw, batch, lost)
     if kept is not None:
         parts.append(kept)
     return request._replace(groups=bad)
 
 
-def _gather(storage: Storage, draw: Draw) -> tuple[Batch, np.ndarray[Any, Any] | None]:
+def gather_draw(storage: Storage, draw: Draw) -> tuple[Batch, np.ndarray[Any, Any] | None]:
     """The batch, finished; or as it is, with a mask of the rows that were lost."""
-    batch, lost = storage.gather(draw.seqs, _extras(draw), draw.steps)
+    batch, lost = storage.gather(draw.seqs, extras_of(draw), draw.steps)
     if isinstance(lost, np.ndarray):
         return batch, lost
     if lost:
         return batch, draw.seqs < lost
-    return _finish(batch, draw), None
+    return finish(batch, draw), None
 
 
-def _finish(batch: Batch, draw: Draw) -> Batch:
+def finish(batch: Batch, draw: Draw) -> Batch:
     for path, value in draw.columns.items():
         # Added leaves start as zeros.
         if value is not np.False_ and path in batch.extras:
@@ -112,7 +112,7 @@ def _finish(batch: Batch, draw: Draw) -> Batch:
     return batch if draw.finish is None else draw.finish(batch, draw)
 
 
-def _extras(draw: Draw) -> tuple[Any, ...]:
+def extras_of(draw: Draw) -> tuple[Any, ...]:
     """The leaves a draw adds, in a form that is the same object every time."""
     columns = draw.columns
     known = _BY_COLUMNS.get(id(columns))
@@ -131,7 +131,7 @@ def _extras(draw: Draw) -> tuple[Any, ...]:
     return found
 
 
-def _without_lost(draw: Draw, batch: Batch, gone: np.ndarray[Any, Any]) -> tuple[Batch | None, int]:
+def without_lost(draw: Draw, batch: Batch, gone: np.ndarray[Any, Any]) -> tuple[Batch | None, int]:
     """The groups of a gathered batch that are whole, finished; and how many are not."""
     if draw.lengths is None:
         whole = ~gone
@@ -142,7 +142,7 @@ def _without_lost(draw: Draw, batch: Batch, gone: np.ndarray[Any, Any]) -> tuple
     if bad == draw.groups:
         return None, bad
     rows = whole if draw.lengths is None else np.repeat(whole, draw.lengths)
-    return _finish(batch[np.flatnonzero(rows)], draw.only(whole)), bad
+    return finish(batch[np.flatnonzero(rows)], draw.only(whole)), bad
 
 
 def read_rows(storage: Storage, index: Any) -> Batch:

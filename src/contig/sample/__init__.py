@@ -1,6 +1,6 @@
 """Samplers: index arithmetic that says which rows to train on."""
 
-from .base import Draw, Index, Request, Rng, Sampler, Window
+from .base import Draw, Index, Mass, Request, Rng, Sampler, Window
 from .fifo import FifoSampler, LifoSampler
 from .limiter import RateLimiter
 from .nstep import NStepSampler
@@ -14,6 +14,7 @@ __all__ = [
     "FifoSampler",
     "Index",
     "LifoSampler",
+    "Mass",
     "NStepSampler",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",

@@ -22,7 +22,7 @@ from ..batch import Batch
 from ..tape import FoldedSteps, Storage
 from ..tree import Path
 
-__all__ = ["Draw", "Index", "OuterSampler", "Request", "Rng", "Sampler", "Window"]
+__all__ = ["Draw", "Index", "Mass", "OuterSampler", "Request", "Rng", "Sampler", "Window"]
 
 Array = np.ndarray[Any, Any]
 
@@ -40,6 +40,18 @@ class Request(NamedTuple):
 
     groups: int
     length: int = 1
+
+
+class Mass(NamedTuple):
+    """Between how much a sampler chooses on one tape, at one moment.
+
+    Attributes:
+        weight: rows, trajectories, starts, sums of priorities: whatever each draw is one of.
+        least: the smallest positive weight of a row, for samplers that correct for weights.
+    """
+
+    weight: float
+    least: float = float("inf")
 
 
 class Draw(NamedTuple):
@@ -189,6 +201,58 @@ class Sampler(ABC):
         """Priorities that were set on rows already evicted, and so ignored."""
         return 0
 
+    # -- over several tapes (see sample/shards.py): a copy of the sampler draws from each ----------
+
+    # None: with replacement. Else: each item once per epoch, and whether a last batch that cannot
+    # be filled is left out.
+    drops_last: bool | None = None
+
+    def mass(self, index: Index, request: Request) -> Mass:
+        """Between how much `take` would choose now: draws are split over tapes in proportion. The
+        default is right for samplers that draw rows uniformly.
+
+        Raises:
+            TypeError: this sampler's draws cannot be split.
+        """
+        return Mass(int(index.view.weigh_rows(index.window)))
+
+    def take(self, index: Index, rng: Rng, request: Request) -> Draw | None:
+        """A tape's share of a batch. In an epoch: the next places of it, as many as asked for, of
+        which some may have been evicted; no other epoch is begun."""
+        return self.draw(index, rng, request)
+
+    def begin_epoch(self, index: Index, rng: Rng) -> None:  # noqa: B027 (most have none)
+        """Begins an epoch of what is there now."""
+
+    @property
+    def surveys(self) -> bool:
+        """Whether masses depend on what other tapes hold: then `survey` comes first."""
+        return False
+
+    def survey(self, index: Index) -> Any:
+        """What the others need to know of this tape."""
+        return None
+
+    def agree(self, surveys: list[Any]) -> list[Any] | None:
+        """What the copies are to `adopt`, one after another; None: nothing. Asked of the sampler
+        that the user holds, so that what is changed there (`beta`) reaches them.
+
+        Args:
+            surveys: of each tape; Nones if this sampler does none.
+        """
+        return None
+
+    def adopt(self, told: Any) -> None:  # noqa: B027 (most need none)
+        """Takes over what was agreed upon."""
+
+    def correct(self, draw: Draw, least: float) -> Draw:
+        """Puts weights that depend on the smallest one right, for the smallest of all tapes."""
+        return draw
+
+    def divide(self, rank: int, world_size: int) -> None:
+        """From now on draws for one of several learners. Their random numbers differ anyway; of an
+        epoch each gets its own part."""
+
     def mark(self) -> Any:
         """What a draw changes, to be put back by `rewind`. Cheap: taken before each prefetch."""
         return None
@@ -235,6 +299,38 @@ class OuterSampler(Sampler):
     @property
     def stale_priority_updates(self) -> int:
         return self.sampler.stale_priority_updates
+
+    @property
+    def drops_last(self) -> bool | None:  # type: ignore[override]
+        return self.sampler.drops_last
+
+    def mass(self, index: Index, request: Request) -> Mass:
+        return self.sampler.mass(index, request)
+
+    def take(self, index: Index, rng: Rng, request: Request) -> Draw | None:
+        return self.sampler.take(index, rng, request)
+
+    def begin_epoch(self, index: Index, rng: Rng) -> None:
+        self.sampler.begin_epoch(index, rng)
+
+    @property
+    def surveys(self) -> bool:
+        return self.sampler.surveys
+
+    def survey(self, index: Index) -> Any:
+        return self.sampler.survey(index)
+
+    def agree(self, surveys: list[Any]) -> list[Any] | None:
+        return self.sampler.agree(surveys)
+
+    def adopt(self, told: Any) -> None:
+        self.sampler.adopt(told)
+
+    def correct(self, draw: Draw, least: float) -> Draw:
+        return self.sampler.correct(draw, least)
+
+    def divide(self, rank: int, world_size: int) -> None:
+        self.sampler.divide(rank, world_size)
 
     def mark(self) -> Any:
         return self.sampler.mark()

@@ -10,7 +10,7 @@ import numpy as np
 from .. import _native
 from ..arguments import whole
 from ..keys import INIT, TRUNCATED
-from .base import Array, Draw, Index, Request, Rng, Sampler
+from .base import Array, Draw, Index, Mass, Request, Rng, Sampler
 from .pending import NewestRows, Pending
 from .slices import SliceMarks
 
@@ -74,6 +74,19 @@ class _Ordered(Sampler):
         ordinals = np.array(pending.pick(n, eligible), np.int64)
         slices, _ = view.slices_of(rng.words, window, _WHOLE, ordinals, len(ordinals))
         return self._marks.draw(slices, 0) if len(slices[1]) else None
+
+    def mass(self, index: Index, request: Request) -> Mass:
+        raise TypeError(
+            f"{self.name} delivers in the order of writing, and rows of different shards have "
+            "none: use SamplerWithoutReplacement, or one shard"
+        )
+
+    def divide(self, rank: int, world_size: int) -> None:
+        if world_size > 1:
+            raise TypeError(
+                f"{self.name} delivers each once, and several learners would each get all: use "
+                "SamplerWithoutReplacement, which divides"
+            )
 
     def missing(self, index: Index) -> str:
         what = "row" if self.per == "rows" else "complete trajectory"

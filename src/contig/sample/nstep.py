@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..arguments import number, whole
@@ -38,7 +40,12 @@ class NStepSampler(OuterSampler):
         return request
 
     def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
-        inner = self.sampler.draw(index, rng, request)
+        return self._fold(index, self.sampler.draw(index, rng, request))
+
+    def take(self, index: Index, rng: Rng, request: Request) -> Draw | None:
+        return self._fold(index, self.sampler.take(index, rng, request))
+
+    def _fold(self, index: Index, inner: Draw | None) -> Draw | None:
         if inner is None:
             return None
         if self._made_of != (self.n, self.gamma):  # they may be changed between samples
@@ -46,6 +53,15 @@ class NStepSampler(OuterSampler):
         rows, lengths = index.view.follow(inner.seqs, self.n)
         # The rows are folded into one while they are gathered.
         return inner._replace(steps=FoldedSteps(rows, lengths, self._recipe))
+
+    def agree(self, surveys: list[Any]) -> list[Any] | None:
+        inner = self.sampler.agree(surveys) or [None] * len(surveys)
+        return [(self.n, self.gamma, i) for i in inner]
+
+    def adopt(self, told: Any) -> None:
+        self.n, self.gamma, inner = told
+        if inner is not None:
+            self.sampler.adopt(inner)
 
 
 def _recipe(n: int, gamma: float) -> Recipe:

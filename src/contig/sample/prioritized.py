@@ -16,7 +16,7 @@ import numpy as np
 from .. import _native
 from ..arguments import number
 from ..keys import WEIGHT
-from .base import Array, Draw, Index, Request, Rng, Sampler
+from .base import Array, Draw, Index, Mass, Request, Rng, Sampler
 from .slices import SliceSampler
 from .sumtree import RowTree, draw_rows, draw_starts
 
@@ -73,6 +73,22 @@ class Priorities:
         if bad >= 0:
             check_priorities(p)
         self.stale_updates += stale
+        self.largest = max(self.largest, largest)
+
+    def correct(self, draw: Draw, least: float) -> Draw:
+        """Weights for the smallest one of several trees in place of this one's."""
+        assert self._tree is not None
+        own = self._tree.least
+        if own == least or not self.beta:
+            return draw
+        weights = draw.columns[WEIGHT] * np.float32((own / least) ** -self.beta)
+        return draw._replace(columns={**draw.columns, WEIGHT: weights})
+
+    def agree(self, tapes: int) -> list[Any]:
+        return [(self.beta, self.largest)] * tapes
+
+    def adopt(self, told: Any) -> None:
+        self.beta, largest = told
         self.largest = max(self.largest, largest)
 
     def weights(self, seqs: Array) -> Array:
@@ -148,6 +164,19 @@ class PrioritizedSampler(Sampler):
     def missing(self, index: Index) -> str:
         return "every row's priority is 0"
 
+    def mass(self, index: Index, request: Request) -> Mass:
+        tree = self.priorities.tree(index)
+        return Mass(float(tree.among(index).total), tree.least)
+
+    def agree(self, surveys: list[Any]) -> list[Any] | None:
+        return self.priorities.agree(len(surveys))
+
+    def adopt(self, told: Any) -> None:
+        self.priorities.adopt(told)
+
+    def correct(self, draw: Draw, least: float) -> Draw:
+        return self.priorities.correct(draw, least)
+
     def update_priority(self, index: Index, seqs: Array, priority: Array) -> None:
         self.priorities.update(index, seqs, priority)
 
@@ -196,6 +225,22 @@ class PrioritizedSliceSampler(SliceSampler):
         assert draw.lengths is not None
         weights = np.repeat(self.priorities.weights(starts), draw.lengths)
         return draw._replace(columns={**draw.columns, WEIGHT: weights})
+
+    def mass(self, index: Index, request: Request) -> Mass:
+        if not int(index.view.trajectories):
+            return Mass(0)
+        self._need_boundaries(index)
+        tree = self.priorities.tree(index)
+        return Mass(float(tree.among(index, self.spec(request.length)).total), tree.least)
+
+    def agree(self, surveys: list[Any]) -> list[Any] | None:
+        return self.priorities.agree(len(surveys))
+
+    def adopt(self, told: Any) -> None:
+        self.priorities.adopt(told)
+
+    def correct(self, draw: Draw, least: float) -> Draw:
+        return self.priorities.correct(draw, least)
 
     def update_priority(self, index: Index, seqs: Array, priority: Array) -> None:
         self.priorities.update(index, seqs, priority)

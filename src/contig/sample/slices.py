@@ -16,7 +16,7 @@ from ..batch import Batch
 from ..errors import NothingEligibleError
 from ..keys import BURN_IN, DONE, FLAGS, MASK, SLICE_END, TRUNCATED
 from ..tree import Path, as_path
-from .base import Array, Draw, Index, Request, Rng, Sampler
+from .base import Array, Draw, Index, Mass, Request, Rng, Sampler
 
 __all__ = ["SliceSampler", "SliceSamplerWithoutReplacement", "SliceMarks"]
 
@@ -244,6 +244,12 @@ class SliceSampler(Sampler):
         )
         return None if found is None else self._marks.draw(found, request.length)
 
+    def mass(self, index: Index, request: Request) -> Mass:
+        if not int(index.view.trajectories):  # nothing to look at yet
+            return Mass(0)
+        self._need_boundaries(index)
+        return Mass(int(index.view.weigh_slices(index.window, self.spec(request.length))))
+
     def _need_boundaries(self, index: Index) -> None:
         schema = index.storage.schema
         if self._told or schema is None or schema.boundaries.any:
@@ -293,7 +299,13 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         if self._options["over_steps"]:
             raise ValueError('each trajectory once: over="steps" has no meaning here')
         self.drop_last = drop_last
+        self._rank, self._ranks = 0, 1
+        self._length = 1  # of the slices asked for last
         self.reset()
+
+    @property
+    def drops_last(self) -> bool | None:  # type: ignore[override]
+        return self.drop_last
 
     def reset(self) -> None:
         self._epoch: Array = np.empty(0, np.int64)
@@ -313,12 +325,42 @@ class SliceSamplerWithoutReplacement(SliceSampler):
                 if len(slices[1]) and enough:
                     return self._marks.draw(slices, request.length)
             least = request.groups if self.drop_last else 1
-            if index.view.count(index.window, spec) < least:
+            if self._ranks == 1 and index.view.count(index.window, spec) < least:
                 return None
-            alive = index.view.ordinals(index.window, spec)
-            self._epoch = alive[_native.permute(rng.key(), len(alive), 0, len(alive))]
-            self._at = 0
+            self._begin(index, rng, spec)
+            if len(self._epoch) < least:
+                return None
         return None
+
+    def _begin(self, index: Index, rng: Rng, spec: Any) -> None:
+        alive = index.view.ordinals(index.window, spec)
+        if self._ranks > 1:
+            alive = alive[alive % self._ranks == self._rank]
+        self._epoch = alive[_native.permute(rng.key(), len(alive), 0, len(alive))]
+        self._at = 0
+
+    def divide(self, rank: int, world_size: int) -> None:
+        if (rank, world_size) != (self._rank, self._ranks):
+            self._rank, self._ranks = rank, world_size
+            self.reset()
+
+    def mass(self, index: Index, request: Request) -> Mass:
+        self._length = request.length
+        return Mass(len(self._epoch) - self._at)
+
+    def take(self, index: Index, rng: Rng, request: Request) -> Draw | None:
+        places = self._epoch[self._at : self._at + request.groups]
+        self._at += len(places)
+        spec = self.spec(request.length)
+        slices, _ = index.view.slices_of(rng.words, index.window, spec, places, len(places))
+        return self._marks.draw(slices, request.length) if len(slices[1]) else None
+
+    def begin_epoch(self, index: Index, rng: Rng) -> None:
+        if int(index.view.trajectories):
+            self._need_boundaries(index)
+            self._begin(index, rng, self.spec(self._length))
+        else:
+            self.reset()
 
     def mark(self) -> Any:
         return (self._epoch, self._at)

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import _native
 from ..arguments import whole
-from .base import Array, Draw, Index, Request, Rng, Sampler
+from .base import Array, Draw, Index, Mass, Request, Rng, Sampler
 from .sumtree import RowTree, draw_rows
 from .undo import UndoLog
 
@@ -37,13 +37,7 @@ class RandomSampler(Sampler):
         return None if seqs is None else Draw(seqs)
 
     def _draw_retiring(self, index: Index, rng: Rng, request: Request) -> Draw | None:
-        assert self.max_times_sampled is not None
-        self._fit(index.capacity)
-        assert self._left is not None
-        before = self._left.head
-        self._left.follow(index, 1.0)
-        fresh = np.arange(max(before, self._left.tail), self._left.head) % index.capacity
-        self._times[fresh] = 0
+        self._left = self._followed(index)
         picked: list[Array] = []
         need = request.groups
         while need > 0:
@@ -57,6 +51,21 @@ class RandomSampler(Sampler):
         drawn = np.concatenate(picked)
         self._undo.note(drawn)
         return Draw(drawn)
+
+    def _followed(self, index: Index) -> RowTree:
+        """What is left, caught up with the tape."""
+        self._fit(index.capacity)
+        assert self._left is not None
+        before = self._left.head
+        self._left.follow(index, 1.0)
+        fresh = np.arange(max(before, self._left.tail), self._left.head) % index.capacity
+        self._times[fresh] = 0
+        return self._left
+
+    def mass(self, index: Index, request: Request) -> Mass:
+        if self.max_times_sampled is None:
+            return super().mass(index, request)
+        return Mass(float(self._followed(index).among(index).total))
 
     def _fit(self, capacity: int) -> None:
         """Makes room for a ring of this size, keeping what is known of its rows."""
@@ -135,7 +144,12 @@ class SamplerWithoutReplacement(Sampler):
 
     def __init__(self, drop_last: bool = False) -> None:
         self.drop_last = drop_last
+        self._rank, self._ranks = 0, 1
         self.reset()
+
+    @property
+    def drops_last(self) -> bool | None:  # type: ignore[override]
+        return self.drop_last
 
     def reset(self) -> None:
         self._key = self._first = self._rows = self._at = 0
@@ -157,11 +171,42 @@ class SamplerWithoutReplacement(Sampler):
             firsts, counts = index.view.spans_in(index.window)
             spans = np.stack([firsts, np.cumsum(counts)])
             low, rows = 0, int(spans[1, -1]) if len(firsts) else 0
+        elif self._ranks > 1:  # every so many rows, from the first one that is this rank's
+            low += (self._rank - low) % self._ranks
+            rows = -(-(index.head - low) // self._ranks)
         if rows <= 0:
             return False
         self._key, self._first, self._rows, self._at = rng.key(), low, rows, 0
         self._spans = spans
         return True
+
+    def divide(self, rank: int, world_size: int) -> None:
+        if (rank, world_size) != (self._rank, self._ranks):
+            self._rank, self._ranks = rank, world_size
+            self.reset()
+
+    def mass(self, index: Index, request: Request) -> Mass:
+        return Mass(self._rows - self._at)
+
+    def take(self, index: Index, rng: Rng, request: Request) -> Draw | None:
+        n = min(request.groups, self._rows - self._at)
+        if n <= 0:
+            return None
+        seqs = self._seqs(_native.permute(self._key, self._rows, self._at, n))
+        self._at += n
+        seqs = seqs[self._drawable(index, seqs)]
+        return Draw(seqs) if len(seqs) else None
+
+    def begin_epoch(self, index: Index, rng: Rng) -> None:
+        if not self._begin(index, rng):
+            self.reset()
+
+    def _drawable(self, index: Index, seqs: Array) -> Array:
+        """Which rows are still there, in the window, and this rank's: a mask."""
+        kept = (seqs >= index.tail) & index.eligible(seqs)
+        if self._spans is not None and self._ranks > 1:
+            kept &= seqs % self._ranks == self._rank
+        return np.asarray(kept)
 
     def _take(self, index: Index, n: int) -> Array:
         """The epoch's next n rows, without those evicted since it began or outside a window."""
@@ -172,7 +217,7 @@ class SamplerWithoutReplacement(Sampler):
                 self._key, self._rows, self._at, min(ahead, self._rows - self._at)
             )
             seqs = self._seqs(places)
-            kept = np.flatnonzero((seqs >= index.tail) & index.eligible(seqs))[:need]
+            kept = np.flatnonzero(self._drawable(index, seqs))[:need]
             self._at += int(kept[-1]) + 1 if len(kept) == need else len(seqs)
             found.append(seqs[kept])
             need -= len(kept)
@@ -181,7 +226,7 @@ class SamplerWithoutReplacement(Sampler):
 
     def _seqs(self, places: Array) -> Array:
         if self._spans is None:
-            return np.asarray(places + self._first)
+            return np.asarray(places * self._ranks + self._first)
         firsts, upto = self._spans
         span = np.searchsorted(upto, places, side="right")
         before = np.where(span > 0, upto[span - 1], 0)

@@ -22,7 +22,7 @@ from ..layout import Layout
 from .boundaries import complete_flags, fill_flags, merged_keys
 from .episodes import EpisodeReader, read_index
 from .folding import FoldedSteps
-from .schema import ExtraLeaf, Schema, row_layout
+from .schema import ExtraLeaf, Schema, Wide, row_layout
 from .segment import Segment
 from .snapshot import Snapshot
 from .writer import Writer, batch_ndim_of
@@ -258,6 +258,16 @@ class Storage:
             wide = schema.folded(self.tape, extras, steps.recipe)
             block, lost, damaged = wide.gatherer.gather_folded(seqs, steps.rows, steps.lengths)
         return Batch(block, wide.layout, (len(seqs),), wide.extras), lost, damaged
+
+    def wide(self, extras: tuple[ExtraLeaf, ...], steps: FoldedSteps | None) -> Wide:
+        """What gathers rows into a part of a block that several storages fill."""
+        self._open()
+        schema = self.schema
+        if schema is None:
+            raise EmptyBufferError("nothing has been written to this storage yet")
+        if steps is None:
+            return schema.wide(self.tape, extras)
+        return schema.folded(self.tape, extras, steps.recipe)
 
     def episodes(self) -> np.ndarray[Any, Any]:
         """All trajectories on the tape: a structured array, see `contig.tape.episodes.EPISODE`."""

@@ -1,0 +1,29 @@
+"""Ray, or an error that says how to get it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import ray
+except ImportError as error:
+    raise ImportError(
+        "contig on a cluster needs Ray, which is not installed: pip install contig[ray]"
+    ) from error
+
+__all__ = ["need_cluster", "own_node", "ray"]
+
+
+def need_cluster() -> None:
+    """Raises unless this process is connected to a cluster: which one is the user's choice."""
+    if not ray.is_initialized():
+        raise RuntimeError(
+            "this process is not connected to a Ray cluster: call ray.init() for one on this "
+            'machine, or ray.init(address="auto") for one that runs'
+        )
+
+
+def own_node() -> str:
+    """The id of the node that this process runs on."""
+    context: Any = ray.get_runtime_context()
+    return str(context.get_node_id())
