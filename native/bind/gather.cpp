@@ -68,9 +68,10 @@ class Gatherer {
     return gather_to(seqs, nullptr, {});
   }
 
-  // The same into a block that has `rows` rows, from its row `first` on: (lost, damaged).
-  nb::tuple gather_at(Seqs seqs, Block& block, size_t rows, size_t first) {
-    return gather_to(seqs, &block, {rows, first});
+  // The same into a block that has `rows` rows, from its row `first` on: (lost, damaged). `base` is
+  // added to the seqs that the batch gets.
+  nb::tuple gather_at(Seqs seqs, Block& block, size_t rows, size_t first, int64_t base) {
+    return gather_to(seqs, &block, {rows, first, base});
   }
 
   // The same for groups of rows, one after another; `seqs` are the first of each. Places of damaged
@@ -80,8 +81,8 @@ class Gatherer {
   }
 
   nb::tuple gather_folded_at(Seqs seqs, Seqs rows, Seqs lengths, Block& block, size_t all,
-                             size_t first) {
-    return fold_to(seqs, rows, lengths, &block, {all, first});
+                             size_t first, int64_t base) {
+    return fold_to(seqs, rows, lengths, &block, {all, first, base});
   }
 
  private:
@@ -90,6 +91,7 @@ class Gatherer {
   };
   struct Part {
     size_t rows = 0, first = 0;  // of a block that is there: its rows, and the first to be filled
+    int64_t base = 0;
   };
 
   nb::tuple gather_to(const Seqs& seqs, Block* block, Part part) {
@@ -168,6 +170,10 @@ class Gatherer {
       std::memset(block->data + starts_[c], 0, static_cast<size_t>(sizes_[c]) * n);
     if (index_ >= 0 && n > 0)
       std::memcpy(block->data + starts_[static_cast<size_t>(index_)], seqs, n * sizeof(int64_t));
+    if (index_ >= 0 && part.base != 0) {
+      auto* index = reinterpret_cast<int64_t*>(block->data + starts_[static_cast<size_t>(index_)]);
+      for (size_t i = 0; i < n; ++i) index[i] += part.base;
+    }
     Folded to;
     to.first = targets(first_, block->data);
     to.last = targets(last_, block->data);
@@ -241,9 +247,10 @@ void bind_gather(nb::module_& m) {
            nb::arg("discount").noconvert())
       .def("gather", &Gatherer::gather, nb::arg().noconvert())
       .def("gather_at", &Gatherer::gather_at, nb::arg().noconvert(), nb::arg(), nb::arg(),
-           nb::arg())
+           nb::arg(), nb::arg())
       .def("gather_folded_at", &Gatherer::gather_folded_at, nb::arg().noconvert(),
-           nb::arg().noconvert(), nb::arg().noconvert(), nb::arg(), nb::arg(), nb::arg())
+           nb::arg().noconvert(), nb::arg().noconvert(), nb::arg(), nb::arg(), nb::arg(),
+           nb::arg())
       .def("gather_folded", &Gatherer::gather_folded, nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert());
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "handles.h"
+#include "native/kernels/multinomial.h"
 #include "native/kernels/marks.h"
 #include "native/kernels/permute.h"
 #include "native/kernels/rng.h"
@@ -313,6 +314,13 @@ void bind_kernels(nb::module_& m) {
         return to_array(out);
       },
       nb::arg("key"), nb::arg("n"), nb::arg("start"), nb::arg("count"));
+  m.def(
+      "multinomial",
+      [](State rng, const std::vector<double>& masses, size_t n) {
+        if (masses.empty()) throw std::invalid_argument("multinomial: no masses");
+        return multinomial(rng_of(rng), masses, n);
+      },
+      nb::arg("rng").noconvert(), nb::arg("masses"), nb::arg("n"));
   m.def(
       "uniform_below",
       [](State rng, uint64_t low, uint64_t high, size_t n) {

@@ -111,6 +111,7 @@ _WHERE = {
         "TensorDictPrimer",
         "VectorEnv",
     ),
+    "contig.cluster": ("RayReplayBuffer",),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 __all__ = list(_MODULE_OF)
@@ -121,6 +122,7 @@ if TYPE_CHECKING:
     from .client import RemoteReplayBuffer as RemoteReplayBuffer
     from .client import SharedClient as SharedClient
     from .client import TcpClient as TcpClient
+    from .cluster import RayReplayBuffer as RayReplayBuffer
     from .collect import BaseCollector as BaseCollector
     from .collect import Collector as Collector
     from .collect import EnvBase as EnvBase

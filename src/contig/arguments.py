@@ -13,6 +13,7 @@ __all__ = [
     "check_kind",
     "number",
     "port_number",
+    "ranks",
     "seconds",
     "seconds_or_none",
     "whole",
@@ -113,3 +114,16 @@ def check_kind(name: str, value: Any, kind: type, hint: str = "") -> None:
         came += f": {hint}" if hint else ""
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
     raise TypeError(f"{name}: expected {article} {kind.__name__}, got {came}")
+
+
+def ranks(rank: Any, world_size: Any) -> tuple[int, int]:
+    """Which of how many.
+
+    Raises:
+        ValueError: not 0 <= rank < world_size.
+    """
+    world_size = whole("world_size", world_size, 1, "a number of learners")
+    rank = whole("rank", rank, 0)
+    if rank >= world_size:
+        raise ValueError(f"rank {rank} of {world_size}: expected 0 <= rank < world_size")
+    return rank, world_size

@@ -46,13 +46,15 @@ class ShardClient:
         self._directory, self._token = directory, token
         self._wait_s = seconds("wait_s", wait_s)
 
-    def connect(self, data_sample: Any = None) -> ShardProducer:
+    def connect(self, data_sample: Any = None, *, shard: int | None = None) -> ShardProducer:
         """A producer for this process.
 
         Args:
             data_sample: one row, or its `Layout`; None: the first write says what rows are.
+            shard: the slot of a shard; None: one of this node, or the one with the fewest
+                producers.
         """
-        return ShardProducer(self._directory, self._token, data_sample, self._wait_s)
+        return ShardProducer(self._directory, self._token, data_sample, self._wait_s, shard)
 
     def __reduce__(self) -> Any:
         return ShardClient, (self._directory, self._token, self._wait_s)
@@ -64,7 +66,14 @@ class ShardProducer:
     `add`, `add_step`, `extend` and `extend_trajectory` are those of a ReplayBuffer, without seqs.
     """
 
-    def __init__(self, directory: Any, token: str, data_sample: Any, wait_s: float) -> None:
+    def __init__(
+        self,
+        directory: Any,
+        token: str,
+        data_sample: Any = None,
+        wait_s: float = 60.0,
+        shard: int | None = None,
+    ) -> None:
         self._directory, self._token, self._wait_s = directory, token, wait_s
         self._sample = data_sample
         self._lock = threading.RLock()
@@ -72,7 +81,7 @@ class ShardProducer:
         self._closed = False
         self._done = 0  # items of clients that were closed
         self._made = 0  # items appended through shared memory
-        self._place: Place = ray.get(directory.assign.remote(own_node()))
+        self._place: Place = ray.get(directory.assign.remote(own_node(), shard))
         self._watcher: threading.Thread | None = None
 
     # -- writing ------------------------------------------------------------------------------

@@ -94,11 +94,15 @@ class Directory:
         place = self._places[slot]
         return place if place is not None and place.life > life else None
 
-    async def assign(self, node: str) -> Place:
-        """A shard for a producer on a node."""
+    async def assign(self, node: str, slot: int | None = None) -> Place:
+        """A shard for a producer on a node: that of a slot, or one that suits it."""
+
+        def fit() -> list[Place]:
+            return [p for p in self._places if p is not None and slot in (None, p.slot)]
+
         async with self._changed:
-            await self._changed.wait_for(lambda: any(p is not None for p in self._places))
-        there = [p for p in self._places if p is not None]
+            await self._changed.wait_for(fit)
+        there = fit()
         near = [p for p in there if p.node == node] or there
         place = min(near, key=lambda p: (self._producers[p.slot], p.slot))
         self._producers[place.slot] += 1

@@ -29,6 +29,7 @@ Array = np.ndarray[Any, Any]
 
 _OVERTAKEN = 4  # rounds that lose rows to writers before shares are drawn under the shards' locks
 _TRIES = 100
+_MARKS = 1024  # batches that may be drawn ahead
 
 Part = tuple[Batch, int]  # some rows of a batch, and how many groups they are
 
@@ -48,7 +49,7 @@ class Source(Protocol):
     """A shard, here or elsewhere. Those elsewhere answer with a Later."""
 
     def survey(self) -> Any: ...
-    def offer(self, request: Request, told: Any, sure: bool) -> Any: ...
+    def offer(self, request: Request, told: Any, turn: int, sure: bool) -> Any: ...
     def begin_epoch(self, words: Array) -> Any: ...
     def take(self, request: Request, words: Array, least: float, sure: bool) -> Any: ...
     def missing(self) -> Any: ...
@@ -68,6 +69,7 @@ class ShardReader:
         self.index = Index(storage)
         self.base = base_of(number)
         self._rng = Rng(0)
+        self._marks: dict[int, Any] = {}  # of the sampler, before each of the last batches
         self._fresh = False  # the index was refreshed for the offer that comes
         self.apart = isinstance(storage, DiskStorage)  # judges rows when it has gathered them
 
@@ -76,12 +78,13 @@ class ShardReader:
         self._fresh = True
         return self.sampler.survey(self.index)
 
-    def offer(self, request: Request, told: Any, sure: bool = False) -> Mass:
+    def offer(self, request: Request, told: Any, turn: int = 0, sure: bool = False) -> Mass:
         """Between how much it would choose now; the next `take` does, from this state.
 
         Args:
             request: what the whole batch is to be.
             told: what samplers have agreed upon.
+            turn: a batch's number, if `rewind` may want to go back to before it; else 0.
             sure: nobody may write while it looks: what it does not find is not there.
         """
         if sure and self.storage.schema is not None:
@@ -90,9 +93,18 @@ class ShardReader:
         elif not self._fresh:
             self.index.refresh()
         self._fresh = False
+        if turn and turn not in self._marks:
+            self._marks[turn] = self.sampler.mark()
+            self._marks.pop(turn - _MARKS, None)
         if told is not None:
             self.sampler.adopt(told)
         return self.sampler.mass(self.index, request)
+
+    def rewind(self, turn: int) -> None:
+        """Back to before a batch, as far as that is remembered."""
+        if turn in self._marks:
+            self.sampler.rewind(self._marks[turn])
+        self._marks.clear()
 
     def begin_epoch(self, words: Array) -> None:
         self._rng.words = words
@@ -130,6 +142,7 @@ def read_shards(
     sources: Sequence[Source],
     request: Request,
     lost: Callable[[Source], None],
+    turn: int = 0,
 ) -> Batch:
     """One batch, flat, a shard's rows after another's.
 
@@ -139,11 +152,12 @@ def read_shards(
         sources: the shards.
         request: what is to be drawn.
         lost: told of shards that did not answer: the batch is made of the others.
+        turn: the batch's number, if shards should be able to go back to before it.
 
     Raises:
         EmptyBufferError, NothingEligibleError: there is nothing to draw.
     """
-    return _Round(sampler, rng, list(sources), request, lost).read()
+    return _Round(sampler, rng, list(sources), request, lost, turn).read()
 
 
 class _Round:
@@ -156,8 +170,9 @@ class _Round:
         sources: list[Source],
         request: Request,
         lost: Callable[[Source], None],
+        turn: int,
     ) -> None:
-        self.sampler, self.rng, self.sources = sampler, rng, sources
+        self.sampler, self.rng, self.sources, self.turn = sampler, rng, sources, turn
         self.request, self.need = request, request.groups
         self.parts: list[Batch] = []
         self._lost = lost
@@ -185,14 +200,14 @@ class _Round:
         raise self._nothing()
 
     def _weigh(self, sure: bool) -> list[Mass]:
-        sampler, request = self.sampler, self.request
+        sampler, request, turn = self.sampler, self.request, self.turn
         surveys: list[Any] = [None] * len(self.sources)
         if sampler.surveys:
             surveys = self._answers([s.survey() for s in self.sources])
         told = sampler.agree(surveys) if surveys else None
         if told is None:
-            return self._answers([s.offer(request, None, sure) for s in self.sources])
-        return self._answers([s.offer(request, t, sure) for s, t in zip(self.sources, told)])
+            return self._answers([s.offer(request, None, turn, sure) for s in self.sources])
+        return self._answers([s.offer(request, t, turn, sure) for s, t in zip(self.sources, told)])
 
     def _begin_epoch(self) -> None:
         self.parts, self.need = [], self.request.groups
@@ -300,11 +315,11 @@ def _gather_together(here: list[tuple[ShardReader, Draw]]) -> Part | None:
                 "the shards' rows differ:\n" + batch.layout.diff(wide.layout)
             )
         if draw.steps is None:
-            lost, _ = wide.gatherer.gather_at(draw.seqs, block, total, at)
+            lost, _ = wide.gatherer.gather_at(draw.seqs, block, total, at, reader.base)
         else:
             steps = draw.steps
             lost, _ = wide.gatherer.gather_folded_at(
-                draw.seqs, steps.rows, steps.lengths, block, total, at
+                draw.seqs, steps.rows, steps.lengths, block, total, at, reader.base
             )
         stale = reader.index.view.stale
         if lost or stale:
@@ -312,18 +327,14 @@ def _gather_together(here: list[tuple[ShardReader, Draw]]) -> Part | None:
             gone[at : at + n] = True if stale else draw.seqs < lost
         at += n
     assert batch is not None
-    return _finish_together(here, rows, batch, gone)
+    return _finish_together(here, batch, gone)
 
 
 def _finish_together(
-    here: list[tuple[ShardReader, Draw]], rows: list[int], batch: Batch, gone: Array | None
+    here: list[tuple[ShardReader, Draw]], batch: Batch, gone: Array | None
 ) -> Part | None:
-    index, at = batch[INDEX], 0
-    for (reader, _), n in zip(here, rows):
-        index[at : at + n] += reader.base
-        at += n
     joined = _joined([draw for _, draw in here], gone is not None)
-    groups = joined.groups if joined.lengths is not None else at
+    groups = joined.groups if joined.lengths is not None else len(batch)
     if gone is None:
         return finish(batch, joined), groups
     kept, bad = without_lost(joined, batch, gone)

@@ -95,10 +95,13 @@ class Draw(NamedTuple):
 class Rng:
     """A sampler's own stream of random numbers: four words, so that it can be saved."""
 
-    def __init__(self, seed: int | None) -> None:
+    def __init__(self, seed: int | None, rank: int | None = None) -> None:
         if seed is not None:
             seed = whole("seed", seed, 0, "None or a whole number")
-        self.words: Array = np.random.SeedSequence(seed).generate_state(4, np.uint64)
+        # Streams of several learners with one seed have nothing in common.
+        key = () if rank is None else (rank,)
+        seeds = np.random.SeedSequence(seed, spawn_key=key)
+        self.words: Array = seeds.generate_state(4, np.uint64)
 
     def state(self) -> list[int]:
         return [int(w) for w in self.words]
@@ -195,6 +198,14 @@ class Sampler(ABC):
             f"{type(self).__name__} has no priorities; use PrioritizedSampler or "
             "PrioritizedSliceSampler"
         )
+
+    def note_priority(self, priority: Array) -> None:
+        """Hears of priorities that copies of this sampler are going to be given.
+
+        Raises:
+            TypeError, ValueError: it has none, or they are no priorities.
+        """
+        self.update_priority(None, np.empty(0, np.int64), priority)  # type: ignore[arg-type]
 
     @property
     def stale_priority_updates(self) -> int:
@@ -295,6 +306,9 @@ class OuterSampler(Sampler):
 
     def update_priority(self, index: Index, seqs: Array, priority: Array) -> None:
         self.sampler.update_priority(index, seqs, priority)
+
+    def note_priority(self, priority: Array) -> None:
+        self.sampler.note_priority(priority)
 
     @property
     def stale_priority_updates(self) -> int:

@@ -75,6 +75,12 @@ class Priorities:
         self.stale_updates += stale
         self.largest = max(self.largest, largest)
 
+    def note(self, priority: Array) -> None:
+        """Hears of priorities that others set."""
+        p = np.asarray(priority, float).reshape(-1)
+        check_priorities(p)
+        self.largest = max(self.largest, float(p.max(initial=0.0)))
+
     def correct(self, draw: Draw, least: float) -> Draw:
         """Weights for the smallest one of several trees in place of this one's."""
         assert self._tree is not None
@@ -168,6 +174,9 @@ class PrioritizedSampler(Sampler):
         tree = self.priorities.tree(index)
         return Mass(float(tree.among(index).total), tree.least)
 
+    def note_priority(self, priority: Array) -> None:
+        self.priorities.note(priority)
+
     def agree(self, surveys: list[Any]) -> list[Any] | None:
         return self.priorities.agree(len(surveys))
 
@@ -232,6 +241,9 @@ class PrioritizedSliceSampler(SliceSampler):
         self._need_boundaries(index)
         tree = self.priorities.tree(index)
         return Mass(float(tree.among(index, self.spec(request.length)).total), tree.least)
+
+    def note_priority(self, priority: Array) -> None:
+        self.priorities.note(priority)
 
     def agree(self, surveys: list[Any]) -> list[Any] | None:
         return self.priorities.agree(len(surveys))

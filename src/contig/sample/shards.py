@@ -58,21 +58,15 @@ def split(rng: Rng, masses: Sequence[float], groups: int, once: bool) -> list[in
     """
     if len(masses) == 1:
         return [groups]
-    upto = np.cumsum(np.asarray(masses))
-    total = upto[-1]
-    if once:
-        picked = _native.permute(rng.key(), int(total), 0, groups)
-    elif upto.dtype.kind == "i":
-        picked = _native.uniform_below(rng.words, 0, int(total), groups)
-    else:
-        picked = _native.uniform_below(rng.words, 0, 1 << 53, groups) * (float(total) / (1 << 53))
-    # How many lie below each bound; a float that was rounded up to the total is the last one's.
-    below = [int(np.count_nonzero(picked < bound)) for bound in upto[:-1]]
-    below.append(groups)
-    return [b - a for a, b in zip((0, *below), below)]
+    if not once:
+        return _native.multinomial(rng.words, list(masses), groups)
+    upto = np.cumsum(np.asarray(masses, np.int64))
+    places = _native.permute(rng.key(), int(upto[-1]), 0, groups)
+    shard = np.searchsorted(upto, places, side="right")
+    return [int(n) for n in np.bincount(shard, minlength=len(masses))]
 
 
-def streams(rng: Rng, shards: int) -> Array:
-    """Random states for the shards' draws, ``[shards, 4]``: the same wherever they run."""
-    words = _native.uniform_below(rng.words, 0, 2**63 - 1, 4 * shards)
-    return (words.view(np.uint64) + np.uint64(1)).reshape(shards, 4)
+def streams(rng: Rng, shards: int) -> list[Array]:
+    """A random state for each shard's draw: the same wherever it runs."""
+    words = _native.uniform_below(rng.words, 0, 2**63 - 1, 4 * shards).view(np.uint64)
+    return [words[at : at + 4] for at in range(0, 4 * shards, 4)]

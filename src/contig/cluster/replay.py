@@ -1,0 +1,427 @@
+"""RayReplayBuffer: a replay buffer whose rows are in shards all over a Ray cluster.
+
+    producers ──▶ shard 0 ──┐
+    producers ──▶ shard 1 ──┼──▶ masses ─▶ split ─▶ shares ─▶ one Batch ──▶ learner
+    producers ──▶ shard 2 ──┘    (sample/shards.py, replay/shards.py: nothing of Ray)
+
+Shards are made and replaced by the directory (`directory.py`); a thread of each learner hears of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path as FilePath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arguments import check_kind, number, ranks, seconds, whole, whole_numbers
+from ..batch import Batch
+from ..convert import as_array
+from ..errors import ClosedError, EmptyBufferError, NothingEligibleError, ServerError
+from ..replay.feeding import Feeding
+from ..replay.output import info_of, to_output
+from ..replay.prefetch import Cancelled, Prefetcher
+from ..replay.shards import read_shards
+from ..sample import RandomSampler, Request, Rng, Sampler
+from ..sample.shards import decode
+from ..tape import Storage
+from . import saving
+from .client import ShardClient
+from .directory import open_directory
+from .engine import need_cluster, own_node, ray
+from .fleet import Fleet
+from .place import ShardSpec
+from .placement import check_placement
+from .writing import ShardedWrites
+
+__all__ = ["RayBufferStats", "RayReplayBuffer"]
+
+log = logging.getLogger("contig.cluster")
+
+_POLL_S = 0.005
+_WATCH_S = 10.0
+_PASSING = (EmptyBufferError, NothingEligibleError)
+
+
+class RayBufferStats(NamedTuple):
+    """Counters of a sharded buffer; those of rows are sums over the shards that there are.
+
+    Attributes:
+        shards, shards_lost: how many there are now, and how many were ever lost.
+        stale_priority_updates: priorities set on rows that were evicted, or lost with their shard.
+    """
+
+    rows: int
+    capacity: int
+    rows_written: int
+    appends: int
+    trajectories: int
+    rows_sampled: int
+    batches_sampled: int
+    stale_priority_updates: int
+    shards: int
+    shards_lost: int
+
+
+class RayReplayBuffer(ShardedWrites):
+    """Samples over shards as a ReplayBuffer does over one tape. Thread-safe; belongs to its process.
+
+    Args:
+        shards: how many tapes.
+        storage: rows of each shard, in shared memory; or a function of the shard's number, from 0,
+            that makes its SharedStorage or DiskStorage, in the shard's own process.
+        sampler: which rows come out; uniform if None. Each shard gets a copy.
+        placement: "spread" (over the nodes), "local" (this one), or a list with a node id, or
+            resources such as ``{"replay_node": 1}``, for each shard.
+        batch_size, prefetch, seed, output, device, sample_timeout_s: as in ReplayBuffer.
+        rank, world_size: which of several learners this is: each has random numbers of its own,
+            and its own part of an epoch.
+        name: the first that names it makes the shards, others share them; they end with the first.
+        num_cpus: that each shard takes of its node.
+
+    Raises:
+        RuntimeError: this process is not connected to a Ray cluster.
+    """
+
+    def __init__(
+        self,
+        shards: int,
+        storage: int | Callable[[int], Storage] = 1_000_000,
+        sampler: Sampler | None = None,
+        *,
+        placement: Any = "spread",
+        batch_size: int | None = None,
+        prefetch: int = 0,
+        seed: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        output: str = "numpy",
+        device: Any = None,
+        sample_timeout_s: float = 60.0,
+        name: str | None = None,
+        num_cpus: float = 0,
+    ) -> None:
+        need_cluster()
+        self.sampler = RandomSampler() if sampler is None else sampler
+        check_kind("sampler", self.sampler, Sampler, "give a sampler such as RandomSampler()")
+        self.batch_size = None if batch_size is None else whole("batch_size", batch_size, 1, "rows")
+        self.sample_timeout_s = seconds("sample_timeout_s", sample_timeout_s)
+        prefetch = whole("prefetch", prefetch, 0, "a number of batches")
+        self.rank, self.world_size = ranks(rank, world_size)
+        self.output, self._output = output, to_output(output, device)
+        spec = _checked_spec(shards, storage, self.sampler, placement, num_cpus)
+        self._rng = Rng(seed, self.rank if self.world_size > 1 else None)
+        self.sampler.divide(self.rank, self.world_size)
+        self._turn = threading.RLock()  # one sampler at a time
+        self._feeding = Feeding()
+        self._batches = self._rows_out = self._lost = 0
+        self._closed, self._failure = False, None
+        self._owner = name is None or _is_new(name)
+        self._directory = open_directory(spec, name)
+        self.spec: ShardSpec = ray.get(self._directory.start.remote())
+        self._fleet = Fleet(self.sampler, secrets.token_hex(8))
+        self._version, places, self._lost = ray.get(self._directory.changes.remote(-1, 0.0))
+        self._fleet.install(places)
+        super().__init__(self.client(), self.spec.shards)
+        self._watcher = threading.Thread(
+            target=_watch, args=(weakref.ref(self),), name="contig-shards", daemon=True
+        )
+        self._watcher.start()
+        self._ahead = prefetch
+        self._prefetcher = Prefetcher(self.draw, self._mark, prefetch) if prefetch else None
+
+    def client(self, wait_s: float = 60.0) -> ShardClient:
+        """A handle for actors that write to this buffer: picklable, see `ShardClient`.
+
+        Args:
+            wait_s: how long a producer waits for a lost shard to be replaced.
+        """
+        return ShardClient(self._directory, self.spec.token, wait_s)
+
+    # -- sampling -----------------------------------------------------------------------------
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """A batch; see `ReplayBuffer.sample`. Its `index` says shard and row
+        (`contig.sample.shards`), and is what `update_priority` takes.
+
+        Raises:
+            EmptyBufferError, NothingEligibleError: nothing to draw.
+            ServerError: no shard is left, and none was replaced in `sample_timeout_s`.
+        """
+        if self._prefetcher is not None and batch_size in (None, self.batch_size):
+            batch = self._prefetcher.take(_PASSING)
+        else:
+            batch = self.draw(batch_size)
+        out = self._output(batch)
+        return (out, info_of(batch)) if return_info else out
+
+    def draw(self, batch_size: int | None = None) -> Batch:
+        """A batch as numpy, past the prefetcher."""
+        size = self.batch_size if batch_size is None else batch_size
+        if size is None:
+            raise ValueError("no batch size: give one to sample() or to the buffer")
+        size = whole("batch_size", size, 1, "rows")
+        self._check()
+        request = self.sampler.request(size)
+        try:
+            batch = self._read(request)
+        except (*_PASSING, _NoShards):
+            batch = self._await_rows(request)
+        self._rows_out += len(batch)
+        return batch
+
+    def _read(self, request: Request) -> Batch:
+        with self._turn:
+            fleet = self._fleet
+            self._batches += 1
+            turn = self._batches if self._ahead else 0
+            if not fleet.sources:
+                raise _NoShards
+            return read_shards(
+                self.sampler, self._rng, fleet.sources, request, fleet.lost, turn
+            )
+
+    def _await_rows(self, request: Request) -> Batch:
+        """What somebody brings, or a shard that takes the place of a lost one has."""
+        deadline = time.monotonic() + self.sample_timeout_s
+        while True:
+            try:
+                return self._read(request)
+            except (*_PASSING, _NoShards) as nothing:
+                late = time.monotonic() >= deadline
+                if isinstance(nothing, _NoShards):
+                    if late:
+                        raise ServerError(
+                            f"all {self.spec.shards} shards were lost, and none could be replaced "
+                            f"within {self.sample_timeout_s} s"
+                        ) from None
+                elif not self._feeding.feeders:
+                    raise
+                elif late:
+                    raise type(nothing)(f"after {self.sample_timeout_s} s: {nothing}") from nothing
+            self._check()
+            for check in self._feeding.feeders:
+                check()
+            time.sleep(_POLL_S)
+
+    def _check(self) -> None:
+        """Raises if a batch cannot, or need not, be drawn."""
+        if self._prefetcher is not None and self._prefetcher.cancelled():
+            raise Cancelled("the batch was drawn ahead and is not wanted any more")
+        if self._closed:
+            raise ClosedError("this buffer is closed")
+        if self._failure is not None:
+            raise ServerError(
+                f"the buffer's directory is gone: {self._failure}"
+            ) from self._failure
+        for check in self._feeding.watched:
+            check()
+
+    def feed(self, check: Callable[[], None], *, always: bool = False) -> Callable[[], None]:
+        """Says that somebody feeds this buffer; see `ReplayBuffer.feed`."""
+        return self._feeding.feed(check, always)
+
+    def watch(self, check: Callable[[], None]) -> Callable[[], None]:
+        """Has every draw call `check`; see `ReplayBuffer.watch`."""
+        return self._feeding.watch(check)
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield self.sample()
+
+    # -- priorities ---------------------------------------------------------------------------
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Sets priorities of rows by their `index`; those that were evicted, or lost with their
+        shard, are ignored and counted. Each learner has priorities of its own."""
+        rows = whole_numbers("index", as_array(index)).reshape(-1)
+        values = np.ascontiguousarray(as_array(priority), float).reshape(-1)
+        if len(values) == 1 and len(rows) != 1:
+            values = np.repeat(values, len(rows))
+        if len(values) != len(rows):
+            raise ValueError(f"{len(values)} priorities for {len(rows)} rows")
+        with self._turn:
+            self.sampler.note_priority(values)
+            self._fleet.update_priority(*decode(rows), values)
+
+    def update_tensordict_priority(self, data: Any, key: str = "td_error") -> None:
+        """`update_priority` from a batch that has `index` and a priority, as TorchRL does it."""
+        priority = as_array(data[key])
+        rows = as_array(data["index"]).reshape(-1)
+        self.update_priority(rows, np.abs(priority.reshape(len(rows), -1)).max(-1))
+
+    # -- state --------------------------------------------------------------------------------
+
+    def save(self, path: str | FilePath) -> None:
+        """Writes a checkpoint directory of all shards, samplers and random numbers, where every
+        shard's node sees it: a shared file system, if there are several machines.
+
+        Batches drawn ahead but not delivered are discarded: after `load`, the next batch is the
+        one that would have come next. Of several learners, this one's state is in it.
+
+        Raises:
+            FileExistsError: something else than such a checkpoint is there.
+            ServerError: a shard is missing just now.
+        """
+        self._drain()
+        with self._turn:
+            saving.save(self._fleet, self.spec, self._state(), FilePath(path))
+
+    def load(self, path: str | FilePath) -> None:
+        """Takes a checkpoint in, in place of what the shards hold. From another number of shards,
+        whole trajectories are dealt out anew, with their priorities; an epoch begins anew.
+        """
+        self._drain()
+        with self._turn:
+            state = saving.load(self._fleet, self.spec, self.sampler, FilePath(path))
+            self._rng.load(state["rng"])
+            self.sampler.load(state["sampler"])
+
+    def _state(self) -> dict[str, Any]:
+        return {"rng": self._rng.state(), "sampler": self.sampler.state()}
+
+    def _mark(self) -> Any:
+        with self._turn:
+            return (self._rng.state(), self._batches + 1)
+
+    def _drain(self) -> None:
+        if self._prefetcher is None:
+            return
+        mark, thrown_away = self._prefetcher.drain()
+        self._rows_out -= sum(len(b) for b in thrown_away if b is not None)
+        if mark is not None:
+            with self._turn:
+                self._rng.load(mark[0])
+                self._fleet.ask("rewind", mark[1])
+
+    def empty(self) -> None:
+        """Evicts every row, and throws away what was drawn ahead."""
+        self._drain()
+        with self._turn:
+            self._fleet.call("empty")
+            self._fleet.ask("reset")
+            self.sampler.reset()
+
+    def stats(self) -> RayBufferStats:
+        """Counters; asks every shard."""
+        with self._turn:
+            found = self._fleet.call("counts")
+            stale = sum(self._fleet.ask("stale_updates")) + self._fleet.lost_updates
+        sums = {k: sum(c[k] for c in found) for k in RayBufferStats._fields[:5]}
+        return RayBufferStats(
+            **sums,
+            rows_sampled=self._rows_out,
+            batches_sampled=self._batches,
+            stale_priority_updates=stale,
+            shards=len(found),
+            shards_lost=self._lost,
+        )
+
+    def __len__(self) -> int:
+        with self._turn:
+            return sum(c["rows"] for c in self._fleet.call("counts"))
+
+    @property
+    def nodes(self) -> list[str | None]:
+        """The node of each shard; None while it is being replaced."""
+        with self._turn:
+            by_slot = {s.place.slot: s.place.node for s in self._fleet.sources}
+        return [by_slot.get(slot) for slot in range(self.spec.shards)]
+
+    def close(self) -> None:
+        """Ends the prefetcher, and, in the process that made them, the shards."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        self.close_writers()
+        with self._turn:
+            self._fleet.close()
+        if self._owner and ray.is_initialized():
+            try:
+                ray.get(self._directory.close.remote(), timeout=30.0)
+                ray.kill(self._directory)
+            except ray.exceptions.RayError as error:
+                log.debug("shards were not closed in good order: %s", error)
+
+    def __enter__(self) -> RayReplayBuffer:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a RayReplayBuffer belongs to its process; pass buffer.client() to actors that write, "
+            "and give learners elsewhere the same name="
+        )
+
+    def _heard(self, version: int, places: list[Any], lost: int) -> None:
+        """The directory has news."""
+        with self._turn:
+            if lost > self._lost:
+                log.warning("%d of %d shards were lost so far", lost, self.spec.shards)
+            self._version, self._lost = version, lost
+            if not self._closed:
+                self._fleet.install(places)
+
+
+class _NoShards(Exception):
+    """None is there just now."""
+
+
+def _watch(buffer: weakref.ref[RayReplayBuffer]) -> None:
+    """A learner's thread, which does not keep the buffer alive."""
+    while True:
+        held = buffer()
+        if held is None or held._closed:
+            return
+        asked, version = held._directory.changes, held._version
+        del held
+        failure: Exception | None = None
+        try:
+            found = ray.get(asked.remote(version, _WATCH_S))
+        except Exception as error:  # the directory, or the cluster, is gone
+            failure = error
+        held = buffer()
+        if held is None or held._closed:
+            return
+        if failure is not None:
+            held._failure = failure
+            return
+        held._heard(*found)
+        del held
+
+
+def _checked_spec(
+    shards: Any, storage: Any, sampler: Sampler, placement: Any, num_cpus: Any
+) -> ShardSpec:
+    shards = whole("shards", shards, 1, "a number of shards")
+    if not callable(storage):
+        storage = whole("storage", storage, 1, "rows of each shard, or a function that makes one")
+    return ShardSpec(
+        shards=shards,
+        storage=storage,
+        keys=(sampler.traj_key, sampler.end_key),
+        placement=check_placement(placement, shards),
+        token=secrets.token_hex(16),
+        num_cpus=number("num_cpus", num_cpus, 0),
+        home=own_node(),
+    )
+
+
+def _is_new(name: str) -> bool:
+    """Whether nobody has made the buffer of this name."""
+    check_kind("name", name, str, "give text")
+    try:
+        ray.get_actor(f"contig.{name}")
+    except ValueError:
+        return True
+    return False

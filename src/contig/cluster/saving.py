@@ -1,0 +1,2 @@
+def save(*a): raise NotImplementedError
+def load(*a): raise NotImplementedError

@@ -1,0 +1,180 @@
+"""A shard: one tape of a sharded buffer, in an actor of its own.
+
+    producer on this node ──shared memory──┐
+    producer elsewhere ──TCP──▶ ingest ──▶ tape ◀──shared memory── learner on this node
+                                           ▲ └── ShardReader ──Ray objects──▶ learner elsewhere
+
+The actor's methods are for learners on other nodes, and for checkpoints; rows come in past it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+
+from ..layout import Layout
+from ..replay import ReplayBuffer
+from ..replay.shards import ShardReader
+from ..sample import Request, Sampler
+from ..server import Server, TcpTransport
+from ..tape import SharedStorage
+from ..tape.disk import DiskStorage
+from .engine import own_node, ray
+from .place import ShardSpec, make_storage
+
+__all__ = ["Shard"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Shard:
+    """The actor. Its methods run in several threads; those of a reader take turns."""
+
+    def __init__(self, spec: ShardSpec, slot: int, number: int) -> None:
+        storage = make_storage(spec.storage, slot)
+        if not isinstance(storage, SharedStorage | DiskStorage):
+            raise TypeError(
+                f"storage: shard {slot} was made a {type(storage).__name__}, which other processes "
+                "cannot attach to; return a SharedStorage or a DiskStorage"
+            )
+        storage.bind_keys(*spec.keys)
+        self.storage, self.number = storage, number
+        host = str(ray.util.get_node_ip_address())
+        transport = TcpTransport(host=host, token=spec.token)
+        self._server = Server(buffer=ReplayBuffer(storage), transport=transport).start()
+        self._host = host
+        self._readers: dict[str, ShardReader] = {}
+        self._turn = threading.RLock()
+        self._end = threading.Event()
+        self._layouts: dict[str, tuple[Layout, frozenset[Any]]] = {}
+
+    def describe(self) -> dict[str, Any]:
+        """Where it is, as a Place says it."""
+        disk = isinstance(self.storage, DiskStorage)
+        return {
+            "node": own_node(),
+            "server": self._server.name,
+            "host": self._host,
+            "port": self._server.port,
+            "kind": "disk" if disk else "shared",
+            "where": str(self.storage.path if disk else self.storage.name),  # type: ignore[union-attr]
+        }
+
+    def hold(self) -> None:
+        """Returns when the shard was closed: who waits for it learns of its death."""
+        self._end.wait()
+
+    def close(self) -> None:
+        """Says goodbye to producers, and lets go of the storage."""
+        self._server.close()
+        self.storage.close()
+        self._end.set()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    # -- readers of learners elsewhere --------------------------------------------------------
+
+    def open(self, learner: str, sampler: Sampler) -> None:
+        """Makes a learner's reader, if it has none."""
+        with self._turn:
+            if learner not in self._readers:
+                self._readers[learner] = ShardReader(self.storage, sampler, self.number)
+
+    def survey(self, learner: str, after: Any = None) -> Any:
+        with self._turn:
+            return self._readers[learner].survey()
+
+    def offer(
+        self, learner: str, request: Request, told: Any, turn: int, sure: bool, after: Any = None
+    ) -> Any:
+        """`after`: what must have been done before."""
+        with self._turn:
+            return self._readers[learner].offer(Request(*request), told, turn, sure)
+
+    def rewind(self, learner: str, turn: int) -> None:
+        with self._turn:
+            self._readers[learner].rewind(turn)
+
+    def begin_epoch(self, learner: str, words: Array) -> None:
+        with self._turn:
+            self._readers[learner].begin_epoch(words.copy())
+
+    def take(
+        self, learner: str, request: Request, words: Array, least: float, sure: bool
+    ) -> tuple[Array, str, int, int] | None:
+        """A share as one array: the block, the name of its layout, rows and groups."""
+        with self._turn:
+            part = self._readers[learner].take(Request(*request), words.copy(), least, sure)
+            if part is None:
+                return None
+            batch, groups = part
+            name = batch.layout.fingerprint
+            if name not in self._layouts:
+                self._layouts[name] = (batch.layout, batch.extras)
+            return batch.block, name, len(batch), groups
+
+    def layout(self, name: str) -> tuple[Layout, frozenset[Any]]:
+        """A layout of shares, and which of its leaves were added."""
+        return self._layouts[name]
+
+    def missing(self, learner: str) -> tuple[int, str]:
+        with self._turn:
+            return self._readers[learner].missing()
+
+    def update_priority(self, learner: str, seqs: Array, priority: Array, after: Any) -> int:
+        """Returns how many updates came too late, ever."""
+        with self._turn:
+            reader = self._readers[learner]
+            reader.update_priority(seqs, priority)
+            return reader.sampler.stale_priority_updates
+
+    def sampler_state(self, learner: str, after: Any = None) -> Any:
+        with self._turn:
+            return self._readers[learner].sampler.state()
+
+    def load_sampler(self, learner: str, state: Any) -> None:
+        with self._turn:
+            self._readers[learner].sampler.load(state)
+
+    def forget(self, learner: str, reset_only: bool = False) -> None:
+        """Lets go of a reader, or of what its sampler knows."""
+        with self._turn:
+            if reset_only:
+                self._readers[learner].sampler.reset()
+            else:
+                self._readers.pop(learner, None)
+
+    # -- the whole ----------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int]:
+        """Counters of its tape."""
+        tape = self.storage.tape
+        return {
+            "rows": len(self.storage),
+            "capacity": self.storage.capacity,
+            "rows_written": int(tape.snapshot()[0]),
+            "appends": int(tape.appends),
+            "trajectories": int(tape.trajectories),
+        }
+
+    def empty(self) -> None:
+        self.storage.empty()
+
+    def save(self, path: str) -> bool:
+        """Writes its rows as a checkpoint of a ReplayBuffer; False: it has never had any."""
+        if self.storage.schema is None:
+            return False
+        self.storage.flush()
+        ReplayBuffer(self.storage).save(path)
+        return True
+
+    def load(self, path: str | None) -> None:
+        """Takes a checkpoint's rows in, in place of its own; None: has none."""
+        if path is None:
+            self.storage.empty()
+            return
+        ReplayBuffer(self.storage).load(path)
