@@ -15,12 +15,13 @@ import logging
 from collections import Counter
 from typing import Any
 
+from ..arguments import check_kind
 from .engine import own_node, ray
 from .place import Place, ShardSpec
 from .placement import actor_options, choose_node
 from .shard import Shard
 
-__all__ = ["Directory", "open_directory"]
+__all__ = ["Directory", "is_new", "open_directory"]
 
 log = logging.getLogger("contig.cluster")
 
@@ -42,6 +43,16 @@ def open_directory(spec: ShardSpec, name: str | None) -> Any:
     return ray.remote(Directory).options(**options).remote(spec)
 
 
+def is_new(name: str) -> bool:
+    """Whether nobody has made the buffer of this name."""
+    check_kind("name", name, str, "give text")
+    try:
+        ray.get_actor(f"contig.{name}")
+    except ValueError:
+        return True
+    return False
+
+
 class Directory:
     """The actor. All of its methods are coroutines of one event loop."""
 
@@ -60,19 +71,13 @@ class Directory:
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
 
-    async def start(self) -> ShardSpec:
-        """Makes the shards, the first time, and returns what they are made of.
-
-        Raises:
-            what making one of them raised.
-        """
+    async def start(self) -> ShardSpec | Exception:
+        """Makes the shards, the first time; what they are made of, or what went wrong."""
         if not self._tasks:
             self._tasks = [asyncio.create_task(self._tend(s)) for s in range(self._spec.shards)]
         async with self._changed:
             await self._changed.wait_for(lambda: self._failure is not None or all(self._lives))
-        if self._failure is not None:
-            raise self._failure
-        return self._spec
+        return self._spec if self._failure is None else self._failure
 
     # -- for learners and producers -----------------------------------------------------------
 
@@ -128,8 +133,10 @@ class Directory:
             try:
                 place = await self._fill(slot)
             except Exception as error:
-                if self._last[slot] is None:  # it never ran: that is for the user to see
-                    self._failure = error
+                gone = isinstance(error, ray.exceptions.ActorUnschedulableError)
+                if self._last[slot] is None and not gone:  # for the user to see
+                    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+                    self._failure = cause
                     async with self._changed:
                         self._changed.notify_all()
                     return
@@ -166,7 +173,7 @@ class Directory:
             .options(num_cpus=spec.num_cpus, max_concurrency=_THREADS, **options)
             .remote(spec, slot, number)
         )
-        described = await actor.describe.remote()
+        described = await actor.start.remote()
         self._lives[slot] += 1
         place = Place(slot, number, self._lives[slot], actor, **described)
         self._last[slot], self._nodes[slot] = place, place.node

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 try:
-    import ray
+    import ray as _ray
 except ImportError as error:
     raise ImportError(
         "contig on a cluster needs Ray, which is not installed: pip install contig[ray]"
     ) from error
 
 __all__ = ["need_cluster", "own_node", "ray"]
+
+ray: Any = _ray  # only parts of it have types
 
 
 def need_cluster() -> None:
@@ -25,5 +27,4 @@ def need_cluster() -> None:
 
 def own_node() -> str:
     """The id of the node that this process runs on."""
-    context: Any = ray.get_runtime_context()
-    return str(context.get_node_id())
+    return str(ray.get_runtime_context().get_node_id())

@@ -1,7 +1,7 @@
 """The shards as a learner has them: those of its own node in its own process, others by calls.
 
-    on this node   SharedStorage.attach(name) or DiskStorage(path, read_only) -> ShardReader
-    elsewhere      RemoteShard: a call of the shard's actor, answered with one Ray object
+on this node   SharedStorage.attach(name) or DiskStorage(path, read_only) -> ShardReader
+elsewhere      RemoteShard: a call of the shard's actor, answered with one Ray object
 """
 
 from __future__ import annotations
@@ -78,9 +78,7 @@ class RemoteShard:
 
     def offer(self, request: Request, told: Any, turn: int, sure: bool) -> Answer:
         after, self._after = self._after, None
-        ref = self.place.actor.offer.remote(
-            self._learner, tuple(request), told, turn, sure, after
-        )
+        ref = self.place.actor.offer.remote(self._learner, tuple(request), told, turn, sure, after)
         return Answer(ref, lambda found: Mass(*found))
 
     def begin_epoch(self, words: Array) -> Answer:

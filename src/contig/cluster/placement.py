@@ -1,15 +1,18 @@
-"""Which node a shard goes to."""
+"""What shards are made of, and which node one goes to."""
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .engine import ray
-from .place import Placement
+from ..arguments import number, whole
+from ..sample import Sampler
+from .engine import own_node, ray
+from .place import Placement, ShardSpec
 
-__all__ = ["actor_options", "check_placement", "choose_node"]
+__all__ = ["actor_options", "check_placement", "checked_spec", "choose_node"]
 
 
 def check_placement(placement: Any, shards: int) -> Placement:
@@ -67,30 +70,46 @@ def choose_node(
     """
     if not isinstance(placement, str) and isinstance(placement[slot], dict):
         return None
-    if before is not None:
-        return before
-    if not isinstance(placement, str):
-        return str(placement[slot])
-    return home if placement == "local" else _emptiest(others)
+    alive: list[str] = sorted(n["NodeID"] for n in ray.nodes() if n["Alive"])
+    wanted: Any = before
+    if wanted is None and not isinstance(placement, str):
+        wanted = placement[slot]
+    elif wanted is None and placement == "local":
+        wanted = home
+    if wanted in alive:
+        return str(wanted)
+    shards = Counter(others)
+    return min(alive, key=lambda node: shards[node])  # the node with the fewest
 
 
 def actor_options(placement: Placement, slot: int, node: str | None) -> dict[str, Any]:
     """Options of a shard's actor."""
     if node is None:
-        assert not isinstance(placement, str)
-        return {"resources": dict(placement[slot])}
+        return {"resources": placement[slot]}
     return {"scheduling_strategy": _affinity(node)}
 
 
 def _affinity(node: str) -> Any:
-    """Soft: if the node is gone, somewhere else."""
+    """Hard: a node that has just come may not be known to all others, which would place it
+    elsewhere; of one that has just gone, the directory hears and chooses again."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    return NodeAffinitySchedulingStrategy(node, soft=True)
+    return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
-def _emptiest(taken: Iterable[str | None]) -> str:
-    """The node with the fewest shards."""
-    shards = Counter(taken)
-    alive = sorted(n["NodeID"] for n in ray.nodes() if n["Alive"])
-    return min(alive, key=lambda node: shards[node])
+def checked_spec(
+    shards: Any, storage: Any, sampler: Sampler, placement: Any, num_cpus: Any
+) -> ShardSpec:
+    """What a buffer's arguments make of its shards. Raises ValueError, TypeError."""
+    shards = whole("shards", shards, 1, "a number of shards")
+    if not callable(storage):
+        storage = whole("storage", storage, 1, "rows of each shard, or a function that makes one")
+    return ShardSpec(
+        shards=shards,
+        storage=storage,
+        keys=(sampler.traj_key, sampler.end_key),
+        placement=check_placement(placement, shards),
+        token=secrets.token_hex(16),
+        num_cpus=number("num_cpus", num_cpus, 0),
+        home=own_node(),
+    )

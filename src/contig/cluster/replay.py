@@ -4,7 +4,8 @@
     producers ──▶ shard 1 ──┼──▶ masses ─▶ split ─▶ shares ─▶ one Batch ──▶ learner
     producers ──▶ shard 2 ──┘    (sample/shards.py, replay/shards.py: nothing of Ray)
 
-Shards are made and replaced by the directory (`directory.py`); a thread of each learner hears of it.
+Shards are made and replaced by the directory (`directory.py`); a thread of each learner hears of
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arguments import check_kind, number, ranks, seconds, whole, whole_numbers
+from ..arguments import check_kind, ranks, seconds, whole, whole_numbers
 from ..batch import Batch
 from ..convert import as_array
 from ..errors import ClosedError, EmptyBufferError, NothingEligibleError, ServerError
@@ -33,11 +34,11 @@ from ..sample.shards import decode
 from ..tape import Storage
 from . import saving
 from .client import ShardClient
-from .directory import open_directory
-from .engine import need_cluster, own_node, ray
+from .directory import is_new, open_directory
+from .engine import need_cluster, ray
 from .fleet import Fleet
 from .place import ShardSpec
-from .placement import check_placement
+from .placement import checked_spec
 from .writing import ShardedWrites
 
 __all__ = ["RayBufferStats", "RayReplayBuffer"]
@@ -70,7 +71,7 @@ class RayBufferStats(NamedTuple):
 
 
 class RayReplayBuffer(ShardedWrites):
-    """Samples over shards as a ReplayBuffer does over one tape. Thread-safe; belongs to its process.
+    """Samples over shards as a ReplayBuffer does over one tape. Thread-safe.
 
     Args:
         shards: how many tapes.
@@ -115,16 +116,17 @@ class RayReplayBuffer(ShardedWrites):
         prefetch = whole("prefetch", prefetch, 0, "a number of batches")
         self.rank, self.world_size = ranks(rank, world_size)
         self.output, self._output = output, to_output(output, device)
-        spec = _checked_spec(shards, storage, self.sampler, placement, num_cpus)
+        spec = checked_spec(shards, storage, self.sampler, placement, num_cpus)
         self._rng = Rng(seed, self.rank if self.world_size > 1 else None)
         self.sampler.divide(self.rank, self.world_size)
         self._turn = threading.RLock()  # one sampler at a time
         self._feeding = Feeding()
         self._batches = self._rows_out = self._lost = 0
-        self._closed, self._failure = False, None
-        self._owner = name is None or _is_new(name)
+        self._closed = False
+        self._failure: Exception | None = None
+        self._owner = name is None or is_new(name)
         self._directory = open_directory(spec, name)
-        self.spec: ShardSpec = ray.get(self._directory.start.remote())
+        self.spec = self._started()
         self._fleet = Fleet(self.sampler, secrets.token_hex(8))
         self._version, places, self._lost = ray.get(self._directory.changes.remote(-1, 0.0))
         self._fleet.install(places)
@@ -135,6 +137,14 @@ class RayReplayBuffer(ShardedWrites):
         self._watcher.start()
         self._ahead = prefetch
         self._prefetcher = Prefetcher(self.draw, self._mark, prefetch) if prefetch else None
+
+    def _started(self) -> ShardSpec:
+        """Waits for the shards. Raises what making them raised."""
+        found: ShardSpec | Exception = ray.get(self._directory.start.remote())
+        if isinstance(found, Exception):
+            ray.kill(self._directory)
+            raise found
+        return found
 
     def client(self, wait_s: float = 60.0) -> ShardClient:
         """A handle for actors that write to this buffer: picklable, see `ShardClient`.
@@ -183,9 +193,7 @@ class RayReplayBuffer(ShardedWrites):
             turn = self._batches if self._ahead else 0
             if not fleet.sources:
                 raise _NoShards
-            return read_shards(
-                self.sampler, self._rng, fleet.sources, request, fleet.lost, turn
-            )
+            return read_shards(self.sampler, self._rng, fleet.sources, request, fleet.lost, turn)
 
     def _await_rows(self, request: Request) -> Batch:
         """What somebody brings, or a shard that takes the place of a lost one has."""
@@ -217,9 +225,7 @@ class RayReplayBuffer(ShardedWrites):
         if self._closed:
             raise ClosedError("this buffer is closed")
         if self._failure is not None:
-            raise ServerError(
-                f"the buffer's directory is gone: {self._failure}"
-            ) from self._failure
+            raise ServerError(f"the buffer's directory is gone: {self._failure}") from self._failure
         for check in self._feeding.watched:
             check()
 
@@ -271,7 +277,7 @@ class RayReplayBuffer(ShardedWrites):
         """
         self._drain()
         with self._turn:
-            saving.save(self._fleet, self.spec, self._state(), FilePath(path))
+            saving.save(self._fleet, self.spec, self.sampler, self._rng.state(), FilePath(path))
 
     def load(self, path: str | FilePath) -> None:
         """Takes a checkpoint in, in place of what the shards hold. From another number of shards,
@@ -282,9 +288,6 @@ class RayReplayBuffer(ShardedWrites):
             state = saving.load(self._fleet, self.spec, self.sampler, FilePath(path))
             self._rng.load(state["rng"])
             self.sampler.load(state["sampler"])
-
-    def _state(self) -> dict[str, Any]:
-        return {"rng": self._rng.state(), "sampler": self.sampler.state()}
 
     def _mark(self) -> Any:
         with self._turn:
@@ -398,30 +401,3 @@ def _watch(buffer: weakref.ref[RayReplayBuffer]) -> None:
             return
         held._heard(*found)
         del held
-
-
-def _checked_spec(
-    shards: Any, storage: Any, sampler: Sampler, placement: Any, num_cpus: Any
-) -> ShardSpec:
-    shards = whole("shards", shards, 1, "a number of shards")
-    if not callable(storage):
-        storage = whole("storage", storage, 1, "rows of each shard, or a function that makes one")
-    return ShardSpec(
-        shards=shards,
-        storage=storage,
-        keys=(sampler.traj_key, sampler.end_key),
-        placement=check_placement(placement, shards),
-        token=secrets.token_hex(16),
-        num_cpus=number("num_cpus", num_cpus, 0),
-        home=own_node(),
-    )
-
-
-def _is_new(name: str) -> bool:
-    """Whether nobody has made the buffer of this name."""
-    check_kind("name", name, str, "give text")
-    try:
-        ray.get_actor(f"contig.{name}")
-    except ValueError:
-        return True
-    return False

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..layout import Layout
 from ..replay import ReplayBuffer
+from ..replay.redistribute import load_shard, load_share, save_shard
 from ..replay.shards import ShardReader
 from ..sample import Request, Sampler
 from ..server import Server, TcpTransport
@@ -34,6 +36,15 @@ class Shard:
     """The actor. Its methods run in several threads; those of a reader take turns."""
 
     def __init__(self, spec: ShardSpec, slot: int, number: int) -> None:
+        self._spec, self._slot, self.number = spec, slot, number
+        self._readers: dict[str, ShardReader] = {}
+        self._turn = threading.RLock()
+        self._end = threading.Event()
+        self._layouts: dict[str, tuple[Layout, frozenset[Any]]] = {}
+
+    def start(self) -> dict[str, Any]:
+        """Opens the storage and the port; where it is, as a Place says it."""
+        spec, slot = self._spec, self._slot
         storage = make_storage(spec.storage, slot)
         if not isinstance(storage, SharedStorage | DiskStorage):
             raise TypeError(
@@ -41,26 +52,21 @@ class Shard:
                 "cannot attach to; return a SharedStorage or a DiskStorage"
             )
         storage.bind_keys(*spec.keys)
-        self.storage, self.number = storage, number
+        self.storage = storage
         host = str(ray.util.get_node_ip_address())
         transport = TcpTransport(host=host, token=spec.token)
         self._server = Server(buffer=ReplayBuffer(storage), transport=transport).start()
-        self._host = host
-        self._readers: dict[str, ShardReader] = {}
-        self._turn = threading.RLock()
-        self._end = threading.Event()
-        self._layouts: dict[str, tuple[Layout, frozenset[Any]]] = {}
-
-    def describe(self) -> dict[str, Any]:
-        """Where it is, as a Place says it."""
-        disk = isinstance(self.storage, DiskStorage)
+        if isinstance(storage, DiskStorage):
+            kind, where = "disk", str(storage.path)
+        else:
+            kind, where = "shared", storage.name
         return {
             "node": own_node(),
             "server": self._server.name,
-            "host": self._host,
+            "host": host,
             "port": self._server.port,
-            "kind": "disk" if disk else "shared",
-            "where": str(self.storage.path if disk else self.storage.name),  # type: ignore[union-attr]
+            "kind": kind,
+            "where": where,
         }
 
     def hold(self) -> None:
@@ -164,17 +170,18 @@ class Shard:
     def empty(self) -> None:
         self.storage.empty()
 
-    def save(self, path: str) -> bool:
-        """Writes its rows as a checkpoint of a ReplayBuffer; False: it has never had any."""
-        if self.storage.schema is None:
-            return False
-        self.storage.flush()
-        ReplayBuffer(self.storage).save(path)
-        return True
+    def save(self, path: str, sampler: Sampler, state: Any) -> bool:
+        """Writes its rows, and what a sampler knows of them; False: it has never had any."""
+        return save_shard(self.storage, sampler, state, Path(path))
 
-    def load(self, path: str | None) -> None:
-        """Takes a checkpoint's rows in, in place of its own; None: has none."""
+    def load(self, path: str | None, sampler: Sampler) -> Any:
+        """Takes a shard's checkpoint in, in place of its own rows; None: it has none. Returns the
+        sampler's state."""
         if path is None:
             self.storage.empty()
-            return
-        ReplayBuffer(self.storage).load(path)
+            return None
+        return load_shard(self.storage, sampler, Path(path))
+
+    def load_share(self, paths: list[str], sampler: Sampler, share: tuple[int, int]) -> Any:
+        """Takes its share of several shards in. Returns the sampler's state."""
+        return load_share(self.storage, sampler, [Path(p) for p in paths], share)

@@ -36,9 +36,7 @@ class ShardedWrites:
         """Appends one step of B envs, ``[B, ...]``, or of some of them."""
         self._to(shard).add_step(step, env_ids, mask)
 
-    def extend(
-        self, data: Any, *, continues: bool | None = None, shard: int | None = None
-    ) -> None:
+    def extend(self, data: Any, *, continues: bool | None = None, shard: int | None = None) -> None:
         """Appends rows as `ReplayBuffer.extend` does."""
         self._to(shard).extend(data, continues=continues)
 

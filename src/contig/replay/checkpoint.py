@@ -33,7 +33,7 @@ from ..tape.entry import ENTRY, ends_of
 from ..tape.episodes import read_index
 from .folder import Kind, new_directory, reading
 
-__all__ = ["load", "save"]
+__all__ = ["Saved", "load", "read_saved", "save"]
 
 log = logging.getLogger("contig.replay")
 
@@ -199,7 +199,7 @@ def load(buffer: Saveable, path: Path, shard: tuple[int, int] = (0, 1)) -> None:
 
 def _load(buffer: Saveable, path: Path, rank: int, world_size: int) -> None:
     try:
-        saved = _read(path, buffer)
+        saved = read_saved(path, buffer.sampler.name)
         contents, renumbered = _wanted(saved, path, buffer.storage, rank, world_size)
     except (FileNotFoundError, NotADirectoryError, LayoutError):
         raise
@@ -235,7 +235,7 @@ def _load(buffer: Saveable, path: Path, rank: int, world_size: int) -> None:
     settle()
 
 
-class _Saved(NamedTuple):
+class Saved(NamedTuple):
     """A checkpoint, read and checked."""
 
     layout: Layout
@@ -247,7 +247,7 @@ class _Saved(NamedTuple):
 
 
 def _wanted(
-    saved: _Saved, path: Path, storage: Storage, rank: int, world_size: int
+    saved: Saved, path: Path, storage: Storage, rank: int, world_size: int
 ) -> tuple[Snapshot, bool]:
     """What of it this buffer takes, and whether rows get other seqs than they had."""
     contents = saved.contents
@@ -263,13 +263,14 @@ def _wanted(
     return contents.newest(storage.capacity), renumbered
 
 
-def _read(path: Path, buffer: Saveable) -> _Saved:
+def read_saved(path: Path, sampler: str) -> Saved:
+    """Reads and checks a checkpoint of a buffer with such a sampler."""
     meta = _read_meta(path)
     _verify(path, meta["files"])
-    if meta["sampler"] != buffer.sampler.name:
+    if meta["sampler"] != sampler:
         raise LayoutError(
-            f"{path}: saved with {meta['sampler']}, this buffer has {buffer.sampler.name}; load it "
-            "into a buffer with the same sampler"
+            f"{path}: saved with {meta['sampler']}, this buffer has {sampler}; load it into a "
+            "buffer with the same sampler"
         )
     try:
         layout = Layout.from_json(meta["layout"])
@@ -278,7 +279,7 @@ def _read(path: Path, buffer: Saveable) -> _Saved:
     counters = (meta["limiter"]["inserted"], meta["limiter"]["sampled"])
     if min(counters) < 0:
         raise ValueError(f"its counters {counters} make no sense")
-    return _Saved(
+    return Saved(
         layout=layout,
         keys=(meta["keys"]["traj_key"], meta["keys"]["end_key"]),
         contents=_read_contents(path, meta, layout.record_size),

@@ -1,8 +1,8 @@
 """Batches from several tapes, drawn as from one (see `sample.shards`). Nothing here knows Ray.
 
-    ShardReader    one tape and its copy of the sampler: in the learner's process, where the tape is
-                   on its machine, else inside the shard's
-    read_shards    one batch from several of them
+ShardReader    one tape and its copy of the sampler: in the learner's process, where the tape is
+               on its machine, else inside the shard's
+read_shards    one batch from several of them
 """
 
 from __future__ import annotations
@@ -116,9 +116,7 @@ class ShardReader:
         draw = self.sampler.take(self.index, self._rng, request)
         return None if draw is None else self.sampler.correct(draw, least)
 
-    def take(
-        self, request: Request, words: Array, least: float, sure: bool = False
-    ) -> Part | None:
+    def take(self, request: Request, words: Array, least: float, sure: bool = False) -> Part | None:
         """Its share of a batch, gathered; groups that were lost meanwhile are missing."""
         with self.storage.held() if sure else nullcontext():
             if sure:
@@ -293,7 +291,8 @@ def _gather_apart(reader: ShardReader, draw: Draw) -> Part | None:
         if kept is None:
             return None
         batch, groups = kept, groups - bad
-    batch[INDEX] += reader.base
+    index = batch[INDEX]
+    index += reader.base
     return batch, groups
 
 
@@ -311,9 +310,7 @@ def _gather_together(here: list[tuple[ShardReader, Draw]]) -> Part | None:
             block = _native.Block(wide.layout.block_columns(total).nbytes)
             batch = Batch(block, wide.layout, (total,), wide.extras)
         elif wide.layout is not batch.layout and wide.layout != batch.layout:
-            raise LayoutError(
-                "the shards' rows differ:\n" + batch.layout.diff(wide.layout)
-            )
+            raise LayoutError("the shards' rows differ:\n" + batch.layout.diff(wide.layout))
         if draw.steps is None:
             lost, _ = wide.gatherer.gather_at(draw.seqs, block, total, at, reader.base)
         else:
@@ -353,7 +350,7 @@ def _joined(draws: list[Draw], whole: bool) -> Draw:
     if first.lengths is None:
         lengths = ends = None
     else:
-        lengths = np.concatenate([d.lengths for d in draws])  # type: ignore[misc]
-        ends = np.concatenate([d.ends for d in draws])  # type: ignore[misc]
+        lengths = np.concatenate([d.lengths for d in draws])
+        ends = np.concatenate([d.ends for d in draws])
     seqs = np.concatenate([d.seqs for d in draws]) if whole else first.seqs
     return first._replace(seqs=seqs, lengths=lengths, columns=columns, ends=ends)

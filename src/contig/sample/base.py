@@ -260,7 +260,19 @@ class Sampler(ABC):
         """Puts weights that depend on the smallest one right, for the smallest of all tapes."""
         return draw
 
-    def divide(self, rank: int, world_size: int) -> None:
+    def carried(
+        self, states: list[dict[str, Any]], rows: list[tuple[int, Array]]
+    ) -> dict[str, Any] | None:
+        """A state for a tape whose rows come from others; None: it begins anew.
+
+        Args:
+            states: of the tapes they come from.
+            rows: where the tape's rows, from its seq 0 on, come from: which of the states, and the
+                seqs there.
+        """
+        return None
+
+    def divide(self, rank: int, world_size: int) -> None:  # noqa: B027 (most need none)
         """From now on draws for one of several learners. Their random numbers differ anyway; of an
         epoch each gets its own part."""
 
@@ -342,6 +354,12 @@ class OuterSampler(Sampler):
 
     def correct(self, draw: Draw, least: float) -> Draw:
         return self.sampler.correct(draw, least)
+
+    def carried(
+        self, states: list[dict[str, Any]], rows: list[tuple[int, Array]]
+    ) -> dict[str, Any] | None:
+        inner = self.sampler.carried([s["inner"] for s in states], rows)
+        return None if inner is None else {"inner": inner}
 
     def divide(self, rank: int, world_size: int) -> None:
         self.sampler.divide(rank, world_size)

@@ -110,6 +110,21 @@ class Priorities:
             out["tree"] = self._tree.state()
         return out
 
+    def carried(
+        self, states: list[dict[str, Any]], rows: list[tuple[int, Array]]
+    ) -> dict[str, Any]:
+        largest = max((float(s["largest"]) for s in states), default=self.largest)
+        new = float((largest + self.eps) ** self.alpha)
+        found = [np.empty(0)]
+        for which, seqs in rows:
+            tree = states[which].get("tree")
+            unknown = np.full(len(seqs), new)
+            found.append(unknown if tree is None else RowTree.of_state(tree).known(seqs, new))
+        weights = np.concatenate(found)
+        stale = sum(int(s["stale_updates"]) for s in states)
+        tree = {"rows": weights, "bounds": [len(weights), 0]}
+        return {"largest": largest, "stale_updates": stale, "tree": tree}
+
     def load(self, state: dict[str, Any]) -> None:
         self.largest = float(state["largest"])
         self.stale_updates = int(state["stale_updates"])
@@ -183,6 +198,11 @@ class PrioritizedSampler(Sampler):
     def adopt(self, told: Any) -> None:
         self.priorities.adopt(told)
 
+    def carried(
+        self, states: list[dict[str, Any]], rows: list[tuple[int, Array]]
+    ) -> dict[str, Any] | None:
+        return self.priorities.carried(states, rows)
+
     def correct(self, draw: Draw, least: float) -> Draw:
         return self.priorities.correct(draw, least)
 
@@ -250,6 +270,11 @@ class PrioritizedSliceSampler(SliceSampler):
 
     def adopt(self, told: Any) -> None:
         self.priorities.adopt(told)
+
+    def carried(
+        self, states: list[dict[str, Any]], rows: list[tuple[int, Array]]
+    ) -> dict[str, Any] | None:
+        return self.priorities.carried(states, rows)
 
     def correct(self, draw: Draw, least: float) -> Draw:
         return self.priorities.correct(draw, least)

@@ -7,8 +7,8 @@ A batch of n is drawn over shards as it would be from one tape with all their ro
              in an epoch: as many of each as n places of one shuffled deck would be
     take     each shard draws its share from the very state that it had weighed
 
-What is evicted in between is drawn again the same way, from new masses. So every row, trajectory or
-start has the probability that it has on one tape, whatever the shards' sizes, and however they grow.
+What is evicted in between is drawn again the same way, from new masses. So every row, trajectory
+or start is as likely as on one tape, whatever the shards' sizes, and however they grow.
 
 A sampled row's `index` says its shard and its seq in one number: the shard's number in the upper 16
 bits below the sign, the seq in the lower 47. Numbers are never used twice: a shard that takes the

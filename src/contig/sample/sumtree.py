@@ -157,6 +157,11 @@ class RowTree:
         tree.load(state)
         return tree
 
+    def known(self, seqs: Array, otherwise: float) -> Array:
+        """Weights of rows; of those that it has not seen, another."""
+        there = (seqs >= max(self.tail, self.head - self.capacity)) & (seqs < self.head)
+        return np.where(there, self.weights[seqs % self.capacity], otherwise)
+
     def move_to(self, capacity: int) -> RowTree:
         """The same weights in a ring of another size; rows that do not fit are dropped."""
         out = RowTree(capacity)

@@ -123,6 +123,24 @@ class RandomSampler(Sampler):
         times = self._times[self._left.seqs() % self._left.capacity]
         return {"left": self._left.state(), "times": times}
 
+    def carried(
+        self, states: list[dict[str, Any]], rows: list[tuple[int, Array]]
+    ) -> dict[str, Any] | None:
+        if self.max_times_sampled is None:
+            return None
+        left, times = [np.empty(0)], [np.empty(0, np.int64)]
+        for which, seqs in rows:
+            before = RandomSampler(self.max_times_sampled)
+            before.load(states[which])
+            tree = before._left or RowTree(1)
+            left.append(tree.known(seqs, 1.0))
+            seen = np.isin(seqs, tree.seqs())
+            counted = before._times[seqs % tree.capacity] if len(before._times) else 0
+            times.append(np.where(seen, counted, 0))
+        rest = np.concatenate(left)
+        tree_state = {"rows": rest, "bounds": [len(rest), 0]}
+        return {"left": tree_state, "times": np.concatenate(times)}
+
     def load(self, state: dict[str, Any]) -> None:
         self.reset()
         if "times" in state:

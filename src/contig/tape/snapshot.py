@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import _native
-from .entry import NONE, ends_of, flags_of, steps_of
+from .entry import NONE, ends_of, flags_of, join, steps_of
 
 __all__ = ["Snapshot", "PackedRows", "Rows"]
 
@@ -63,6 +63,24 @@ class _SomeRows(Rows):
         return np.concatenate(parts)
 
 
+class _JoinedRows(Rows):
+    """Several rows, one part behind another, with seqs from 0 on."""
+
+    def __init__(self, parts: Sequence[Rows], counts: Sequence[int]) -> None:
+        self.record_size = parts[0].record_size
+        self._parts = parts
+        self._ends = np.cumsum(counts)
+
+    def read(self, first: int, last: int) -> Array:
+        out = [np.zeros(0, np.uint8)]
+        for part, end, count in zip(self._parts, self._ends, np.diff(self._ends, prepend=0)):
+            start = int(end - count)
+            low, high = max(first, start), min(last, int(end))
+            if low < high:
+                out.append(part.read(low - start, high - start))
+        return np.concatenate(out)
+
+
 class Snapshot(NamedTuple):
     """All that a checkpoint knows of a tape.
 
@@ -92,6 +110,32 @@ class Snapshot(NamedTuple):
         """As many of the newest rows as fit."""
         tail = max(self.tail, self.head - capacity)
         return self._replace(tail=tail, entries=self.entries.compress(ends_of(self.entries) > tail))
+
+    def seqs_of(self, ordinals: Collection[int]) -> Array:
+        """The rows that `only` keeps, in its order."""
+        mine = self.entries.compress(np.isin(self.entries["ordinal"], list(ordinals)))
+        starts = np.maximum(mine["first"], self.tail)
+        counts = ends_of(mine) - starts
+        before = np.cumsum(counts) - counts
+        return np.asarray(np.repeat(starts - before, counts) + np.arange(int(counts.sum())))
+
+    @staticmethod
+    def joined(parts: Sequence[Snapshot]) -> Snapshot:
+        """Several, as `only` made them, one behind another; there is at least one. Trajectories
+        get new numbers."""
+        entries, rows, runs, ordinals = [], 0, 0, 0
+        for part in parts:
+            new = part.entries.copy()
+            new["first"] += rows
+            new["number"] += runs
+            for link in ("prev", "jump"):
+                new[link] += np.where(new[link] > 0, runs, 0)  # NONE and 0 lead nowhere
+            known, new["ordinal"] = np.unique(new["ordinal"], return_inverse=True)
+            new["ordinal"] += ordinals
+            entries.append(new)
+            rows, runs, ordinals = rows + part.head, runs + len(new), ordinals + len(known)
+        whole = _JoinedRows([p.rows for p in parts], [p.head for p in parts])
+        return Snapshot(whole, 0, rows, join(entries), ordinals)
 
     def only(self, ordinals: Collection[int]) -> Snapshot:
         """Some trajectories; rows get new seqs, from 0 on, and keep their order."""
