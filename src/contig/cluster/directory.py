@@ -36,7 +36,7 @@ def open_directory(spec: ShardSpec, name: str | None) -> Any:
     options: dict[str, Any] = {
         "num_cpus": 0,
         "max_concurrency": 10_000,
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(own_node(), soft=True),
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(own_node(), soft=False),
     }
     if name is not None:
         options.update(name=f"contig.{name}", get_if_exists=True)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arguments import check_kind, seconds, whole, whole_numbers
+from ..arguments import check_kind, ranks, seconds, whole, whole_numbers
 from ..batch import Batch
 from ..convert import as_array
 from ..errors import ClosedError, EmptyBufferError, NothingEligibleError, RateLimitError
@@ -62,6 +62,8 @@ class ReplayBuffer:
         device: where torch and tensordict outputs go.
         limiter: keeps sampling and writing in proportion.
         sample_timeout_s: how long `sample` waits for the first rows while somebody feeds it.
+        rank, world_size: which of several learners this is, that read the same rows with the same
+            seed: each has random numbers of its own, and its own part of an epoch.
     """
 
     def __init__(
@@ -77,6 +79,8 @@ class ReplayBuffer:
         device: Any = None,
         limiter: RateLimiter | None = None,
         sample_timeout_s: float = 60.0,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         self.storage = LazyTensorStorage(1_000_000) if storage is None else storage
         self.sampler = RandomSampler() if sampler is None else sampler
@@ -92,7 +96,9 @@ class ReplayBuffer:
         self.ingress = Ingress(self.storage, on_write)
         self.limiter = limiter
         self.storage.bind_keys(self.sampler.traj_key, self.sampler.end_key)
-        self._rng = Rng(seed)
+        self.rank, self.world_size = ranks(rank, world_size)
+        self._rng = Rng(seed, self.rank if self.world_size > 1 else None)
+        self.sampler.divide(self.rank, self.world_size)
         self._index = Index(self.storage)
         self._turn = threading.RLock()  # one sampler at a time
         self._batches = self._rows_out = 0
