@@ -15,10 +15,12 @@ import ray
 
 from contig import (
     DiskStorage,
+    NothingEligibleError,
     PrioritizedSampler,
     RayReplayBuffer,
     SamplerWithoutReplacement,
     ServerError,
+    SliceSampler,
 )
 
 from .rows import trajectory
@@ -40,6 +42,7 @@ def kill(buffer: Any, slot: int) -> None:
 
 def every_row(buffer: Any) -> Counter[int]:
     """How often each row is there, by its identity: one epoch of everything."""
+    buffer._fleet.ask("reset")  # a new epoch
     left, found = len(buffer), Counter[int]()
     while left > 0:
         batch = buffer.sample()
@@ -235,6 +238,35 @@ def test_other_number_of_shards(cluster: Any, until: Any, tmp_path: Path) -> Non
     with RayReplayBuffer(2, 20_000, SamplerWithoutReplacement(), batch_size=64) as buffer:
         with pytest.raises(Exception, match="saved with PrioritizedSampler"):
             buffer.load(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("far", [False, True], ids=["memory", "tcp"])
+def test_rest_of_a_lost_trajectory(cluster: Any, until: Any, far: bool) -> None:
+    """Its shard was lost in the middle: what comes after that is never a whole one."""
+    other = next(n["NodeID"] for n in ray.nodes() if n["Alive"] and "node1" in n["Resources"])
+    place = [other] if far else "local"
+    sampler = SliceSampler(slice_len=STEPS, complete_only=True, strict_length=True)
+    with RayReplayBuffer(1, 20_000, sampler, placement=place, batch_size=STEPS) as buffer:
+        data = trajectory(1, 0, 2 * STEPS)
+
+        def add(step: int) -> None:
+            row = {"observation": data["observation"][step]}
+            flags = {k: v[step] for k, v in data["next"].items()}
+            buffer.add({**row, "next": flags})
+
+        for step in range(STEPS):
+            add(step)
+        buffer.flush(60)
+        kill(buffer, 0)
+        until(lambda: buffer.stats().shards_lost == 1 and None not in buffer.nodes, "not replaced")
+        for step in range(STEPS, 2 * STEPS):
+            add(step)
+        buffer.flush(60)
+        until(lambda: len(buffer) == STEPS, "rows are missing")
+        with pytest.raises(NothingEligibleError):
+            buffer.sample()
+        fill(buffer, 1, producer=2)
+        assert buffer.sample()["observation"][0, 0] // 1_000_000 == 2
 
 
 def test_no_shard_left(cluster: Any) -> None:

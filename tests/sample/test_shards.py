@@ -395,6 +395,15 @@ def test_split_in_proportion() -> None:
         assert chi_square(Counter(dict(enumerate(counts))), {0: 1, 1: 2, 2: 3}) < 5
 
 
+def test_many_ranks_and_a_window() -> None:
+    """A rank's rows are found at once, however few they are."""
+    sampler = WindowSampler(SamplerWithoutReplacement(), last_trajectories=8)
+    sampler.divide(5, 32)
+    shards = Shards(sampler, [[90] * 5, [80] * 6])
+    seen = np.concatenate([shards.sample(8)["index"] for _ in range(2)])
+    assert len(np.unique(seen)) == 16 and (decode(seen)[1] % 32 == 5).all()
+
+
 def test_ranks_share_an_epoch() -> None:
     for make in (SamplerWithoutReplacement, lambda: SliceSamplerWithoutReplacement(slice_len=40)):
         seen: list[set[int]] = []

@@ -45,6 +45,11 @@ class Session:
         weakref.finalize(self, thread.leave, EXIT_S).atexit = False  # `lifetime` does that
         thread.start()
 
+    def be_patient(self, reconnect_s: float) -> None:
+        """How long calls wait for a lost server from now on."""
+        options = self.options._replace(reconnect_s=reconnect_s)
+        self.options = self.thread.options = options
+
     @property
     def address(self) -> ServerAddress:
         """Where the server is."""

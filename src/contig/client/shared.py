@@ -170,6 +170,15 @@ class SharedClient:
         """Appends one whole trajectory ``[T, ...]``; arguments as in `extend_trajectory`."""
         self._append(Ingress.extend_trajectory, tree, **end)
 
+    @property
+    def open_trajectories(self) -> list[Any]:
+        """Of the calling thread: those that its next rows go on with."""
+        return [] if self._ingress is None else self._ingress.writer.open_trajectories
+
+    def go_on_from(self, orphans: list[Any]) -> None:
+        """Before the calling thread's first row: trajectories that it began with another client."""
+        self._ready().go_on_from(orphans)
+
     def writer(self) -> StreamWriter:
         """A writer of single steps, which are grouped by trajectory; for one thread."""
         return StreamWriter(_SharedTape(self, self._ready().storage))

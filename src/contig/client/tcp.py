@@ -207,6 +207,10 @@ class TcpClient:
         check_kind("host", host, str, "give text")
         self._thread.move(host, port)
 
+    def wait_for_server(self, reconnect_s: float) -> None:
+        """From now on, how long calls wait for a lost server, as `reconnect_s` says it."""
+        self._session.be_patient(seconds("reconnect_s", reconnect_s))
+
     @property
     def resends(self) -> int:
         """Frames that were sent again after a reconnect."""

@@ -81,7 +81,11 @@ class ShardProducer:
         self._closed = False
         self._done = 0  # items of clients that were closed
         self._made = 0  # items appended through shared memory
-        self._place: Place = ray.get(directory.assign.remote(own_node(), shard))
+        self._orphans: list[Any] = []  # trajectories that were open when their shard was lost
+        found: Place | None = ray.get(directory.assign.remote(own_node(), shard, wait_s))
+        if found is None:
+            raise ConnectionClosedError(f"no shard to write to within {wait_s} s")
+        self._place = found
         self._watcher: threading.Thread | None = None
 
     # -- writing ------------------------------------------------------------------------------
@@ -113,7 +117,10 @@ class ShardProducer:
                 except ConnectionClosedError:
                     if not isinstance(client, SharedClient):
                         raise
-                    self._find_again()  # its check came before the append: nothing was appended
+                    # Its check came before the append: nothing was appended.
+                    self._orphans = client.open_trajectories
+                    self._drop_client()
+                    self._find_again(self._place)
                     continue
                 if isinstance(client, SharedClient):
                     self._made += 1
@@ -127,30 +134,44 @@ class ShardProducer:
             place = self._place
             try:
                 if place.node == own_node() and place.kind == "shared":
-                    self._client = SharedClient(place.server, self._sample)
+                    self._client = self._shared_client(place)
                 else:
                     self._client = self._tcp_client(place, data, batch_ndim)
             except ConnectionError:  # it was lost before we came
-                self._find_again()
+                self._find_again(place)
         return self._client
+
+    def _shared_client(self, place: Place) -> SharedClient:
+        client = SharedClient(place.server, self._sample)
+        if self._orphans:
+            client.go_on_from(self._orphans)
+            self._orphans = []
+        return client
 
     def _tcp_client(self, place: Place, data: Any, batch_ndim: int) -> TcpClient:
         sample = self._sample
         if sample is None:
             sample = _row_layout(data, batch_ndim)
         self._watch()
-        return TcpClient(
-            place.host, place.port, sample, token=self._token, reconnect_s=self._wait_s
-        )
+        # Not for long: while the client is made, nobody tells it that the shard is elsewhere.
+        client = TcpClient(place.host, place.port, sample, token=self._token, reconnect_s=1.0)
+        client.wait_for_server(self._wait_s)
+        now = self._place
+        if now.life != place.life:
+            client.move_to(now.host, now.port)
+        return client
 
     # -- a shard that is lost -----------------------------------------------------------------
 
-    def _find_again(self) -> None:
-        """Waits for what takes the lost shard's place."""
+    def _drop_client(self) -> None:
         client, self._client = self._client, None
         if client is not None:
             client.close()
-        lost = self._place
+
+    def _find_again(self, lost: Place) -> None:
+        """Waits for what takes a lost shard's place, unless that is known already."""
+        if self._place.life > lost.life:
+            return
         wait = self._directory.successor.remote(lost.slot, lost.life, self._wait_s)
         found: Place | None = ray.get(wait)
         if found is None:
@@ -211,6 +232,8 @@ class ShardProducer:
     def close(self, timeout: float | None = 30.0) -> None:
         """Waits for acks and lets go of the shard."""
         with self._lock:
+            if not self._closed:
+                self._directory.release.remote(self._place.slot)
             self._closed = True
             client, self._client = self._client, None
             if client is not None:

@@ -99,19 +99,26 @@ class Directory:
         place = self._places[slot]
         return place if place is not None and place.life > life else None
 
-    async def assign(self, node: str, slot: int | None = None) -> Place:
-        """A shard for a producer on a node: that of a slot, or one that suits it."""
+    async def assign(self, node: str, slot: int | None, wait_s: float) -> Place | None:
+        """A shard for a producer on a node: that of a slot, or one that suits it. None: there was
+        none in time."""
 
         def fit() -> list[Place]:
             return [p for p in self._places if p is not None and slot in (None, p.slot)]
 
         async with self._changed:
-            await self._changed.wait_for(fit)
+            await self._within(wait_s, fit)
         there = fit()
+        if not there:
+            return None
         near = [p for p in there if p.node == node] or there
         place = min(near, key=lambda p: (self._producers[p.slot], p.slot))
         self._producers[place.slot] += 1
         return place
+
+    async def release(self, slot: int) -> None:
+        """A producer leaves."""
+        self._producers[slot] -= 1
 
     async def close(self) -> None:
         """Ends the shards in good order."""
@@ -119,7 +126,8 @@ class Directory:
         async with self._changed:
             self._changed.notify_all()
         closing = [p.actor.close.remote() for p in self._places if p is not None]
-        await asyncio.wait([asyncio.wrap_future(c.future()) for c in closing], timeout=20.0)
+        if closing:
+            await asyncio.wait([asyncio.wrap_future(c.future()) for c in closing], timeout=20.0)
         for place in self._places:
             if place is not None:
                 ray.kill(place.actor)

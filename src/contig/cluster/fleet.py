@@ -156,6 +156,7 @@ class Fleet:
         self._by_slot: dict[int, Any] = {}
         self.sources: list[Any] = []
         self.lost_updates = 0  # priorities for shards that are gone
+        self._kept: dict[int, Sampler] = {}  # of shards on disk that may come back, by number
 
     def install(self, places: list[Place | None]) -> None:
         """Takes over what the directory says."""
@@ -165,13 +166,11 @@ class Fleet:
                 self._forget(slot)
             elif known is None or known.place.life != place.life:
                 self._forget(slot)
-                self._by_slot[slot] = self._open(place, known)
+                self._by_slot[slot] = self._open(place)
         self.sources = [self._by_slot[slot] for slot in sorted(self._by_slot)]
 
-    def _open(self, place: Place, before: Any) -> Any:
-        sampler = copy.deepcopy(self._sampler)
-        if isinstance(before, _NearShard) and before.number == place.number:
-            sampler = before.sampler  # it came back with the rows it had
+    def _open(self, place: Place) -> Any:
+        sampler = self._kept.pop(place.number, None) or copy.deepcopy(self._sampler)
         if place.node == self._node:
             try:
                 return _NearShard(place, _attach(place), sampler)
@@ -191,6 +190,8 @@ class Fleet:
         gone = self._by_slot.pop(slot, None)
         if isinstance(gone, _NearShard):
             gone.storage.close()
+            if gone.place.kind == "disk":  # what is known of its rows will hold when it is back
+                self._kept[gone.number] = gone.sampler
 
     def update_priority(self, numbers: Array, seqs: Array, priority: Array) -> None:
         """Sets priorities by shard and seq; of shards that are gone they are counted."""

@@ -69,6 +69,11 @@ class Ingress:
             writer = self._own.writer = self.storage.default_writer
             return writer
 
+    def go_on_from(self, orphans: list[Any]) -> None:
+        """Before the calling thread's first row: trajectories that it began elsewhere. What comes
+        of them is no beginning."""
+        self._own.writer = self.storage.writer(orphans)
+
     def describe(self) -> dict[str, Any]:
         """Where other processes of this host find the storage (`name` is None if only by its
         descriptor), and the limiter's numbers: as JSON, for `attach`."""

@@ -186,7 +186,7 @@ class _Round:
                     begun = True
                     self._begin_epoch()
                 elif self.parts and not drops_last:
-                    return stack_batches(self.parts)  # the end of an epoch, or rows that retired
+                    return _whole(self.parts)  # the end of an epoch, or rows that retired
                 elif sure:
                     break
                 else:
@@ -237,7 +237,7 @@ class _Round:
             self._add(_gather_together(here))
         if asked:
             self._collect(asked, later)
-        return stack_batches(self.parts) if self.need <= 0 else None
+        return _whole(self.parts) if self.need <= 0 else None
 
     def _collect(self, asked: list[Source], later: list[Any]) -> None:
         for source, answer in zip(asked, later):
@@ -278,6 +278,16 @@ class _Round:
             f"{rows} rows are stored in {shards}, but {type(self.sampler).__name__} may draw none "
             f"of them: {why}"
         )
+
+
+def _whole(parts: list[Batch]) -> Batch:
+    """A batch that can be written to, as all can; what came from elsewhere is read where it is."""
+    if len(parts) > 1 or parts[0].block.flags.writeable:
+        return stack_batches(parts)
+    part = parts[0]
+    block = _native.Block(len(part.block))
+    memoryview(block)[:] = memoryview(part.block)  # type: ignore[arg-type]
+    return Batch(block, part.layout, part.shape, part.extras)
 
 
 def _gather_apart(reader: ShardReader, draw: Draw) -> Part | None:

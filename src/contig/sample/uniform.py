@@ -187,6 +187,9 @@ class SamplerWithoutReplacement(Sampler):
         low, rows, spans = index.tail, index.head - index.tail, None
         if not index.contiguous:
             firsts, counts = index.view.spans_in(index.window)
+            ends = firsts + counts
+            firsts = firsts + (self._rank - firsts) % self._ranks
+            counts = np.maximum(-((firsts - ends) // self._ranks), 0)
             spans = np.stack([firsts, np.cumsum(counts)])
             low, rows = 0, int(spans[1, -1]) if len(firsts) else 0
         elif self._ranks > 1:  # every so many rows, from the first one that is this rank's
@@ -220,11 +223,8 @@ class SamplerWithoutReplacement(Sampler):
             self.reset()
 
     def _drawable(self, index: Index, seqs: Array) -> Array:
-        """Which rows are still there, in the window, and this rank's: a mask."""
-        kept = (seqs >= index.tail) & index.eligible(seqs)
-        if self._spans is not None and self._ranks > 1:
-            kept &= seqs % self._ranks == self._rank
-        return np.asarray(kept)
+        """Which rows are still there, and in the window: a mask."""
+        return np.asarray((seqs >= index.tail) & index.eligible(seqs))
 
     def _take(self, index: Index, n: int) -> Array:
         """The epoch's next n rows, without those evicted since it began or outside a window."""
@@ -248,7 +248,7 @@ class SamplerWithoutReplacement(Sampler):
         firsts, upto = self._spans
         span = np.searchsorted(upto, places, side="right")
         before = np.where(span > 0, upto[span - 1], 0)
-        return np.asarray(firsts[span] + places - before)
+        return np.asarray(firsts[span] + (places - before) * self._ranks)
 
     def missing(self, index: Index) -> str:
         return f"an epoch of {index.head - index.tail} rows cannot fill one batch (drop_last)"

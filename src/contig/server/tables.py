@@ -69,6 +69,9 @@ class Taken(NamedTuple):
     seen: int
 
 
+_ROWS = [(0, -1, False)]  # the trajectory that rows without ids or lanes go on with
+
+
 class Table(ABC):
     """One table of a server."""
 
@@ -244,6 +247,7 @@ class TapeTable(Table):
         self.ndim = self.storage.ndim
         self._writers: OrderedDict[int, Any] = OrderedDict()
         self._here: set[int] = set()  # connected, of those with a writer
+        self._strangers: set[int] = set()  # producers that began elsewhere
         self._open: dict[int, int] = {}  # bytes of each writer
 
     @property
@@ -263,6 +267,8 @@ class TapeTable(Table):
             raise Refused("layout", str(error)) from None
 
     def seen(self, producer: int, next_item: int) -> int:
+        if next_item and not int(self.storage.tape.seen(producer, 0)):
+            self._strangers.add(producer)
         return int(self.storage.tape.seen(producer, next_item))
 
     def skip(self, producer: int, next_item: int) -> None:
@@ -313,6 +319,10 @@ class TapeTable(Table):
             schema = self.storage.schema
             assert schema is not None  # the handshake fixed it
             writer = self._writers[producer] = self.storage.native_writer(schema)
+            if producer in self._strangers:
+                # Its first items are on another tape: what it adds to them here is no beginning.
+                self._strangers.discard(producer)
+                writer.orphan(_ROWS)
             if len(self._writers) > _native.PRODUCERS:
                 # As the tape does: whoever is connected goes on with its trajectories.
                 self._forget(next(p for p in self._writers if p not in self._here))

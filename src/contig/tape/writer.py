@@ -265,9 +265,13 @@ class Writer:
         kept = min(rows, self._storage.capacity)
         return np.arange(first, first + kept, dtype=np.int64)
 
+    @property
+    def open_trajectories(self) -> list[Any]:
+        """Those that go on with the next rows, for a writer that is going to have their rest."""
+        return self._orphans if self._native is None else self._native.open_trajectories()
+
     def __reduce__(self) -> Any:
-        held = self._orphans if self._native is None else self._native.open_trajectories()
-        return _writer_of, (self._storage, held)
+        return _writer_of, (self._storage, self.open_trajectories)
 
 
 def _writer_of(storage: Any, orphans: list[Any]) -> Writer:
