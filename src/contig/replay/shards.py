@@ -174,6 +174,7 @@ class _Round:
         self.request, self.need = request, request.groups
         self.parts: list[Batch] = []
         self._lost = lost
+        self._all_here = all([isinstance(s, ShardReader) for s in sources])
 
     def read(self) -> Batch:
         drops_last = self.sampler.drops_last
@@ -242,7 +243,7 @@ class _Round:
     def _collect(self, asked: list[Source], later: list[Any]) -> None:
         for source, answer in zip(asked, later):
             try:
-                self._add(answer.get() if hasattr(answer, "get") else answer)
+                self._add(answer if isinstance(source, ShardReader) else answer.get())
             except ShardLost:
                 self._drop(source)
 
@@ -253,10 +254,12 @@ class _Round:
 
     def _answers(self, answers: list[Any]) -> list[Any]:
         """What the shards say; those that do not are lost, and left out."""
+        if self._all_here:
+            return answers
         out, gone = [], []
         for source, answer in zip(self.sources, answers):
             try:
-                out.append(answer.get() if hasattr(answer, "get") else answer)
+                out.append(answer if isinstance(source, ShardReader) else answer.get())
             except ShardLost:
                 gone.append(source)
         for source in gone:
