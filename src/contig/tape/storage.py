@@ -247,15 +247,10 @@ class Storage:
         self, seqs: np.ndarray[Any, Any], extras: tuple[ExtraLeaf, ...], steps: FoldedSteps | None
     ) -> tuple[Batch, int, np.ndarray[Any, Any] | None]:
         """As `gather`; also the places of rows (of `steps`, if given) whose checksum is wrong."""
-        self._open()
-        schema = self.schema
-        if schema is None:
-            raise EmptyBufferError("nothing has been written to this storage yet")
+        wide = self.wide(extras, steps)
         if steps is None:
-            wide = schema.wide(self.tape, extras)
             block, lost, damaged = wide.gatherer.gather(seqs)
         else:
-            wide = schema.folded(self.tape, extras, steps.recipe)
             block, lost, damaged = wide.gatherer.gather_folded(seqs, steps.rows, steps.lengths)
         return Batch(block, wide.layout, (len(seqs),), wide.extras), lost, damaged
 
