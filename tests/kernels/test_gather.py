@@ -195,7 +195,7 @@ def test_parts_of_one_block(data: Any, specs: Any, rows: int, first: int, second
             assert wide.gatherer.gather_at(part, block, total, at, base) == (0, None)
         parts = Batch(block, wide.layout, (total,), wide.extras)
         whole["index"][first:] += 7 << 47
-        for path in whole.keys():
+        for path in list(whole.keys()):
             assert np.array_equal(parts[path], whole[path], equal_nan=True)
         with pytest.raises(ValueError, match="more rows than the block has"):
             wide.gatherer.gather_at(np.zeros(1, np.int64), block, total, total, 0)
