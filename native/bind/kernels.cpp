@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "handles.h"
-#include "native/kernels/multinomial.h"
 #include "native/kernels/marks.h"
+#include "native/kernels/multinomial.h"
 #include "native/kernels/permute.h"
 #include "native/kernels/rng.h"
 #include "native/kernels/stored_zip.h"

@@ -17,7 +17,6 @@ from ..errors import ConnectionClosedError, OverloadError
 from ..process.lifetime import EXIT_S
 from ..wire import Type
 from .connecting import ServerAddress
-from .connecting import ServerAddress
 from .requests import PendingRequest
 from .session_thread import SessionThread
 
