@@ -21,8 +21,9 @@ from contig.sample.shards import decode
 from .rows import trajectory
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def buffer(cluster: Any) -> Any:
+    """Empty for the first test that has it."""
     with RayReplayBuffer(3, 20_000, batch_size=64, seed=3) as made:
         yield made
 
@@ -123,6 +124,7 @@ def test_rows_by_tcp(cluster: Any, buffer: Any) -> None:
     assert seen == {0, 1, 2}
 
 
+@pytest.mark.soak
 def test_slices(cluster: Any) -> None:
     sampler = SliceSampler(slice_len=8)
     with RayReplayBuffer(3, 20_000, sampler, batch_size=64, prefetch=2, seed=1) as buffer:
@@ -165,6 +167,7 @@ def test_priorities(cluster: Any) -> None:
         assert buffer.stats().stale_priority_updates == 1
 
 
+@pytest.mark.soak
 def test_made_by_a_function(cluster: Any) -> None:
     row = {k: v for k, v in trajectory(0, 0, 1).items()}
     example = {"observation": row["observation"][0], "next": {"reward": 0.0, "done": False}}
