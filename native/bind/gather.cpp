@@ -64,9 +64,7 @@ class Gatherer {
 
   // (block, lost, damaged): lost is 0, or the tail below which rows were lost while they were
   // copied; damaged is None, or the places of rows whose checksum is wrong.
-  nb::tuple gather(Seqs seqs) {
-    return gather_to(seqs, nullptr, {});
-  }
+  nb::tuple gather(Seqs seqs) { return gather_to(seqs, nullptr, {}); }
 
   // The same into a block that has `rows` rows, from its row `first` on: (lost, damaged). `base` is
   // added to the seqs that the batch gets.
@@ -249,8 +247,7 @@ void bind_gather(nb::module_& m) {
       .def("gather_at", &Gatherer::gather_at, nb::arg().noconvert(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg())
       .def("gather_folded_at", &Gatherer::gather_folded_at, nb::arg().noconvert(),
-           nb::arg().noconvert(), nb::arg().noconvert(), nb::arg(), nb::arg(), nb::arg(),
-           nb::arg())
+           nb::arg().noconvert(), nb::arg().noconvert(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
       .def("gather_folded", &Gatherer::gather_folded, nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert());
 }

@@ -8,6 +8,7 @@
 #include "handles.h"
 #include "native/kernels/multinomial.h"
 #include "native/kernels/marks.h"
+#include "native/kernels/multinomial.h"
 #include "native/kernels/permute.h"
 #include "native/kernels/rng.h"
 #include "native/kernels/stored_zip.h"

@@ -24,8 +24,8 @@ inline std::vector<uint64_t> multinomial(Rng rng, const std::vector<double>& mas
   std::vector<uint64_t> out(masses.size(), 0);
   if (!(total > 0)) return out;
   for (size_t k = 0; k < n; ++k) {
-    const double u = whole ? static_cast<double>(rng.below(static_cast<uint64_t>(total)))
-                           : rng.unit() * total;
+    const double u =
+        whole ? static_cast<double>(rng.below(static_cast<uint64_t>(total))) : rng.unit() * total;
     size_t i = static_cast<size_t>(std::upper_bound(upto.begin(), upto.end(), u) - upto.begin());
     // A product that was rounded up to the total is the last one's that has any.
     if (i == upto.size())

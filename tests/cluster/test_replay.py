@@ -21,8 +21,9 @@ from contig.sample.shards import decode
 from .rows import trajectory
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def buffer(cluster: Any) -> Any:
+    """Empty for the first test that has it."""
     with RayReplayBuffer(3, 20_000, batch_size=64, seed=3) as made:
         yield made
 
@@ -123,6 +124,7 @@ def test_rows_by_tcp(cluster: Any, buffer: Any) -> None:
     assert seen == {0, 1, 2}
 
 
+@pytest.mark.soak
 def test_slices(cluster: Any) -> None:
     sampler = SliceSampler(slice_len=8)
     with RayReplayBuffer(3, 20_000, sampler, batch_size=64, prefetch=2, seed=1) as buffer:
@@ -165,6 +167,7 @@ def test_priorities(cluster: Any) -> None:
         assert buffer.stats().stale_priority_updates == 1
 
 
+@pytest.mark.soak
 def test_made_by_a_function(cluster: Any) -> None:
     row = {k: v for k, v in trajectory(0, 0, 1).items()}
     example = {"observation": row["observation"][0], "next": {"reward": 0.0, "done": False}}
@@ -179,3 +182,29 @@ def test_made_by_a_function(cluster: Any) -> None:
         assert (stats.rows, stats.rows_written, stats.trajectories) == (300, 400, 40)
         buffer.empty()
         assert len(buffer) == 0
+
+
+@ray.remote(num_cpus=0)
+class Learner:
+    """Another rank, in another process."""
+
+    def epoch(self, name: str, rank: int, batches: int) -> list[int]:
+        sampler = SamplerWithoutReplacement()
+        options: dict[str, Any] = {"batch_size": 30, "seed": 1, "rank": rank, "world_size": 2}
+        with RayReplayBuffer(2, 10, sampler, name=name, **options) as buffer:
+            return [int(at) for _ in range(batches) for at in buffer.sample()["observation"][:, 0]]
+
+
+def test_ranks(cluster: Any) -> None:
+    """Learners that name the same buffer share its shards, and divide an epoch."""
+    with RayReplayBuffer(2, 20_000, name="shared", batch_size=30) as buffer:
+        for number in range(12):
+            buffer.extend_trajectory(trajectory(1, number, 20), terminated=True)
+        buffer.flush(60)
+        learners = [Learner.remote() for _ in range(2)]  # type: ignore[attr-defined]
+        parts = ray.get([p.epoch.remote("shared", i, 4) for i, p in enumerate(learners)])
+        again = ray.get(learners[0].epoch.remote("shared", 0, 4))
+        assert parts[0] == again  # reproducible
+        want = np.concatenate([trajectory(1, n, 20)["observation"][:, 0] for n in range(12)])
+        assert sorted(parts[0] + parts[1]) == sorted(want.tolist())  # and disjoint
+        assert len(buffer.sample()) == 30  # others that close leave the shards alone

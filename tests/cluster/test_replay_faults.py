@@ -174,7 +174,9 @@ def test_disk_shard_comes_back(cluster: Any, until: Any, tmp_path: Path) -> None
         assert len(buffer) == len(want) * STEPS  # and again, from their directories
 
 
-@pytest.mark.parametrize("far", [False, True], ids=["memory", "tcp"])
+@pytest.mark.parametrize(
+    "far", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["memory", "tcp"]
+)
 def test_killed_producer(cluster: Any, until: Any, far: bool) -> None:
     """What was acked is there once; nothing is there in part."""
     sampler = SamplerWithoutReplacement()

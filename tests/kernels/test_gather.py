@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contig import LazyTensorStorage
+from contig import Batch, LazyTensorStorage, _native
+from contig.tape.schema import ExtraLeaf
 from tests.reference import records, trees
 
 Array = np.ndarray[Any, Any]
@@ -173,3 +174,30 @@ def test_a_gather_of_more_than_a_megabyte() -> None:
         batch, lost = storage.gather(seqs)
         assert lost == 0
         assert np.array_equal(batch["x"], x[seqs])
+
+
+@given(st.data(), mappings, st.integers(1, 30), st.integers(0, 20), st.integers(0, 20))
+@settings(max_examples=60)
+def test_parts_of_one_block(data: Any, specs: Any, rows: int, first: int, second: int) -> None:
+    """Several tapes fill one block: each row is where it would be, with its tape's number added."""
+    index = (ExtraLeaf(("index",), (), np.dtype(np.int64)),)
+    with LazyTensorStorage(rows) as storage:
+        write(storage, records.Ring(rows), specs, rows, 0)
+        picked = st.integers(0, rows - 1)
+        seqs = [
+            np.array(data.draw(st.lists(picked, min_size=n, max_size=n)), np.int64)
+            for n in (first, second)
+        ]
+        whole, _ = storage.gather(np.concatenate(seqs), index)
+        wide, total = storage.wide(index, None), first + second
+        block = _native.Block(wide.layout.block_columns(total).nbytes)
+        for part, at, base in ((seqs[0], 0, 0), (seqs[1], first, 7 << 47)):
+            assert wide.gatherer.gather_at(part, block, total, at, base) == (0, None)
+        parts = Batch(block, wide.layout, (total,), wide.extras)
+        whole["index"][first:] += 7 << 47
+        for path in list(whole.keys()):
+            assert np.array_equal(parts[path], whole[path], equal_nan=True)
+        with pytest.raises(ValueError, match="more rows than the block has"):
+            wide.gatherer.gather_at(np.zeros(1, np.int64), block, total, total, 0)
+        with pytest.raises(ValueError, match="too small"):
+            wide.gatherer.gather_at(np.zeros(1, np.int64), _native.Block(1), 1000, 0, 0)

@@ -21,7 +21,7 @@ from .place import Place, ShardSpec
 from .placement import actor_options, choose_node
 from .shard import Shard
 
-__all__ = ["Directory", "is_new", "open_directory"]
+__all__ = ["Directory", "open_directory", "started"]
 
 log = logging.getLogger("contig.cluster")
 
@@ -39,18 +39,18 @@ def open_directory(spec: ShardSpec, name: str | None) -> Any:
         "scheduling_strategy": NodeAffinitySchedulingStrategy(own_node(), soft=False),
     }
     if name is not None:
+        check_kind("name", name, str, "give text")
         options.update(name=f"contig.{name}", get_if_exists=True)
     return ray.remote(Directory).options(**options).remote(spec)
 
 
-def is_new(name: str) -> bool:
-    """Whether nobody has made the buffer of this name."""
-    check_kind("name", name, str, "give text")
-    try:
-        ray.get_actor(f"contig.{name}")
-    except ValueError:
-        return True
-    return False
+def started(directory: Any) -> ShardSpec:
+    """Waits for the shards. Raises what making them raised."""
+    found: ShardSpec | Exception = ray.get(directory.start.remote())
+    if isinstance(found, Exception):
+        ray.kill(directory)
+        raise found
+    return found
 
 
 class Directory:

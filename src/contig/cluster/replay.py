@@ -14,7 +14,6 @@ import logging
 import secrets
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
@@ -34,10 +33,10 @@ from ..sample.shards import decode
 from ..tape import Storage
 from . import saving
 from .client import ShardClient
-from .directory import is_new, open_directory
+from .directory import open_directory, started
 from .engine import need_cluster, ray
 from .fleet import Fleet
-from .place import ShardSpec
+from .listening import listen
 from .placement import checked_spec
 from .writing import ShardedWrites
 
@@ -46,7 +45,6 @@ __all__ = ["RayBufferStats", "RayReplayBuffer"]
 log = logging.getLogger("contig.cluster")
 
 _POLL_S = 0.005
-_WATCH_S = 10.0
 _PASSING = (EmptyBufferError, NothingEligibleError)
 
 
@@ -122,29 +120,18 @@ class RayReplayBuffer(ShardedWrites):
         self._turn = threading.RLock()  # one sampler at a time
         self._feeding = Feeding()
         self._batches = self._rows_out = self._lost = 0
-        self._closed = False
-        self._failure: Exception | None = None
-        self._owner = name is None or is_new(name)
-        self._directory = open_directory(spec, name)
-        self.spec = self._started()
+        self.closed = False
+        self.failure: Exception | None = None
+        self.directory = open_directory(spec, name)
+        self.spec = started(self.directory)
+        self._owner = self.spec.token == spec.token  # else another process made it
         self._fleet = Fleet(self.sampler, secrets.token_hex(8))
-        self._version, places, self._lost = ray.get(self._directory.changes.remote(-1, 0.0))
+        self.version, places, self._lost = ray.get(self.directory.changes.remote(-1, 0.0))
         self._fleet.install(places)
         super().__init__(self.client(), self.spec.shards)
-        self._watcher = threading.Thread(
-            target=_watch, args=(weakref.ref(self),), name="contig-shards", daemon=True
-        )
-        self._watcher.start()
+        listen(self)
         self._ahead = prefetch
         self._prefetcher = Prefetcher(self.draw, self._mark, prefetch) if prefetch else None
-
-    def _started(self) -> ShardSpec:
-        """Waits for the shards. Raises what making them raised."""
-        found: ShardSpec | Exception = ray.get(self._directory.start.remote())
-        if isinstance(found, Exception):
-            ray.kill(self._directory)
-            raise found
-        return found
 
     def client(self, wait_s: float = 60.0) -> ShardClient:
         """A handle for actors that write to this buffer: picklable, see `ShardClient`.
@@ -152,7 +139,7 @@ class RayReplayBuffer(ShardedWrites):
         Args:
             wait_s: how long a producer waits for a lost shard to be replaced.
         """
-        return ShardClient(self._directory, self.spec.token, wait_s)
+        return ShardClient(self.directory, self.spec.token, wait_s)
 
     # -- sampling -----------------------------------------------------------------------------
 
@@ -222,10 +209,10 @@ class RayReplayBuffer(ShardedWrites):
         """Raises if a batch cannot, or need not, be drawn."""
         if self._prefetcher is not None and self._prefetcher.cancelled():
             raise Cancelled("the batch was drawn ahead and is not wanted any more")
-        if self._closed:
+        if self.closed:
             raise ClosedError("this buffer is closed")
-        if self._failure is not None:
-            raise ServerError(f"the buffer's directory is gone: {self._failure}") from self._failure
+        if self.failure is not None:
+            raise ServerError(f"the buffer's directory is gone: {self.failure}") from self.failure
         for check in self._feeding.watched:
             check()
 
@@ -339,9 +326,9 @@ class RayReplayBuffer(ShardedWrites):
 
     def close(self) -> None:
         """Ends the prefetcher, and, in the process that made them, the shards."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         if self._prefetcher is not None:
             self._prefetcher.close()
         self.close_writers()
@@ -349,8 +336,8 @@ class RayReplayBuffer(ShardedWrites):
             self._fleet.close()
         if self._owner and ray.is_initialized():
             try:
-                ray.get(self._directory.close.remote(), timeout=30.0)
-                ray.kill(self._directory)
+                ray.get(self.directory.close.remote(), timeout=30.0)
+                ray.kill(self.directory)
             except ray.exceptions.RayError as error:
                 log.debug("shards were not closed in good order: %s", error)
 
@@ -366,38 +353,15 @@ class RayReplayBuffer(ShardedWrites):
             "and give learners elsewhere the same name="
         )
 
-    def _heard(self, version: int, places: list[Any], lost: int) -> None:
+    def heard(self, version: int, places: list[Any], lost: int) -> None:
         """The directory has news."""
         with self._turn:
             if lost > self._lost:
                 log.warning("%d of %d shards were lost so far", lost, self.spec.shards)
-            self._version, self._lost = version, lost
-            if not self._closed:
+            self.version, self._lost = version, lost
+            if not self.closed:
                 self._fleet.install(places)
 
 
 class _NoShards(Exception):
     """None is there just now."""
-
-
-def _watch(buffer: weakref.ref[RayReplayBuffer]) -> None:
-    """A learner's thread, which does not keep the buffer alive."""
-    while True:
-        held = buffer()
-        if held is None or held._closed:
-            return
-        asked, version = held._directory.changes, held._version
-        del held
-        failure: Exception | None = None
-        try:
-            found = ray.get(asked.remote(version, _WATCH_S))
-        except Exception as error:  # the directory, or the cluster, is gone
-            failure = error
-        held = buffer()
-        if held is None or held._closed:
-            return
-        if failure is not None:
-            held._failure = failure
-            return
-        held._heard(*found)
-        del held

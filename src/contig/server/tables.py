@@ -277,6 +277,7 @@ class TapeTable(Table):
     def leave(self, producer: int) -> None:
         self.storage.tape.leave(producer)
         self._here.discard(producer)
+        self._strangers.discard(producer)
         self._bound_open()
 
     def leave_all(self) -> None:

@@ -247,17 +247,22 @@ class Storage:
         self, seqs: np.ndarray[Any, Any], extras: tuple[ExtraLeaf, ...], steps: FoldedSteps | None
     ) -> tuple[Batch, int, np.ndarray[Any, Any] | None]:
         """As `gather`; also the places of rows (of `steps`, if given) whose checksum is wrong."""
+        wide = self.wide(extras, steps)
+        if steps is None:
+            block, lost, damaged = wide.gatherer.gather(seqs)
+        else:
+            block, lost, damaged = wide.gatherer.gather_folded(seqs, steps.rows, steps.lengths)
+        return Batch(block, wide.layout, (len(seqs),), wide.extras), lost, damaged
+
+    def wide(self, extras: tuple[ExtraLeaf, ...], steps: FoldedSteps | None) -> Wide:
+        """What gathers rows into a part of a block that several storages fill."""
         self._open()
         schema = self.schema
         if schema is None:
             raise EmptyBufferError("nothing has been written to this storage yet")
         if steps is None:
-            wide = schema.wide(self.tape, extras)
-            block, lost, damaged = wide.gatherer.gather(seqs)
-        else:
-            wide = schema.folded(self.tape, extras, steps.recipe)
-            block, lost, damaged = wide.gatherer.gather_folded(seqs, steps.rows, steps.lengths)
-        return Batch(block, wide.layout, (len(seqs),), wide.extras), lost, damaged
+            return schema.wide(self.tape, extras)
+        return schema.folded(self.tape, extras, steps.recipe)
 
     def wide(self, extras: tuple[ExtraLeaf, ...], steps: FoldedSteps | None) -> Wide:
         """What gathers rows into a part of a block that several storages fill."""
