@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "handles.h"
-#include "native/kernels/multinomial.h"
 #include "native/kernels/marks.h"
 #include "native/kernels/multinomial.h"
 #include "native/kernels/permute.h"

@@ -153,15 +153,6 @@ void bind_view(nb::module_& m) {
             return changes_tuple(out);
           },
           nb::arg("window").none(), nb::arg("spec"), nb::arg("token"))
-      .def("weigh_rows",
-           [](ViewHandle& v, nb::object window) { return v.view.weigh_rows(window_of(window)); },
-           nb::arg("window").none())
-      .def(
-          "weigh_slices",
-          [](ViewHandle& v, nb::object window, const SliceSpec& spec) {
-            return v.view.weigh_slices(window_of(window), spec);
-          },
-          nb::arg("window").none(), nb::arg("spec"))
       .def(
           "weigh_rows",
           [](ViewHandle& v, nb::object window) { return v.view.weigh_rows(window_of(window)); },

@@ -24,6 +24,7 @@ from ..arguments import check_kind, ranks, seconds, whole, whole_numbers
 from ..batch import Batch
 from ..convert import as_array
 from ..errors import ClosedError, EmptyBufferError, NothingEligibleError, ServerError
+from ..replay.buffer import priorities_in
 from ..replay.feeding import Feeding
 from ..replay.output import info_of, to_output
 from ..replay.prefetch import Cancelled, Prefetcher
@@ -245,9 +246,7 @@ class RayReplayBuffer(ShardedWrites):
 
     def update_tensordict_priority(self, data: Any, key: str = "td_error") -> None:
         """`update_priority` from a batch that has `index` and a priority, as TorchRL does it."""
-        priority = as_array(data[key])
-        rows = as_array(data["index"]).reshape(-1)
-        self.update_priority(rows, np.abs(priority.reshape(len(rows), -1)).max(-1))
+        self.update_priority(*priorities_in(data, key))
 
     # -- state --------------------------------------------------------------------------------
 

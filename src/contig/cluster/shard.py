@@ -18,6 +18,7 @@ import numpy as np
 
 from ..layout import Layout
 from ..replay import ReplayBuffer
+from ..replay.buffer import row_counts
 from ..replay.redistribute import load_shard, load_share, save_shard
 from ..replay.shards import ShardReader
 from ..sample import Request, Sampler
@@ -158,14 +159,7 @@ class Shard:
 
     def counts(self) -> dict[str, int]:
         """Counters of its tape."""
-        tape = self.storage.tape
-        return {
-            "rows": len(self.storage),
-            "capacity": self.storage.capacity,
-            "rows_written": int(tape.snapshot()[0]),
-            "appends": int(tape.appends),
-            "trajectories": int(tape.trajectories),
-        }
+        return row_counts(self.storage)
 
     def empty(self) -> None:
         self.storage.empty()

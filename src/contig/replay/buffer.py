@@ -48,6 +48,24 @@ class BufferStats(NamedTuple):
     stale_priority_updates: int
 
 
+def row_counts(storage: Storage) -> dict[str, int]:
+    """The counters that a buffer has from its storage."""
+    tape = storage.tape
+    return {
+        "rows": len(storage),
+        "capacity": storage.capacity,
+        "rows_written": int(tape.snapshot()[0]),
+        "appends": int(tape.appends),
+        "trajectories": int(tape.trajectories),
+    }
+
+
+def priorities_in(data: Any, key: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The rows of a batch, and a priority for each: the largest of all that `key` has of it."""
+    rows = as_array(data["index"]).reshape(-1)
+    return rows, np.abs(as_array(data[key]).reshape(len(rows), -1)).max(-1)
+
+
 class ReplayBuffer:
     """Stores rows, samples batches.
 
@@ -201,17 +219,15 @@ class ReplayBuffer:
         return batch if self._on_sample is None else self._on_sample(batch)
 
     def _read(self, request: Request) -> Batch:
-        try:
-            with self._turn:
-                return read_batch(self._index, self.sampler, self._rng, request)
-        except (EmptyBufferError, NothingEligibleError):
-            if not self._feeding.feeders:
-                raise
-
         def read() -> Batch:
             with self._turn:
                 return read_batch(self._index, self.sampler, self._rng, request)
 
+        try:
+            return read()
+        except (EmptyBufferError, NothingEligibleError):
+            if not self._feeding.feeders:
+                raise
         return self._feeding.await_rows(self.storage.tape, read, self._go_on, self.sample_timeout_s)
 
     def _go_on(self) -> None:
@@ -263,9 +279,7 @@ class ReplayBuffer:
 
     def update_tensordict_priority(self, data: Any, key: str = "td_error") -> None:
         """`update_priority` from a batch that has `index` and a priority, as TorchRL does it."""
-        priority = as_array(data[key])
-        rows = as_array(data["index"]).reshape(-1)
-        self.update_priority(rows, np.abs(priority.reshape(len(rows), -1)).max(-1))
+        self.update_priority(*priorities_in(data, key))
 
     # -- state --------------------------------------------------------------------------------
 
@@ -325,13 +339,8 @@ class ReplayBuffer:
                 self.sampler.rewind(mark[1])
 
     def stats(self) -> BufferStats:
-        head = self.storage.tape.snapshot()[0]
         return BufferStats(
-            rows=len(self.storage),
-            capacity=self.storage.capacity,
-            rows_written=int(head),
-            appends=int(self.storage.tape.appends),
-            trajectories=int(self.storage.tape.trajectories),
+            **row_counts(self.storage),
             rows_sampled=self._rows_out,
             batches_sampled=self._batches,
             stale_priority_updates=self.sampler.stale_priority_updates,

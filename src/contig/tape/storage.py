@@ -264,16 +264,6 @@ class Storage:
             return schema.wide(self.tape, extras)
         return schema.folded(self.tape, extras, steps.recipe)
 
-    def wide(self, extras: tuple[ExtraLeaf, ...], steps: FoldedSteps | None) -> Wide:
-        """What gathers rows into a part of a block that several storages fill."""
-        self._open()
-        schema = self.schema
-        if schema is None:
-            raise EmptyBufferError("nothing has been written to this storage yet")
-        if steps is None:
-            return schema.wide(self.tape, extras)
-        return schema.folded(self.tape, extras, steps.recipe)
-
     def episodes(self) -> np.ndarray[Any, Any]:
         """All trajectories on the tape: a structured array, see `contig.tape.episodes.EPISODE`."""
         self._open()
