@@ -128,6 +128,7 @@ def test_killed_actors_leave_whole_trajectories_once(way: str) -> None:
     assert len({int(x["observation"][0, 0]) for x in found}) >= 3  # seeds of those made again
 
 
+@pytest.mark.soak  # test_collector_shards.py has it for sharded buffers
 def test_a_node_that_is_lost_while_its_actor_collects(cluster: Any) -> None:
     """Its actor goes on elsewhere; the learner has every frame that it asked for, once."""
     lost = cluster.add("doomed")

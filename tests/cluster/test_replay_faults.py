@@ -65,19 +65,20 @@ class Producer:
 
     def __init__(self, handle: Any, producer: int, shard: int | None = None) -> None:
         self.to = handle.connect(shard=shard)
-        self.producer, self.acked, self.stop = producer, 0, False
+        self.producer, self.acked, self.stop = producer, 0, threading.Event()
         self.pid_ = os.getpid()
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
     def run(self) -> None:
         number = 0
-        while not self.stop and number < 1000:
+        while not self.stop.is_set():
             self.to.extend_trajectory(trajectory(self.producer, number, STEPS), terminated=True)
             number += 1
             if number % 10 == 0:
                 self.to.flush(120)
                 self.acked = number
+                self.stop.wait(0.1)  # a test's buffer has room for as long as it takes
         self.to.flush(120)
         self.acked = number
 
@@ -88,7 +89,7 @@ class Producer:
         return self.pid_
 
     def end(self) -> int:
-        self.stop = True
+        self.stop.set()
         self.thread.join(120)
         return self.acked
 
@@ -115,6 +116,7 @@ def test_killed_shard(cluster: Any, until: Any) -> None:
         until(lambda: 3 in buffer.sample()["index"] >> 47, "nothing of the new shard")
 
 
+@pytest.mark.soak  # test_collector_shards.py has it with actors that collect
 def test_node_removed(cluster: Any, until: Any) -> None:
     """While producers write and the learner samples: no error, and trajectories stay whole."""
     node = cluster.add("extra")
@@ -215,6 +217,7 @@ def test_learner_restarts(cluster: Any, until: Any, tmp_path: Path) -> None:
         assert len(buffer) == 30 * STEPS
 
 
+@pytest.mark.soak  # tests/replay/test_redistribute.py has it without actors
 def test_other_number_of_shards(cluster: Any, until: Any, tmp_path: Path) -> None:
     """3 to 2: all trajectories, whole, with their priorities."""
     with RayReplayBuffer(3, 20_000, PrioritizedSampler(), batch_size=256, seed=5) as buffer:
@@ -242,7 +245,9 @@ def test_other_number_of_shards(cluster: Any, until: Any, tmp_path: Path) -> Non
             buffer.load(tmp_path / "saved")
 
 
-@pytest.mark.parametrize("far", [False, True], ids=["memory", "tcp"])
+@pytest.mark.parametrize(
+    "far", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["memory", "tcp"]
+)
 def test_rest_of_a_lost_trajectory(cluster: Any, until: Any, far: bool) -> None:
     """Its shard was lost in the middle: what comes after that is never a whole one."""
     other = next(n["NodeID"] for n in ray.nodes() if n["Alive"] and "node1" in n["Resources"])
