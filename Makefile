@@ -102,6 +102,8 @@ bench: $(INSTALL) $(PEERS)  ## Run the benchmarks beside the peer libraries
 	$(BIN)/python -m benchmarks.collect
 	$(BIN)/python -m benchmarks.learn
 	$(BIN)/python -m benchmarks.returns
+	$(BIN)/python -m benchmarks.ray_replay
+	$(BIN)/python -m benchmarks.cluster
 
 docs: $(INSTALL) $(DOCS)  ## Run every snippet of README.md and docs/, then render docs/
 	$(BIN)/python tools/check_snippets.py
