@@ -2,18 +2,22 @@
 
     contig    RayReplayBuffer of 3 shards: an actor adds trajectories of 100 rows, 256 are sampled
     plain     an actor with a list of dicts of arrays per shard: `add` and `sample` by `ray.get`
+    torchrl   its RayReplayBuffer, one actor, if `.venv-peers` is there
     local     ReplayBuffer over one SharedStorage: what 3 shards on one machine are compared with
 
-Run: `python -m benchmarks.ray_replay [--quick]`; prints JSON. Goals: 5x plain actors in rows added
-and sampled; a sample over 3 shards at most 3x the local one, and hidden by prefetch.
+Run: `python -m benchmarks.ray_replay [--quick] [--peers-python PATH]`; prints JSON. Goals: 5x
+plain actors in rows added and sampled; a sample over 3 shards at most 3x the local one, and hidden by prefetch.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -130,6 +134,24 @@ def measure(effort: Effort) -> dict[str, Any]:
     return out
 
 
+def add_torchrl(out: dict[str, Any], python: Path, quick: bool) -> None:
+    """Runs torchrl's in its own environment, and adds how ours compares."""
+    if not python.exists():
+        out["torchrl"] = f"not run: {python} is not there (make bench makes it)"
+        return
+    command = [str(python), "-m", "benchmarks.peer_torchrl_ray", *(["--quick"] if quick else [])]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        out["torchrl"] = f"failed: {done.stderr.strip().splitlines()[-1]}"
+        return
+    theirs = json.loads(done.stdout.splitlines()[-1])  # libraries print before it
+    out |= theirs
+    added = out["contig_rows_added_per_s"] / theirs["torchrl_rows_added_per_s"]
+    out["ratios"]["rows added, contig / torchrl"] = added
+    sampled = theirs["torchrl_sample_us"] / out["contig_sample_us"]
+    out["ratios"]["rows sampled, contig / torchrl"] = sampled
+
+
 def prefetched(data: Tree, capacity: int, effort: Effort) -> dict[str, float]:
     """A step of training that leaves the interpreter alone, and the same with a sample before."""
     from contig import RayReplayBuffer
@@ -163,7 +185,10 @@ def join(parts: list[Tree]) -> Tree:
 def main() -> None:
     import ray
 
-    effort = Effort.of("--quick" in sys.argv)
+    parser = argparse.ArgumentParser(description="Measure sharded buffers on Ray.")
+    parser.add_argument("--quick", action="store_true", help="only shows that everything runs")
+    parser.add_argument("--peers-python", type=Path, default=Path(".venv-peers/bin/python"))
+    args = parser.parse_args()
     ray.init(
         address="local",
         num_cpus=2,
@@ -173,10 +198,12 @@ def main() -> None:
         _node_ip_address="127.0.0.1",
     )
     try:
-        json.dump(measure(effort), sys.stdout, indent=2)
-        print()
+        out = measure(Effort.of(args.quick))
     finally:
         ray.shutdown()
+    add_torchrl(out, args.peers_python, args.quick)
+    json.dump(out, sys.stdout, indent=2)
+    print()
 
 
 if __name__ == "__main__":
