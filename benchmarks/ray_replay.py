@@ -6,7 +6,8 @@
     local     ReplayBuffer over one SharedStorage: what 3 shards on one machine are compared with
 
 Run: `python -m benchmarks.ray_replay [--quick] [--peers-python PATH]`; prints JSON. Goals: 5x
-plain actors in rows added and sampled; a sample over 3 shards at most 3x the local one, and hidden by prefetch.
+plain actors in rows added and sampled; a sample over 3 shards at most 3x the local one, and hidden
+by prefetch.
 """
 
 from __future__ import annotations

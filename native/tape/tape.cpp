@@ -104,83 +104,112 @@ void Tape::recall(uint64_t producer, uint64_t seq) {
   producers_.leave(producer);
 }
 
-uint64_t Tape::append(const Append& a) {
-  const uint64_t head = h_->head.load(relaxed), old_tail = h_->tail.load(relaxed);
-  const uint64_t index_head = h_->index_head.load(relaxed);
-  uint64_t index_tail = h_->index_tail.load(relaxed);
+Tape::Room Tape::find_room(const Append& a) const {
+  Room r;
+  r.head = h_->head.load(relaxed);
+  r.index_head = h_->index_head.load(relaxed);
+  r.index_tail = h_->index_tail.load(relaxed);
   const uint64_t capacity = h_->capacity;
 
   // Of more rows than fit, the leading ones get no seq.
-  const uint64_t skip = a.rows.n > capacity ? a.rows.n - capacity : 0;
-  const uint64_t n = a.rows.n - skip;
-  size_t first_run = 0;
-  uint64_t skip_in_run = skip;
-  while (first_run < a.n_runs && a.runs[first_run].rows <= skip_in_run)
-    skip_in_run -= a.runs[first_run++].rows;
-
-  const uint64_t new_head = head + n, new_runs = a.n_runs - first_run;
+  r.skip = a.rows.n > capacity ? a.rows.n - capacity : 0;
+  r.skip_in_run = r.skip;
+  while (r.first_run < a.n_runs && a.runs[r.first_run].rows <= r.skip_in_run)
+    r.skip_in_run -= a.runs[r.first_run++].rows;
+  r.new_head = r.head + a.rows.n - r.skip;
+  r.new_runs = a.n_runs - r.first_run;
 
   // What gives way.
-  uint64_t tail = std::max(old_tail, new_head > capacity ? new_head - capacity : 0);
-  while (index_tail < index_head) {
-    const Entry& oldest = entry(index_tail);
+  r.tail = std::max(h_->tail.load(relaxed), r.new_head > capacity ? r.new_head - capacity : 0);
+  while (r.index_tail < r.index_head) {
+    const Entry& oldest = entry(r.index_tail);
     const uint64_t end =
         oldest.first.load(relaxed) + (oldest.steps_flags.load(relaxed) >> kFlagBits);
-    if (end > tail && index_head + new_runs - index_tail <= capacity) break;
-    tail = std::max(tail, end);
-    ++index_tail;
+    if (end > r.tail && r.index_head + r.new_runs - r.index_tail <= capacity) break;
+    r.tail = std::max(r.tail, end);
+    ++r.index_tail;
   }
+  return r;
+}
 
-  // Everything that can fail comes before anything changes.
-  if (!a.stored) reserve_data(head, new_head);
-  reserve_chunks(index_tail, index_head + new_runs);
-  const uint64_t first_stamp = next_stamp(index_head);
+uint64_t Tape::reserve(const Append& a, const Room& r) {
+  if (!a.stored) reserve_data(r.head, r.new_head);
+  reserve_chunks(r.index_tail, r.index_head + r.new_runs);
+  const uint64_t first_stamp = next_stamp(r.index_head);
   if (first_stamp > 0)  // in a chunk that has its place already
-    reserve_stamps(map_[slot_of_chunk(index_head >> chunk_shift_)].load(relaxed), first_stamp + 1);
-  if (h_->trajectories.load(relaxed) + new_runs > kMostOrdinals)
+    reserve_stamps(map_[slot_of_chunk(r.index_head >> chunk_shift_)].load(relaxed),
+                   first_stamp + 1);
+  if (h_->trajectories.load(relaxed) + r.new_runs > kMostOrdinals)
     throw std::invalid_argument("append: a tape has no more than 2^57 trajectories");
-  const uint64_t producer = a.producer != 0 ? producers_.take(a.producer, a.producer_before) : 0;
+  return first_stamp;
+}
 
-  // Tail, then the index, then a full fence before the first overwriting store.
-  h_->tail.store(tail, release);
-  h_->index_tail.store(index_tail, release);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  map_chunks(index_tail, index_head + new_runs);
-
-  if (!a.stored) copy_in(a.rows, skip, head);
-
-  // Does the first run grow the newest entry?
-  const Run& lead = a.runs[first_run];
+bool Tape::grows_newest(const Append& a, const Room& r) const {
+  const Run& lead = a.runs[r.first_run];
   const Track& track = *lead.track;
-  bool grows = false;
-  if (skip == 0 && !lead.starts && track.known && index_head > index_tail &&
-      track.last_entry == index_head - 1) {
-    const Entry& newest = entry(index_head - 1);
-    const uint64_t sf = newest.steps_flags.load(relaxed);
-    grows = newest.first.load(relaxed) + (sf >> kFlagBits) == head && (sf & kCut) == 0 &&
-            static_cast<int64_t>(newest.version.load(relaxed)) == lead.version;
-  }
+  if (r.skip != 0 || lead.starts || !track.known || r.index_head <= r.index_tail ||
+      track.last_entry != r.index_head - 1)
+    return false;
+  const Entry& newest = entry(r.index_head - 1);
+  const uint64_t sf = newest.steps_flags.load(relaxed);
+  return newest.first.load(relaxed) + (sf >> kFlagBits) == r.head && (sf & kCut) == 0 &&
+         static_cast<int64_t>(newest.version.load(relaxed)) == lead.version;
+}
 
-  h_->undo_index_head.store(index_head, relaxed);
+void Tape::write_undo(const Append& a, const Room& r, bool grows, uint64_t producer) {
+  h_->undo_index_head.store(r.index_head, relaxed);
   h_->undo_trajectories.store(h_->trajectories.load(relaxed), relaxed);
-  h_->undo_entry.store(grows ? index_head - 1 : kNone, relaxed);
+  h_->undo_entry.store(grows ? r.index_head - 1 : kNone, relaxed);
   if (grows) {
-    h_->undo_steps_flags.store(entry(index_head - 1).steps_flags.load(relaxed), relaxed);
-    h_->undo_ret.store(entry(index_head - 1).ret.load(relaxed), relaxed);
+    h_->undo_steps_flags.store(entry(r.index_head - 1).steps_flags.load(relaxed), relaxed);
+    h_->undo_ret.store(entry(r.index_head - 1).ret.load(relaxed), relaxed);
   }
   h_->undo_producer.store(a.producer != 0 ? producer : kNone, relaxed);
   if (a.producer != 0) {
     h_->undo_producer_seq.store(producers_[producer].seq.load(relaxed), relaxed);
     h_->undo_producer_entry.store(producers_[producer].entry.load(relaxed), relaxed);
   }
-  h_->undo_head.store(head, release);
+  h_->undo_head.store(r.head, release);
   std::atomic_thread_fence(release);
+}
 
+uint64_t Tape::append(const Append& a) {
+  const Room r = find_room(a);
+  // Everything that can fail comes before anything changes.
+  const uint64_t first_stamp = reserve(a, r);
+  const uint64_t producer = a.producer != 0 ? producers_.take(a.producer, a.producer_before) : 0;
+
+  // Tail, then the index, then a full fence before the first overwriting store.
+  h_->tail.store(r.tail, release);
+  h_->index_tail.store(r.index_tail, release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  map_chunks(r.index_tail, r.index_head + r.new_runs);
+
+  if (!a.stored) copy_in(a.rows, r.skip, r.head);
+
+  const bool grows = grows_newest(a, r);
+  write_undo(a, r, grows, producer);
+  const uint64_t index_head = write_runs(a, r, grows, first_stamp);
+  if (a.producer != 0) {
+    Producer& p = producers_[producer];
+    p.entry.store(index_head - 1, release);
+    producers_.use(producer);
+    p.seq.store(a.producer_seq, release);
+  }
+  h_->index_head.store(index_head, release);
+  h_->head.store(r.new_head, release);
+
+  h_->appends.fetch_add(1, relaxed);
+  wake(h_->wake_word, h_->waiters);
+  return r.head;
+}
+
+uint64_t Tape::write_runs(const Append& a, const Room& r, bool grows, uint64_t slot) {
   const uint64_t now = now_ns();
-  uint64_t number = index_head, seq = head, slot = first_stamp;
+  uint64_t number = r.index_head, seq = r.head;
   for (size_t i = 0; i < a.n_runs; ++i) {
     const Run& run = a.runs[i];
-    if (i < first_run) {  // dropped whole: only the track moves on
+    if (i < r.first_run) {  // dropped whole: only the track moves on
       if (run.starts) *run.track = Track{};
       run.track->steps += run.rows;
       run.track->ret += run.reward;
@@ -189,41 +218,34 @@ uint64_t Tape::append(const Append& a) {
       run.track->last_entry = kNone;
       continue;
     }
-    const uint64_t dropped = i == first_run ? skip_in_run : 0;
+    const uint64_t dropped = i == r.first_run ? r.skip_in_run : 0;
     const uint64_t rows = run.rows - dropped;
-    if (i == first_run && grows) {
-      Track& t = *run.track;
-      Entry& e = entry(index_head - 1);
-      const uint64_t sf = e.steps_flags.load(relaxed);
-      t.steps += rows;
-      t.ret += run.reward;
-      t.flags = run.flags;
-      const uint64_t steps = (sf >> kFlagBits) + rows;
-      e.steps_flags.store(steps << kFlagBits | (sf & kBegins) | run.flags, release);
-      e.ret.store(bits_of(t.ret), release);
+    if (i == r.first_run && grows) {
+      grow_newest(run, rows);
     } else {
       if ((number & chunk_mask_) == 0) slot = 0;
-      if (slot == 0 || number == index_head) {
+      if (slot == 0 || number == r.index_head) {
         Stamp& s = stamp(number, slot);
         s.writer.store(a.writer, relaxed);
         s.time_ns.store(now, relaxed);
       }
-      write_run(number++, run, seq, rows, dropped, index_tail, slot);
+      write_run(number++, run, seq, rows, dropped, r.index_tail, slot);
     }
     seq += rows;
   }
-  if (a.producer != 0) {
-    Producer& p = producers_[producer];
-    p.entry.store(number - 1, release);
-    producers_.use(producer);
-    p.seq.store(a.producer_seq, release);
-  }
-  h_->index_head.store(number, release);
-  h_->head.store(new_head, release);
+  return number;
+}
 
-  h_->appends.fetch_add(1, relaxed);
-  wake(h_->wake_word, h_->waiters);
-  return head;
+void Tape::grow_newest(const Run& run, uint64_t rows) {
+  Track& t = *run.track;
+  Entry& e = entry(t.last_entry);
+  const uint64_t sf = e.steps_flags.load(relaxed);
+  t.steps += rows;
+  t.ret += run.reward;
+  t.flags = run.flags;
+  const uint64_t steps = (sf >> kFlagBits) + rows;
+  e.steps_flags.store(steps << kFlagBits | (sf & kBegins) | run.flags, release);
+  e.ret.store(bits_of(t.ret), release);
 }
 
 void Tape::write_run(uint64_t number, const Run& run, uint64_t first, uint64_t rows,

@@ -204,6 +204,19 @@ class Tape {
                    uint64_t base);
   void map_chunks(uint64_t from, uint64_t to);  // and places, once older ones are evicted
   void copy_in(const Rows& rows, uint64_t skip, uint64_t seq);
+  // What an append needs and what gives way to it: rows, entries, and those that do not fit.
+  struct Room {
+    uint64_t head, new_head, tail, index_head, index_tail, new_runs;
+    uint64_t skip, skip_in_run;  // leading rows that get no seq; and of the first run that does
+    size_t first_run = 0;
+  };
+  Room find_room(const Append& a) const;
+  uint64_t reserve(const Append& a, const Room& r);  // memory for it; returns the first free stamp
+  bool grows_newest(const Append& a, const Room& r) const;  // whether its first run does
+  void write_undo(const Append& a, const Room& r, bool grows, uint64_t producer);
+  // Writes the entries, from stamp `slot` on; returns the index's new head.
+  uint64_t write_runs(const Append& a, const Room& r, bool grows, uint64_t slot);
+  void grow_newest(const Run& run, uint64_t rows);
   void write_run(uint64_t number, const Run& run, uint64_t first, uint64_t rows, uint64_t dropped,
                  uint64_t index_tail, uint64_t stamp);
 
