@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,28 @@ def weights(net: torch.nn.Module) -> Any:
 def test_every_example_is_here() -> None:
     here = {n.removeprefix("test_") for n in globals() if n.startswith("test_")}
     assert {p.stem for p in EXAMPLES.glob("*.py")} <= here
+
+
+def run(name: str, *arguments: str) -> str:
+    """An example that starts processes, in one of its own; what it prints."""
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_data_parallel() -> None:
+    assert run("data_parallel", "--steps", "20")
+
+
+@pytest.mark.soak
+def test_ray_r2d2() -> None:
+    assert run("ray_r2d2", "--seconds", "5")
+
+
+@pytest.mark.soak
+def test_ray_train() -> None:
+    assert run("ray_train", "--steps", "20")
 
 
 def test_recurrent_ppo() -> None:

@@ -7,6 +7,7 @@ parent: Actor("serve", batch=4)          child: serve(say, hear, batch=4)
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -15,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -356,15 +358,33 @@ def fork_with_client(say: Say, hear: Hear, port: int, count: int) -> None:
     say(sent=sent[0])
 
 
-def fork_with_server(say: Say, hear: Hear, in_process: bool, end: str) -> None:
-    """A forked child of a learner leaves ``with Server``, or lives on; it is the parent's."""
+def fork_with_server(
+    say: Say, hear: Hear, in_process: bool, end: str, accepted: bool = False
+) -> None:
+    """A forked child of a learner leaves ``with Server``, or lives on; it is the parent's.
+
+    With `accepted`, the connection has been accepted then, and nothing more.
+    """
     from contig import Server, TcpTransport
+    from contig.server.acceptor import Acceptor
     from tests.server import items
 
+    met = threading.Event()
+
+    async def nothing_more(self: Acceptor, sock: Any) -> None:
+        met.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            sock.close()
+
+    if accepted:
+        Acceptor._connect = nothing_more  # type: ignore[method-assign]
     child = 0
     with Server(items.example(), 4, TcpTransport(in_process=in_process)) as server:
         say(port=server.port)
         assert hear()["connected"]
+        assert not accepted or met.wait(60)
         child = os.fork()
         if child == 0 and end != "leaves":
             if end == "exits":

@@ -75,9 +75,11 @@ def test_a_forked_child_does_not_end_the_server(in_process: bool, end: str) -> N
             assert client.resends == 0
 
 
-@pytest.mark.parametrize("in_process", [False, True])
-def test_a_forked_child_keeps_neither_port_nor_connections(in_process: bool) -> None:
-    with Actor("fork_with_server", in_process=in_process, end="stays") as actor:
+@pytest.mark.parametrize(("in_process", "accepted"), [(False, False), (True, False), (True, True)])
+def test_a_forked_child_keeps_neither_port_nor_connections(
+    in_process: bool, accepted: bool
+) -> None:
+    with Actor("fork_with_server", in_process=in_process, end="stays", accepted=accepted) as actor:
         port = actor.hear()["port"]
         with socket.create_connection(("127.0.0.1", port)) as raw:
             raw.sendall(b"contig/1")

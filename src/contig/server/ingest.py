@@ -90,6 +90,11 @@ class Ingest:
         acceptor = Acceptor(core.loop, listening, factory, tls, handshake_s, rejected)
         self._listeners.append(acceptor)
 
+    def fork(self) -> None:
+        """In a forked child: closes its copies of sockets that are no connection's."""
+        for listener in self._listeners:
+            listener.fork()
+
     async def close(self, final: bool) -> None:
         for listener in self._listeners:
             listener.close()

@@ -79,6 +79,7 @@ class IngestThread:
     def fork(self) -> None:
         """In a forked child, which has no part in this: closes its copies of the sockets."""
         self._copy.close()
+        self._ingest.fork()
         for connection in list(self._ingest.core.connections.values()):
             sock = getattr(connection.transport.get_extra_info("socket"), "_sock", None)
             if sock is not None:  # another kind of event loop may hide it
