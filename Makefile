@@ -25,12 +25,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONSTRAINTS := constraints-dev.txt
 
 # --- environments --------------------------------------------------------------------------------
-# Stamps: .venv/.stamp-tools (build tools), .stamp-install (the project), .stamp-docs (mkdocs);
+# Stamps: .venv/.stamp-tools (build tools), .stamp-install (the project), .stamp-dist (build, twine);
 # .venv-peers/.stamp-install (the libraries that benchmarks compare with).
 
 TOOLS := $(VENV)/.stamp-tools
 INSTALL := $(VENV)/.stamp-install
-DOCS := $(VENV)/.stamp-docs
+DIST := $(VENV)/.stamp-dist
 PEERS := .venv-peers/.stamp-install
 
 # Directories are listed too: their times change when a file is added or removed.
@@ -52,8 +52,8 @@ $(INSTALL): $(TOOLS) $(CONSTRAINTS) pyproject.toml CMakeLists.txt $(EXTENSION_SO
 	  --config-settings=cmake.define.CONTIG_NATIVE_TESTS=ON -e '.[dev]'
 	@touch $@
 
-$(DOCS): $(CONSTRAINTS) | $(BIN)/python
-	$(PIP) install --quiet -c $(CONSTRAINTS) mkdocs
+$(DIST): $(CONSTRAINTS) | $(BIN)/python
+	$(PIP) install --quiet -c $(CONSTRAINTS) build twine
 	@touch $@
 
 $(PEERS): benchmarks/requirements-peers.txt
@@ -64,7 +64,7 @@ $(PEERS): benchmarks/requirements-peers.txt
 
 # --- targets -------------------------------------------------------------------------------------
 
-.PHONY: help demo test native-test lint format bench docs soak examples clean distclean
+.PHONY: help demo test native-test lint format bench docs dist soak examples clean distclean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -73,9 +73,20 @@ DEMO_ARGS ?=
 demo: $(INSTALL)  ## Train a recurrent agent on async actors' rows, live (some minutes)
 	$(BIN)/python -m contig.cli.main demo --plot build/demo.png $(DEMO_ARGS)
 
-# Two processes share the test files: many tests wait for other processes.
-test: $(INSTALL)  ## Run the tests (without soak), then native-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+# The dashboard is tested in a browser. Where there is none, and none can be installed, these tests
+# are skipped, and say so.
+.PHONY: browser
+browser:
+	@command -v chromedriver > /dev/null || test "$$(id -u)" != 0 || ! command -v apt-get > /dev/null || { \
+	  echo "installing chromium for the tests of the dashboard"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  { timeout 300 apt-get update -qq && timeout 600 apt-get install -y -qq --no-install-recommends \
+	    chromium chromium-driver; } > /dev/null 2>&1 || echo "it cannot be installed here"; }
+
+# Two processes share the test files: many tests wait for other processes. If one of them dies, that
+# is the end: pytest-xdist may wait for ever for what it was given.
+test: $(INSTALL) browser  ## Run the tests (without soak), then native-test
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 	$(MAKE) native-test
 
 soak: $(INSTALL)  ## Run the long randomised tests
@@ -98,21 +109,30 @@ bench: $(INSTALL) $(PEERS)  ## Run the benchmarks beside the peer libraries
 	$(BIN)/python -m benchmarks.ingest
 	$(BIN)/python -m benchmarks.trajectory
 	$(BIN)/python -m benchmarks.rollout
+	$(BIN)/python -m benchmarks.adapters_rsl_rl
 	$(BIN)/python -m benchmarks.disk
+	$(BIN)/python -m benchmarks.codecs
+	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.collect
 	$(BIN)/python -m benchmarks.learn
 	$(BIN)/python -m benchmarks.returns
+	$(BIN)/python -m benchmarks.devices
+	$(BIN)/python -m benchmarks.fields
 	$(BIN)/python -m benchmarks.ray_replay
 	$(BIN)/python -m benchmarks.cluster
+	$(BIN)/python -m benchmarks.pages
 
-docs: $(INSTALL) $(DOCS)  ## Run every snippet of README.md and docs/, then render docs/
+# mkdocs says on every run that there will be another version of itself, unless told not to.
+docs: $(INSTALL)  ## Run every snippet of README.md and docs/, then render docs/
 	$(BIN)/python tools/check_snippets.py
-	@mkdir -p build/docs
-	@printf '%s\n' 'site_name: contig' 'docs_dir: ../../docs' 'site_dir: site' \
-	  'theme: {name: mkdocs, highlightjs: false}' 'use_directory_urls: false' 'plugins: []' \
-	  > build/docs/mkdocs.yml
-	$(BIN)/mkdocs build --quiet --strict --config-file build/docs/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	$(BIN)/python tools/check_site.py
 	@echo "rendered: build/docs/site/index.html"
+
+# Names of other interpreters: make dist PYTHONS="python3.12 python3.13"
+PYTHONS ?=
+dist: $(DIST)  ## Build sdist and wheel, check them, install them into clean environments
+	$(BIN)/python tools/check_dist.py $(PYTHONS)
 
 examples: $(INSTALL)  ## Run every file of examples/
 	@for file in examples/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
@@ -128,12 +148,13 @@ distclean: clean  ## Remove the virtual environments too
 # --- native tests --------------------------------------------------------------------------------
 # build/<wheel tag>: native/tests/*.cpp beside the extension; those that step through appends and
 #             repairs instruction by instruction run here.
-# build/tsan: native/tests/*_threads.cpp with the thread sanitizer, without Python.
-# build/asan: native/tests/*_threads.cpp and the extension, with the address and undefined-behaviour
-#             sanitizers. The package loads the extension from CONTIG_NATIVE_PATH if that is set;
-#             the sanitizer's runtime must come first in the process, hence LD_PRELOAD (libstdc++
-#             with it, or its interceptor of C++ exceptions finds nothing to call). Reports go to
-#             the real stderr, which pytest leaves alone with --capture=sys.
+# build/tsan: native/tests/*_{threads,bytes}.cpp with the thread sanitizer, without Python.
+# build/asan: native/tests/*_{threads,bytes}.cpp and the extension, with the address and
+#             undefined-behaviour sanitizers. The package loads the extension from
+#             CONTIG_NATIVE_PATH if that is set; the sanitizer's runtime must come first in the
+#             process, hence LD_PRELOAD (libstdc++ with it, or its interceptor of C++ exceptions
+#             finds nothing to call). Reports go to the real stderr, which pytest leaves alone with
+#             --capture=sys.
 
 CXX_FILES = $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.hpp')
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja

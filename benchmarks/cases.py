@@ -1,8 +1,10 @@
 """What is compared: the cases, in the order of the table, and the goal that contig has for each.
 
-A goal is one of two kinds. A factor (`at_least={"cpprb": 7}`) says how many times faster than that
-library contig is to be in the same run; it does not depend on the machine. An absolute bound
-(`at_most_us`) stands where no such factor is set. No measured figure is written here.
+A goal is one of three kinds. A factor (`at_least={"cpprb": 7}`) says how many times faster than
+that library contig is to be in the same run; it does not depend on the machine. `beside` says the
+same of another case of contig's own: at most so many times as long, and so many microseconds more.
+An absolute bound (`at_most_us`) stands where no such factor is set. No measured figure is written
+here.
 """
 
 from __future__ import annotations
@@ -23,6 +25,15 @@ Value = float | str
 
 
 @dataclass(frozen=True)
+class Beside:
+    """At most `times` what contig takes for another case, and `plus_us` more."""
+
+    case: str
+    times: float = 1
+    plus_us: float = 0
+
+
+@dataclass(frozen=True)
 class Case:
     """One row of the table."""
 
@@ -31,12 +42,26 @@ class Case:
     goal: str
     at_least: Mapping[str, float] = field(default_factory=dict)
     at_most_us: float | None = None
+    beside: Beside | None = None
 
-    def verdict(self, values: Mapping[str, Value]) -> str:
-        """`met`, `missed`, or empty where something that decides it was not measured."""
+    def verdict(self, all_values: Mapping[str, Mapping[str, Value]]) -> str:
+        """`met`, `missed`, or empty where something that decides it was not measured.
+
+        Args:
+            all_values: of every case, microseconds by library.
+        """
+        values = all_values.get(self.name, {})
         ours = values.get(CONTIG)
         if not isinstance(ours, float):
             return ""
+        if self.beside is not None:
+            other = all_values.get(self.beside.case, {}).get(CONTIG)
+            if not isinstance(other, float):
+                return ""
+            if ours > self.beside.times * other + self.beside.plus_us:
+                return "missed"
+            if not self.at_least:
+                return "met"
         if self.at_most_us is not None:
             return "met" if ours <= self.at_most_us else "missed"
         theirs = {peer: values.get(peer) for peer in self.at_least}
@@ -77,9 +102,11 @@ CASES = (
     Case(
         "nstep_128",
         "sample 128 of 3 steps each",
-        "ahead of sb3",
+        "2x uniform, ahead of sb3",
         at_least={"sb3": 1},
+        beside=Beside("sample_128", times=2),
     ),
+    Case("chunks_128", "sample 128 with the next 16 actions each", ""),
     Case(
         "slices_cached",
         "32 slices of 32, nothing written",
@@ -104,6 +131,46 @@ CASES = (
         "write 16 rows + 32 prioritized slices of 32, 100k rows",
         "<= 100 us",
         at_most_us=100,
+    ),
+    Case(
+        "without_replacement_256",
+        "sample 256 without replacement",
+        "ahead of torchrl",
+        at_least={"torchrl": 1},
+    ),
+    Case("window_256", "sample 256 of the last 100k rows", ""),
+    Case(
+        "hindsight_256",
+        "sample 256, goals relabelled, 100k rows",
+        "ahead of sb3",
+        at_least={"sb3": 1},
+    ),
+    Case(
+        "slices_without_replacement",
+        "32 slices of 32, each trajectory once",
+        "ahead of torchrl",
+        at_least={"torchrl": 1},
+    ),
+    Case("trajectories_8", "8 whole trajectories", ""),
+    Case("fifo_16", "write 16 rows + the 16 oldest, once each", ""),
+    Case("lifo_16", "write 16 rows + the 16 newest, once each", ""),
+    Case(
+        "sample_256_torch",
+        "sample 256 uniform, as torch tensors",
+        "15 us more than numpy",
+        beside=Beside("sample_256", plus_us=15),
+    ),
+    Case(
+        "sample_256_tensordict",
+        "the same, as a TensorDict",
+        "15 us more than numpy",
+        beside=Beside("sample_256", plus_us=15),
+    ),
+    Case(
+        "sample_256_jax",
+        "the same, as jax arrays",
+        "15 us more than numpy",
+        beside=Beside("sample_256", plus_us=15),
     ),
 )
 

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases import CONTIG
+from benchmarks.contig_samplers import sampler_cases
 from benchmarks.rows import fill_chunks, make_rows, map_tree, row_at, write_stream
 from benchmarks.timing import Effort, best_us, cycling
 from benchmarks.worker import worker_main
 from contig import (
+    ChunkSampler,
     LazyTensorStorage,
     NStepSampler,
     PrioritizedSampler,
@@ -119,6 +121,13 @@ def nstep_128(effort: Effort) -> float:
     return best_us(lambda: buffer.sample().tree(), effort)
 
 
+def chunks_128(effort: Effort) -> float:
+    storage = uniform(effort.rows).storage
+    buffer = ReplayBuffer(storage, ChunkSampler(16), batch_size=128, seed=0)
+    assert buffer.sample()["action"].shape == (128, 16, 6)
+    return best_us(lambda: buffer.sample().tree(), effort)
+
+
 def sample_256(effort: Effort) -> float:
     buffer = uniform(effort.rows)
     return best_us(lambda: buffer.sample(256).tree(), effort)
@@ -168,12 +177,14 @@ CASES = {
     "sample_4096": sample_4096,
     "sample_128": sample_128,
     "nstep_128": nstep_128,
+    "chunks_128": chunks_128,
     "slices_cached": slices,
     "slices_uncached": slices,
     "write_then_slices": write_then_slices,
     "priority_sample_256": priority_sample_256,
     "priority_update_256": priority_update_256,
     "write_then_priority_slices": write_then_priority_slices,
+    **sampler_cases(lambda rows: uniform(rows).storage, lambda rows: slicing(rows).storage, SLICES),
 }
 
 if __name__ == "__main__":

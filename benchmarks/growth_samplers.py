@@ -24,6 +24,7 @@ import numpy as np
 from benchmarks.rows import WRITE_ROWS, Tree
 from benchmarks.timing import Effort
 from contig import (
+    ChunkSampler,
     FifoSampler,
     LazyTensorStorage,
     LifoSampler,
@@ -35,6 +36,7 @@ from contig import (
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
+    TrajectorySampler,
     WindowSampler,
 )
 from contig.sample import Sampler
@@ -63,6 +65,7 @@ PLAIN: dict[str, Make] = {
     "without replacement": _rows(SamplerWithoutReplacement),
     "prioritized": _rows(PrioritizedSampler),
     "n-step": _rows(NStepSampler, 3, 0.99),
+    "chunks": _rows(ChunkSampler, 8, keys=("observation",)),
     "fifo": _rows(FifoSampler, batch_size=8),
     "fifo, prefetch": _rows(FifoSampler, batch_size=8, prefetch=2),
     "lifo": _rows(LifoSampler, batch_size=8),
@@ -93,7 +96,7 @@ WINDOWS: dict[str, dict[str, int]] = {
 }
 
 
-def _windowed(make: Make, bounds: dict[str, int]) -> Make:
+def _windowed(make: Make, bounds: dict[str, Any]) -> Make:
     def made() -> tuple[Sampler, dict[str, Any]]:
         sampler, options = make()
         return WindowSampler(sampler, **bounds), options
@@ -109,7 +112,40 @@ def _windows() -> Iterator[tuple[str, Make]]:
                 yield f"{name}; {window}", _windowed(make, bounds)
 
 
-CASES: dict[str, Make] = PLAIN | dict(_windows())
+# Short episodes, of which new ones come with each write and old ones grow too old for one of them.
+_SHORT: Any = ("steps", "<=", SHORT)
+_YOUNG: Any = [("terminated", "==", True), ("age", "<", 2_000)]
+
+
+def _short(columns: Any) -> Any:
+    return columns["return"] <= SHORT
+
+
+WHERE: dict[str, Make] = {
+    "slices; where": _slices(where=_SHORT),
+    "slices; where young": _slices(where=_YOUNG),
+    "slices; where function": _slices(where=_short),
+    "slices over steps; where": _slices(over="steps", where=_SHORT),
+    "slices without replacement; where young": _slices(
+        SliceSamplerWithoutReplacement, where=_YOUNG
+    ),
+    "prioritized slices; where young": _slices(PrioritizedSliceSampler, where=_YOUNG),
+    "random; where": _rows(WindowSampler, where=_SHORT),
+    "random; where young": _rows(WindowSampler, where=_YOUNG),
+    "prioritized; where young": _windowed(PLAIN["prioritized"], {"where": _YOUNG}),
+    "n-step; where and last rows": _windowed(
+        PLAIN["n-step"], {"where": _SHORT, "last_rows": 2_000}
+    ),
+    "chunks; where young": _rows(ChunkSampler, 8, keys=("observation",), where=_YOUNG),
+    "trajectories": _rows(TrajectorySampler, 8, batch_size=8),
+    "trajectories; where young": _rows(TrajectorySampler, 8, batch_size=8, where=_YOUNG),
+    "trajectories, each once": _rows(TrajectorySampler, 1, batch_size=1, consume=True),
+    "trajectories, each once, prefetch": _rows(
+        TrajectorySampler, 1, batch_size=1, prefetch=2, consume=True
+    ),
+}
+
+CASES: dict[str, Make] = PLAIN | dict(_windows()) | WHERE
 
 
 class Tape:

@@ -41,7 +41,20 @@ def sample_4096(effort: Effort) -> float:
     return sample(effort, 4096)
 
 
-CASES = {"sample_256": sample_256, "sample_4096": sample_4096}
+def chunks_128(effort: Effort) -> float:
+    """The actions of the next 16 rows, whatever episode they are of."""
+    observation, action, *rest = leaves(effort.rows)
+    ahead = torch.arange(16)
+
+    def draw() -> list[torch.Tensor]:
+        index = torch.randint(0, effort.rows - 16, (128,))
+        chunk = action.index_select(0, (index[:, None] + ahead).reshape(-1)).reshape(128, 16, -1)
+        return [chunk, *(column.index_select(0, index) for column in (observation, *rest))]
+
+    return best_us(draw, effort)
+
+
+CASES = {"sample_256": sample_256, "sample_4096": sample_4096, "chunks_128": chunks_128}
 
 if __name__ == "__main__":
     worker_main(REFERENCE, CASES, ("torch",))

@@ -10,10 +10,19 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict
+from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 
-from benchmarks.rows import ACTION_DIM, FILL_CHUNK, OBSERVATION_DIM, fill_chunks, make_rows
+from benchmarks.rows import (
+    ACTION_DIM,
+    FILL_CHUNK,
+    GOAL_DIM,
+    OBSERVATION_DIM,
+    fill_chunks,
+    make_rows,
+    with_goals,
+)
 from benchmarks.timing import Effort, best_us, cycling
 from benchmarks.worker import worker_main
 
@@ -87,9 +96,49 @@ def nstep_128(effort: Effort) -> float:
     return best_us(lambda: buffer.sample(128), effort)
 
 
+class GoalEnv:
+    """What HerReplayBuffer asks of the env: the reward of relabelled rows."""
+
+    def env_method(self, name: str, achieved: Any, goal: Any, *_: Any, **__: Any) -> list[Any]:
+        assert name == "compute_reward"
+        return [-(np.linalg.norm(achieved - goal, axis=-1) > 0.05).astype(np.float32)]
+
+
+def hindsight_256(effort: Effort) -> float:
+    rows = effort.priority_slice_rows
+    goal = box(GOAL_DIM)
+    spaces = {
+        "observation": box(OBSERVATION_DIM),
+        "achieved_goal": goal,
+        "desired_goal": goal,
+    }
+    buffer = HerReplayBuffer(
+        rows, Dict(spaces), box(ACTION_DIM), env=GoalEnv(), device="cpu", n_sampled_goal=4
+    )
+    for number, chunk in enumerate(fill_chunks(rows)):
+        tree = with_goals(chunk)
+        after, ends = tree["next"], np.flatnonzero(tree["next"]["done"])
+        place = slice(number * FILL_CHUNK, number * FILL_CHUNK + len(after["reward"]))
+        for key in spaces:
+            buffer.observations[key][place, 0] = tree[key]
+            buffer.next_observations[key][place, 0] = after[key]
+        buffer.actions[place, 0] = tree["action"]
+        buffer.rewards[place, 0] = after["reward"]
+        buffer.dones[place, 0] = after["done"]
+        buffer.timeouts[place, 0] = after["truncated"]
+        starts = np.concatenate(([0], ends[:-1] + 1))
+        lengths = ends - starts + 1
+        buffer.ep_start[place, 0] = np.repeat(starts, lengths) + place.start
+        buffer.ep_length[place, 0] = np.repeat(lengths, lengths)
+    buffer.full = True
+    return best_us(lambda: buffer.sample(256), effort)
+
+
 CASES = {
     "add_1": add_1,
     "sample_256": sample_256,
+    "sample_256_torch": sample_256,
+    "hindsight_256": hindsight_256,
     "sample_4096": sample_4096,
     "sample_128": sample_128,
     "nstep_128": nstep_128,

@@ -33,7 +33,9 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import (
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    SamplerWithoutReplacement,
     SliceSampler,
+    SliceSamplerWithoutReplacement,
 )
 
 BOUNDARIES: tuple[dict[str, Any], ...] = (
@@ -117,6 +119,20 @@ def sample_4096(effort: Effort) -> float:
     return best_us(lambda: buffer.sample(4096), effort)
 
 
+def without_replacement_256(effort: Effort) -> float:
+    buffer = filled(effort.rows, ids=False, sampler=SamplerWithoutReplacement(), batch_size=256)
+    return best_us(buffer.sample, effort)
+
+
+def slices_without_replacement(effort: Effort) -> float:
+    best = float("inf")
+    for boundary in BOUNDARIES:
+        sampler = SliceSamplerWithoutReplacement(**SLICES, **boundary)
+        buffer = filled(effort.rows, ids=True, batch_size=SLICE_BATCH, sampler=sampler)
+        best = min(best, best_us(buffer.sample, effort))
+    return best
+
+
 def slices_cached(effort: Effort) -> float:
     return min(best_us(buffer.sample, effort) for buffer in slicing(effort, cached=True))
 
@@ -160,7 +176,10 @@ CASES = {
     "add_1": add_1,
     "add_1_tensordict": add_1,
     "sample_256": sample_256,
+    "sample_256_tensordict": sample_256,
     "sample_4096": sample_4096,
+    "without_replacement_256": without_replacement_256,
+    "slices_without_replacement": slices_without_replacement,
     "slices_cached": slices_cached,
     "slices_uncached": slices_uncached,
     "write_then_slices": write_then_slices,

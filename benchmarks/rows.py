@@ -21,6 +21,7 @@ Tree = dict[str, Any]
 
 OBSERVATION_DIM = 17
 ACTION_DIM = 6
+GOAL_DIM = 3
 FILL_CHUNK = 100_000
 EPISODE_STEPS = (64, 336)  # lengths drawn for stored episodes: all hold a slice of 32
 WRITE_ROWS = 16
@@ -76,6 +77,18 @@ def make_rows(rows: int, *, seed: int = 0, ids: bool = False, first_id: int = 0)
         before = np.concatenate(([0], np.cumsum(ends[:-1], dtype=np.int64)))
         tree["collector"] = {"traj_ids": first_id + before}
     return tree
+
+
+def with_goals(tree: Tree) -> Tree:
+    """The rows as those of a task with goals: the first three numbers of an observation are what
+    it has achieved, and one goal is for all."""
+    goal = np.zeros((len(tree["observation"]), GOAL_DIM), np.float32)
+
+    def goals(observation: Any) -> Tree:
+        return {"achieved_goal": observation[:, :GOAL_DIM].copy(), "desired_goal": goal}
+
+    after = {**tree["next"], **goals(tree["next"]["observation"])}
+    return {**tree, **goals(tree["observation"]), "next": after}
 
 
 def fill_chunks(rows: int, *, ids: bool = False, seed: int = 1) -> Iterator[Tree]:

@@ -3,7 +3,7 @@
     python -m benchmarks.run                     everything
     python -m benchmarks.run --quick             small buffers, one round: does it all run?
     python -m benchmarks.run --only sample_256   one case (or `growth`, `shared`, or one peer)
-    python -m benchmarks.run --readme            the stored results into README.md, nothing is run
+    python -m benchmarks.pages                   the stored results into README.md and docs/
 
 Every library has its own process, and they take turns: contig, torchrl, cpprb, ... and again, so
 that a busy minute of the machine hits all of them. Each figure is the best of all rounds. Torch is
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.cases import BACKENDS, CASE_NAMES, CONTIG, FAILED, NOT_RUN
 from benchmarks.results import Report, Results, describe_machine
-from benchmarks.table import aligned, markdown, notes, rewrite_readme, whole
+from benchmarks.table import aligned, notes, whole
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results.json"
@@ -143,15 +143,11 @@ def parse_arguments() -> argparse.Namespace:
         default=ROOT / ".venv-peers" / "bin" / "python",
         help="interpreter of the environment with requirements-peers.txt",
     )
-    parser.add_argument("--readme", action="store_true", help="only rewrite README.md's table")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
-    if arguments.readme:
-        rewrite_readme(ROOT / "README.md", "bench", whole(Results.load(RESULTS), markdown))
-        return
     rounds = arguments.rounds or (1 if arguments.quick else 4)
     selection = Selection.of(arguments.only)
     results = measure(selection, rounds, arguments.quick, arguments.peers_python)

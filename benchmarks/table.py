@@ -1,4 +1,4 @@
-"""Results as text: aligned for a terminal, or as Markdown for the README.
+"""Results as text: aligned for a terminal, or as Markdown for the documentation.
 
 A peer's cell is its microseconds and, in brackets, how many times faster contig was in the same
 run; below 1x contig lost.
@@ -40,7 +40,7 @@ def case_rows(results: Results) -> list[Row]:
         ours = values.get(CONTIG, NOT_RUN)
         cells = [number(ours) if isinstance(ours, float) else ours]
         cells += [cell(values.get(peer, NOT_RUN), ours) for peer in BACKENDS[1:]]
-        rows.append([case.title, *cells, case.goal, case.verdict(values)])
+        rows.append([case.title, *cells, case.goal, case.verdict(results.cases)])
     return rows
 
 
@@ -137,12 +137,16 @@ def notes(results: Results) -> str:
     )
 
 
-def rewrite_readme(readme: Path, name: str, tables: str) -> None:
-    """Replace what stands between a name's markers; `ValueError` if they are not both there."""
-    text = readme.read_text()
+def replaced(page: Path, name: str, tables: str, text: str | None = None) -> str:
+    """A page's text, or `text`, with other tables between a name's markers.
+
+    Raises:
+        ValueError: the markers are not both there.
+    """
+    text = page.read_text() if text is None else text
     opening, closing = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     before, begin, rest = text.partition(opening)
     _, end, after = rest.partition(closing)
     if not (begin and end):
-        raise ValueError(f"{readme.name} needs the lines {opening} and {closing}, in this order")
-    readme.write_text(f"{before}{opening}\n{tables}\n{closing}{after}")
+        raise ValueError(f"{page.name} needs the lines {opening} and {closing}, in this order")
+    return f"{before}{opening}\n\n{tables}\n\n{closing}{after}"

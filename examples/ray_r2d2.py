@@ -99,7 +99,7 @@ if __name__ == "__main__":
     parser.add_argument("--address", help="of a cluster; without, one on this machine")
     arguments = parser.parse_args()
     if arguments.address is None:
-        ray.init(num_cpus=2, object_store_memory=100 << 20, include_dashboard=False)
+        ray.init("local", num_cpus=2, object_store_memory=100 << 20, include_dashboard=False)
     else:
         ray.init(arguments.address)
     if main(arguments.seconds, arguments.actors, arguments.shards, arguments.seed) < 2:

@@ -4,7 +4,7 @@
     python -m benchmarks.ingest --quick               one short round: does it all run?
     python -m benchmarks.ingest --only raw echo       these sides only (raw, echo, contig, learner)
     python -m benchmarks.ingest --rounds 5
-    python -m benchmarks.ingest --readme              the stored results into README.md
+    python -m benchmarks.pages                        the stored results into README.md and docs/
 
 For each message and number of clients all methods are measured one after the other, and that for
 several rounds, so that a busy minute of the machine hits all of them. Only whole runs are stored:
@@ -31,7 +31,6 @@ from benchmarks.ingest.methods import ENVIRONMENT, side_of
 from benchmarks.ingest.report import Results, load_title, whole
 from benchmarks.ingest.sizes import MESSAGES
 from benchmarks.results import describe_machine
-from benchmarks.table import markdown, rewrite_readme
 
 RESULTS = Path(__file__).resolve().parent / "results.json"
 SIDES = ("raw", "echo", "contig", "learner")
@@ -132,7 +131,6 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure ingest beside echo and a bare socket.")
     parser.add_argument("--quick", action="store_true", help="one round, 0.3 s per measurement")
     parser.add_argument("--only", nargs="+", choices=SIDES, default=SIDES)
-    parser.add_argument("--readme", action="store_true", help="only rewrite README.md's tables")
     parser.add_argument("--rounds", type=int, default=None, help="default 3; with --quick 1")
     parser.add_argument(
         "--peers-python",
@@ -148,9 +146,6 @@ def main() -> None:
     rounds = arguments.rounds or (1 if arguments.quick else 3)
     seconds = 0.3 if arguments.quick else 2.0
     sides = set(arguments.only)
-    if arguments.readme:
-        rewrite_readme(ROOT / "README.md", "ingest", whole(Results.load(RESULTS), sides, markdown))
-        return
     results = Results(machine=describe_machine(rounds, arguments.quick))
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)

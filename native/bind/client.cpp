@@ -20,7 +20,8 @@ using Record = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device:
 
 int out_buffer(PyObject* self, Py_buffer* view, int flags) {
   const auto* frame = nb::inst_ptr<OutFrame>(self);
-  return PyBuffer_FillInfo(view, self, frame->body, static_cast<Py_ssize_t>(frame->used), 1, flags);
+  return PyBuffer_FillInfo(view, self, frame->records.data,
+                           static_cast<Py_ssize_t>(frame->records.used), 1, flags);
 }
 
 PyType_Slot out_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(out_buffer)}, {0, nullptr}};
@@ -30,11 +31,45 @@ WireRun wire_run(uint64_t rows, uint32_t flags, int64_t traj_id, int64_t version
   return WireRun{static_cast<uint32_t>(rows), flags, traj_id, version, lanes, 0};
 }
 
+// Fields as the wire has them: mask and record of each.
+using GivenFields =
+    std::optional<nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
+
+ItemExtras extras_of(const GivenFields& fields, uint64_t bytes = 0) {
+  ItemExtras extras;
+  if (fields) {
+    extras.fields = fields->data();
+    extras.field_bytes = fields->size();
+  }
+  extras.bytes = bytes;
+  return extras;
+}
+
+// A run whose fields these are.
+WireRun with_fields(WireRun run, const GivenFields& fields) {
+  if (!fields) return run;
+  const uint64_t n = fields->shape(0);
+  if (n == 0 || (n != 1 && n != run.lanes))
+    throw std::invalid_argument("fields: one for all, or one for each lane");
+  run.flags |= kHasFields;
+  run.fields = static_cast<uint32_t>(n);
+  return run;
+}
+
 // Room in a frame builder, given back unless what was written to it is committed.
 class Filling {
  public:
-  Filling(FrameBuilder& builder, uint64_t rows, uint64_t runs = 1)
-      : builder_(builder), rows_(rows), at(builder.room(rows, runs)) {}
+  explicit Filling(FrameBuilder& builder, uint64_t rows, uint64_t runs = 1,
+                   const ItemExtras& extras = {})
+      : builder_(builder), rows_(rows), at(builder.room(rows, runs, extras)) {}
+  // Of rows that stay where they are.
+  Filling(FrameBuilder& builder, const Rows& rows, uint64_t runs, const ItemExtras& extras)
+      : builder_(builder), rows_(rows.n), at(nullptr) {
+    builder.room_for(rows, runs, extras);
+  }
+  void bytes(const uint8_t* from, uint64_t n) {
+    if (n > 0) std::memcpy(builder_.bytes_room(), from, n);
+  }
   ~Filling() {
     if (!done_) builder_.cancel();
   }
@@ -83,25 +118,81 @@ struct EnvRunsHandle {
   EnvRuns runs;
 };
 
+// Rows of columns, for a frame: their leaves, and the bytes of leaves of any size.
+class ColumnRows {
+ public:
+  ColumnRows(FrameBuilder& b, const nb::list& arrays, const Seqs& leaves, uint64_t n,
+             const nb::list& blobs)
+      : columns_(columns_from(arrays, leaves, n, b.record_size())),
+        rows_(pack_rows(blob_columns_from(blobs, n, b.record_size()), n, &columns_, &packed_)) {}
+  const Rows& rows() const { return rows_; }
+  uint64_t bytes() const { return rows_.blob_bytes; }
+
+ private:
+  std::vector<Column> columns_;
+  PackedBlobs packed_;
+  const Rows rows_;
+};
+
+void add_columns(FrameBuilder& b, nb::list arrays, Seqs leaves, uint64_t n, uint32_t flags,
+                 int64_t traj_id, int64_t version, uint32_t lanes, bool may_grow,
+                 GivenFields fields, nb::list blobs) {
+  const WireRun run = with_fields(wire_run(n, flags, traj_id, version, lanes), fields);
+  const ColumnRows columns(b, arrays, leaves, n, blobs);
+  Filling filling(b, columns.rows(), 1, extras_of(fields, columns.bytes()));
+  filling.run(run, may_grow);
+}
+
 void add_env_rows(FrameBuilder& b, EnvRunsHandle& envs, nb::list arrays, Seqs leaves, Seqs whose,
-                  int64_t next_id) {
+                  int64_t next_id, GivenFields fields, nb::list blobs) {
   const uint64_t n = whose.shape(0);
   if (n == 0) throw std::invalid_argument("add_env_rows: no rows");
+  if (fields && fields->shape(0) != n) throw std::invalid_argument("fields: one for each row");
   check_envs(whose, n);
   envs.marks.check(b.record_size());
-  const auto columns = columns_from(arrays, leaves, n, b.record_size());
-  Filling filling(b, n, n);
-  join_columns(rows_of(columns, n), b.record_size(), filling.at);
-  Rows rows;
-  rows.n = n;
-  rows.records = filling.at;
-  const Marks marks = envs.marks.of(rows, b.record_size());
-  const std::vector<WireRun>& told = envs.runs.tell(n, whose.data(), marks, next_id);
+  const ColumnRows columns(b, arrays, leaves, n, blobs);
+  Filling filling(b, columns.rows(), n, extras_of(fields, columns.bytes()));
+  const Marks marks = envs.marks.of(columns.rows(), b.record_size());
+  const std::vector<WireRun>& told =
+      envs.runs.tell(n, whose.data(), marks, next_id, fields.has_value());
   if (n == 1)
     filling.run(told[0], true);
   else
     filling.runs(told);
   envs.runs.commit();
+}
+
+void check_plan(const FrameBuilder& b, const Plan& plan) {
+  if (plan.record_size() != b.record_size())
+    throw std::invalid_argument("pack: a plan for other records");
+}
+
+// One row of fixed leaves; false: the plan does not understand it.
+bool pack_row(FrameBuilder& b, const Plan& plan, nb::handle tree, uint32_t flags, int64_t traj_id,
+              int64_t version, uint32_t lanes) {
+  check_plan(b, plan);
+  Filling filling(b, 1);
+  if (!plan.pack(tree.ptr(), filling.at)) return false;
+  filling.run(wire_run(1, flags, traj_id, version, lanes), true);
+  return true;
+}
+
+// The same with fields, or with leaves of any size; false also if these have more than `most` bytes
+// together, which is known only when they are packed.
+bool pack_rich_row(FrameBuilder& b, const Plan& plan, nb::handle tree, uint32_t flags,
+                   int64_t traj_id, int64_t version, uint32_t lanes, GivenFields fields,
+                   uint64_t most) {
+  check_plan(b, plan);
+  const WireRun run = with_fields(wire_run(1, flags, traj_id, version, lanes), fields);
+  thread_local std::vector<uint8_t> record, bytes;
+  record.assign(b.record_size(), 0);
+  bytes.clear();
+  if (!plan.pack(tree.ptr(), record.data(), nullptr, &bytes) || bytes.size() > most) return false;
+  Filling filling(b, 1, 1, extras_of(fields, bytes.size()));
+  std::memcpy(filling.at, record.data(), record.size());
+  filling.bytes(bytes.data(), bytes.size());
+  filling.run(run, true);
+  return true;
 }
 
 void bind_gathering(nb::module_& m) {
@@ -110,7 +201,15 @@ void bind_gathering(nb::module_& m) {
   nb::class_<OutFrame>(m, "OutFrame", nb::type_slots(out_slots))
       .def_ro("first", &OutFrame::first)
       .def_ro("items", &OutFrame::items)
-      .def_prop_ro("nbytes", &OutFrame::bytes)
+      .def_prop_ro("nbytes", &OutFrame::size)
+      .def_prop_ro("slots",
+                   [](const OutFrame& f) {
+                     return nb::bytes(reinterpret_cast<const char*>(f.slots.data), f.slots.used);
+                   })
+      .def_prop_ro("bytes",
+                   [](const OutFrame& f) {
+                     return nb::bytes(reinterpret_cast<const char*>(f.bytes.data), f.bytes.used);
+                   })
       .def_prop_ro("head", [](const OutFrame& f) {
         return nb::bytes(reinterpret_cast<const char*>(f.head.data()), f.head.size());
       });
@@ -118,19 +217,11 @@ void bind_gathering(nb::module_& m) {
       .def(nb::init<uint64_t, bool, uint64_t, uint64_t>(), nb::arg("record_size"),
            nb::arg("padded"), nb::arg("first"), nb::arg("frame_bytes"))
       .def("pack", &pack, nb::arg("plan"), nb::arg("tree").none())
-      .def(
-          "pack_row",
-          [](FrameBuilder& b, const Plan& plan, nb::handle tree, uint32_t flags, int64_t traj_id,
-             int64_t version, uint32_t lanes) {
-            if (plan.record_size() != b.record_size())
-              throw std::invalid_argument("pack: a plan for other records");
-            Filling filling(b, 1);
-            if (!plan.pack(tree.ptr(), filling.at)) return false;
-            filling.run(wire_run(1, flags, traj_id, version, lanes), true);
-            return true;
-          },
-          nb::arg("plan"), nb::arg("tree").none(), nb::arg("flags"), nb::arg("traj_id"),
-          nb::arg("version"), nb::arg("lanes"))
+      .def("pack_row", &pack_row, nb::arg("plan"), nb::arg("tree").none(), nb::arg("flags"),
+           nb::arg("traj_id"), nb::arg("version"), nb::arg("lanes"))
+      .def("pack_rich_row", &pack_rich_row, nb::arg("plan"), nb::arg("tree").none(),
+           nb::arg("flags"), nb::arg("traj_id"), nb::arg("version"), nb::arg("lanes"),
+           nb::arg("fields").noconvert().none(), nb::arg("most"))
       .def(
           "add_records",
           [](FrameBuilder& b, Record records) {
@@ -145,32 +236,44 @@ void bind_gathering(nb::module_& m) {
       .def(
           "add_run",
           [](FrameBuilder& b, Record records, uint32_t flags, int64_t traj_id, int64_t version,
-             uint32_t lanes, bool may_grow) {
+             uint32_t lanes, bool may_grow, GivenFields fields, std::optional<Record> blobs) {
             const uint64_t n = records.shape(0) / b.record_size();
             if (n * b.record_size() != records.shape(0))
               throw std::invalid_argument("records: expected a whole number of records");
-            const WireRun run = wire_run(n, flags, traj_id, version, lanes);
-            Filling filling(b, n);
+            const WireRun run = with_fields(wire_run(n, flags, traj_id, version, lanes), fields);
+            const uint64_t bytes = blobs ? blobs->shape(0) : 0;
+            Filling filling(b, n, 1, extras_of(fields, bytes));
             std::memcpy(filling.at, records.data(), records.shape(0));
+            if (blobs) filling.bytes(blobs->data(), bytes);
             filling.run(run, may_grow);
           },
           nb::arg("records").noconvert(), nb::arg("flags"), nb::arg("traj_id"), nb::arg("version"),
-          nb::arg("lanes"), nb::arg("may_grow"))
-      .def(
-          "add_columns",
-          [](FrameBuilder& b, nb::list arrays, Seqs leaves, uint64_t n, uint32_t flags,
-             int64_t traj_id, int64_t version, uint32_t lanes, bool may_grow) {
-            const WireRun run = wire_run(n, flags, traj_id, version, lanes);
-            const auto columns = columns_from(arrays, leaves, n, b.record_size());
-            Filling filling(b, n);
-            join_columns(rows_of(columns, n), b.record_size(), filling.at);
-            filling.run(run, may_grow);
-          },
-          nb::arg("arrays"), nb::arg("leaves").noconvert(), nb::arg("n"), nb::arg("flags"),
-          nb::arg("traj_id"), nb::arg("version"), nb::arg("lanes"), nb::arg("may_grow"))
+          nb::arg("lanes"), nb::arg("may_grow"), nb::arg("fields").noconvert() = nb::none(),
+          nb::arg("blobs").noconvert() = nb::none())
+      .def("add_columns", &add_columns, nb::arg("arrays"), nb::arg("leaves").noconvert(),
+           nb::arg("n"), nb::arg("flags"), nb::arg("traj_id"), nb::arg("version"), nb::arg("lanes"),
+           nb::arg("may_grow"), nb::arg("fields").noconvert() = nb::none(),
+           nb::arg("blobs") = nb::list())
       .def("add_env_rows", &add_env_rows, nb::arg("envs"), nb::arg("arrays"),
            nb::arg("leaves").noconvert(), nb::arg("whose").noconvert(), nb::arg("next_id"),
+           nb::arg("fields").noconvert() = nb::none(), nb::arg("blobs") = nb::list(),
            "Rows of these envs in one frame, a run for each.")
+      .def(
+          "set_variable",
+          [](FrameBuilder& b, Seqs offsets) {
+            std::vector<uint64_t> out(offsets.data(), offsets.data() + offsets.shape(0));
+            for (const uint64_t offset : out)
+              check_place(offset, 16, b.record_size(), "set_variable");
+            b.set_variable(std::move(out));
+          },
+          nb::arg("offsets").noconvert(),
+          "Before the first record: where it has positions of leaves of any size.")
+      .def(
+          "set_shared",
+          [](FrameBuilder& b, const SharedForm* form, uint64_t most) { b.set_shared(form, most); },
+          nb::arg("form").none(), nb::arg("most"),
+          "From the next frame on, rows are compact, or with None whole; at most so many bytes "
+          "behind a header.")
       .def("take", &FrameBuilder::take, nb::arg("open"))
       .def_prop_ro("next", &FrameBuilder::next);
 }
@@ -258,6 +361,11 @@ void bind_inflight(nb::module_& m) {
             return f.resume(seen, std::move(frames));
           },
           nb::arg("seen"), nb::arg("requests"))
+      .def(
+          "reshape",
+          [](Inflight& f, const SharedForm* form, uint64_t most) { f.reshape(form, most); },
+          nb::arg("form").none(), nb::arg("most"),
+          "Behind `resume`: the server stores observations in another way than the one before.")
       .def("heartbeat", &Inflight::heartbeat, nb::arg("seconds"))
       .def("close", &Inflight::close)
       .def("stop", &Inflight::stop)

@@ -10,6 +10,20 @@
 
 namespace contig {
 
+std::vector<VariableLeaf> variable_from(const Seqs& leaves) {
+  if (leaves.shape(0) % 3 != 0) throw std::invalid_argument("variable leaves: threes");
+  std::vector<VariableLeaf> out;
+  for (size_t i = 0; i < leaves.shape(0); i += 3) {
+    const int64_t* leaf = leaves.data() + i;
+    if (leaf[0] < 0 || leaf[1] < 0 || leaf[2] < 0 || leaf[2] > 2 ||
+        (!out.empty() && static_cast<uint64_t>(leaf[0]) < out.back().offset + 16))
+      throw std::invalid_argument("variable leaves: in the record's order, of known contents");
+    out.push_back(VariableLeaf{static_cast<uint64_t>(leaf[0]), static_cast<uint64_t>(leaf[1]),
+                               static_cast<VariableLeaf::Content>(leaf[2])});
+  }
+  return out;
+}
+
 namespace {
 
 nb::bytes make_frame(uint8_t type, uint64_t number, nb::bytes payload) {
@@ -60,6 +74,16 @@ void feed(Receiver& h, nb::bytes data) {
     throw std::invalid_argument("Receiver.feed: more than there is room for");
   std::memcpy(at, data.c_str(), data.size());
   h.received(data.size());
+}
+
+// Offset and bytes of each.
+std::vector<Bools> bools_from(const Seqs& places, const char* whose) {
+  if (places.shape(0) % 2 != 0) throw std::invalid_argument(std::string(whose) + ": pairs");
+  std::vector<Bools> bools;
+  for (size_t i = 0; i < places.shape(0); i += 2)
+    bools.push_back(Bools{static_cast<uint64_t>(places.data()[i]),
+                          static_cast<uint64_t>(places.data()[i + 1])});
+  return bools;
 }
 
 nb::bytes payload(const Receiver& r) {
@@ -150,15 +174,30 @@ void bind_frames(nb::module_& m) {
           [](Receiver& h, uint64_t n) { h.allow(n); })
       .def("resize", [](Receiver& h, uint64_t n) { h.resize(n); })
       .def("set_near", &Receiver::set_near)
-      .def("set_bools",  // offset and bytes of each
-           [](Receiver& h, Seqs places) {
-             if (places.shape(0) % 2 != 0) throw std::invalid_argument("set_bools: pairs");
-             std::vector<Bools> bools;
-             for (size_t i = 0; i < places.shape(0); i += 2)
-               bools.push_back(Bools{static_cast<uint64_t>(places.data()[i]),
-                                     static_cast<uint64_t>(places.data()[i + 1])});
-             h.set_bools(std::move(bools));
-           })
+      .def("set_bools",
+           [](Receiver& h, Seqs places) { h.shape().bools = bools_from(places, "set_bools"); })
+      .def(
+          "set_fields",
+          [](Receiver& h, uint64_t bytes, uint64_t leaves, Seqs bools) {
+            std::vector<Bools> places = bools_from(bools, "set_fields");
+            for (const Bools& where : places)
+              check_place(where.offset, where.bytes, bytes, "set_fields");
+            if (bytes == 0 || bytes > kMostFieldBytes || leaves == 0 || leaves > kMostFieldLeaves)
+              throw std::invalid_argument("set_fields: 1 to 64 leaves");
+            h.shape().fields = bytes;
+            h.shape().field_leaves = leaves;
+            h.shape().field_bools = std::move(places);
+          },
+          nb::arg("bytes"), nb::arg("leaves"), nb::arg("bools").noconvert(),
+          "What trajectories' fields look like; bools as `set_bools` has them.")
+      .def(
+          "set_variable",
+          [](Receiver& h, Seqs leaves) { h.shape().variable = variable_from(leaves); },
+          nb::arg("leaves").noconvert(),
+          "Leaves of any size: offset, bytes of an element, and content (0 any, 1 text, 2 bools).")
+      .def(
+          "set_shared", [](Receiver& h, const SharedForm& form) { h.shape().share(form); },
+          nb::arg("form"), "Behind the others: rows may come with slots.")
       .def_prop_ro("refusal",
                    [](const Receiver& h) { return std::string(refusal_name(h.refusal())); });
 }

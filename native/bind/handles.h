@@ -26,6 +26,10 @@ using Doubles = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Reals = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Record = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using State = nb::ndarray<uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Records = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Masks = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void check_fields_size(uint64_t size);
 
 // Whether a leaf of a record lies inside it.
 inline void check_place(uint64_t offset, uint64_t bytes, uint64_t record_size, const char* where) {
@@ -54,9 +58,10 @@ constexpr uint64_t kKeepGil = 1u << 20;
 
 // 0 if every row is good, else the tail below which rows were lost.
 inline uint64_t lost_below(const int64_t* seqs, size_t n, uint64_t tail) {
-  for (size_t i = 0; i < n; ++i)
-    if (static_cast<uint64_t>(seqs[i]) < tail) return tail;
-  return 0;
+  // Without a branch in it, so that it goes by vectors: a difference below zero has the top bit.
+  uint64_t below = 0;
+  for (size_t i = 0; i < n; ++i) below |= static_cast<uint64_t>(seqs[i]) - tail;
+  return below >> 63 != 0 ? tail : 0;
 }
 
 // Runs `f` with the tape's lock: tried with the GIL held, waited for without it.
@@ -84,10 +89,32 @@ struct TapeHandle {
       throw std::invalid_argument("not a contig tape (less than a header)");
     return control.data();
   }
-  Held<Bytes> control, data{Bytes()};
+  Held<Bytes> control, data{Bytes()}, blobs{Bytes()}, fields{Bytes()}, slots{Bytes()};
   Tape tape;
   double lock_timeout_s = 10;
   bool closed = false;  // its file descriptor is gone: nothing may be appended
+};
+
+struct ViewHandle {
+  explicit ViewHandle(TapeHandle& tape) : view(tape.tape) {}
+  View view;
+};
+
+// A window as Python has it: a tuple of its bounds, or None.
+Window window_of(nb::handle window);
+
+// What a call gives of fields, (records [n, size], masks [n]) or None, kept until the append.
+class GivenFields {
+ public:
+  // Throws unless there is one, or one for each lane, or one for each row.
+  Given take(nb::handle fields, const Tape& tape, uint64_t lanes, uint64_t rows) {
+    return fields.is_none() ? Given{} : kept(fields, tape, lanes, rows);
+  }
+
+ private:
+  Given kept(nb::handle fields, const Tape& tape, uint64_t lanes, uint64_t rows);
+  std::vector<uint8_t> records_;
+  std::vector<uint64_t> masks_;
 };
 
 // A leaf of the record that says where trajectories begin and end.
@@ -103,6 +130,9 @@ class MarkSpecs {
   // Throws if one of them ends past the record.
   void check(uint64_t record_size) const;
   Marks of(const Rows& rows, size_t record_size) const;
+  // Of compact rows: those that are in slots are gathered first, into `values`.
+  Marks of_compact(const Rows& rows, const SharedForm& form,
+                   std::vector<std::vector<uint8_t>>* values) const;
 
  private:
   std::vector<std::pair<int, MarkSpec>> specs_;
@@ -118,20 +148,30 @@ class WriterHandle {
   WriterHandle(TapeHandle& tape, nb::dict marks, bool id_alone, bool stage);
 
   // Each returns the first seq, or -1 if the plan did not understand the tree.
-  int64_t add(const Plan& plan, nb::handle tree);
+  int64_t add(const Plan& plan, nb::handle tree, nb::handle fields);
   // What the lanes of an append are: one run of rows; all batch dims but the last; single rows.
   enum class Lanes { one, leading_dims, each_row };
   // With `envs`, each row is the next one of that lane instead.
   int64_t extend(const Plan& plan, nb::handle tree, size_t batch_ndim, Lanes are, Continue rule,
-                 std::optional<Seqs> envs);
+                 std::optional<Seqs> envs, nb::handle fields);
+  // `blobs`: bytes of leaves of any size, in packed order.
   int64_t append_records(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records,
-                         uint64_t lanes, Continue rule);
+                         uint64_t lanes, Continue rule, std::optional<Record> blobs,
+                         nb::handle fields);
+  // `blobs`: (values as bytes, offsets, bytes of an element, offset in the record) of each leaf of
+  // any size, in the record's order.
   int64_t append_columns(nb::list arrays, nb::list offsets, uint64_t rows, uint64_t lanes,
-                         Continue rule, std::optional<Seqs> envs);
+                         Continue rule, std::optional<Seqs> envs, nb::list blobs,
+                         nb::handle fields);
   int64_t append_whole(nb::list arrays, nb::list offsets, uint64_t rows, uint64_t flags,
-                       int64_t traj_id, int64_t version);
+                       int64_t traj_id, int64_t version, nb::list blobs, nb::handle fields);
+  // The same of a tree [T, ...]; -1 if the plan did not understand it.
+  int64_t extend_whole(const Plan& plan, nb::handle tree, uint64_t flags, int64_t traj_id,
+                       int64_t version, nb::handle fields);
   uint64_t id() const { return writer_.id(); }
   uint64_t last_rows() const { return writer_.rows(); }
+  // How many of them have seqs: the newest ones that fit.
+  uint64_t last_kept() const { return writer_.kept(); }
   // How many envs its steps have, or 0 while that is not known; see Writer.add_step in Python.
   uint64_t envs() const { return mine() ? envs_ : 0; }
   void set_envs(uint64_t envs) {
@@ -141,7 +181,8 @@ class WriterHandle {
   uint64_t record_size() const { return tape_.tape.record_size(); }
   // Packed rows of one trajectory, which goes on unless flags say that it begins.
   void append_part(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records, uint64_t flags,
-                   int64_t traj_id, int64_t version);
+                   int64_t traj_id, int64_t version, std::optional<Record> blobs,
+                   nb::handle fields);
   // A checked ITEMS frame: see `prepare_runs`.
   AcceptedRuns accept(const Receiver& in, uint64_t producer, uint64_t most_rows, uint64_t next);
   // As many frames as can be taken in natively: see `receive`, and `TapeIntake` for the bounds.
@@ -149,28 +190,43 @@ class WriterHandle {
                         uint64_t most_rows, uint64_t inserted, uint64_t most_open);
   // What a call staged: rows with their checksums; then, when they are stored, the append.
   nb::object staged();
+  nb::object staged_blobs();  // bytes of leaves of any size; None: there are no such leaves
   int64_t commit_staged();
   nb::list open_trajectories() const;  // (lane, id, by_id) of each
   size_t open_bytes() const { return writer_.bytes(); }
   void orphan(nb::list open);
+  bool adopt(uint64_t env, uint64_t entry);
 
  private:
-  Marks marks(const Rows& rows) const { return marks_.of(rows, tape_.tape.record_size()); }
+  Marks marks(const Rows& rows) {
+    if (rows.compact != nullptr) return marks_.of_compact(rows, tape_.tape.form(), &mark_values_);
+    return marks_.of(rows, tape_.tape.record_size());
+  }
   std::vector<Column> columns_of(nb::list arrays, nb::list offsets, uint64_t rows) const;
-  bool mine() const;  // no other thread or process had it last
+  // Also the columns of leaves of any size: those of `columns`, and what refers to `packed`.
+  Rows rows_with(const nb::list& blobs, uint64_t n, std::vector<Column>* columns,
+                 PackedBlobs* packed) const;
+  void check_form(const Receiver& in) const;  // that its frames have slots as the tape has
+  bool mine() const;                          // no other thread or process had it last
   void claim();
   int64_t commit(const Rows& rows);
   void stage(const Rows& rows);
-  int64_t write(const Rows& rows, uint64_t lanes, Continue rule,
+  void stage_slots(const Rows& rows);  // of observations that are stored once
+  int64_t write(const Rows& rows, uint64_t lanes, Continue rule, nb::handle fields,
                 const std::optional<Seqs>& envs = std::nullopt);
-  int64_t write_step(const Rows& rows, const int64_t* envs, Continue rule);
+  int64_t write_whole(const Rows& rows, uint64_t flags, int64_t traj_id, int64_t version,
+                      nb::handle fields);
+  int64_t write_step(const Rows& rows, const int64_t* envs, Continue rule, nb::handle fields);
 
   TapeHandle& tape_;
   Writer writer_;
   const MarkSpecs marks_;
   bool stage_;
-  std::vector<uint8_t> scratch_;
-  nb::object staged_;
+  std::vector<uint8_t> scratch_, scratch_blobs_;
+  std::vector<std::vector<uint8_t>> mark_values_;
+  nb::object staged_, staged_blobs_;
+  BlobRoom room_;  // of what is staged
+  GivenFields given_;
   Sender sender_;
   uint64_t thread_, generation_;
   uint64_t envs_ = 0;
@@ -206,6 +262,13 @@ class SumTree {
 // Columns of n rows each, and the (offset, bytes) of their leaves in a record.
 std::vector<Column> columns_from(nb::list arrays, Seqs leaves, size_t n, size_t record_size);
 
+// Leaves of any size as Python gives them: (values as bytes, offsets, bytes of an element, offset
+// in the record) of each, in the record's order.
+std::vector<BlobColumn> blob_columns_from(const nb::list& blobs, uint64_t n, uint64_t record_size);
+// Columns of fixed leaves, and what `packed` makes of those of any size.
+Rows pack_rows(const std::vector<BlobColumn>& blobs, uint64_t n, std::vector<Column>* columns,
+               PackedBlobs* packed);
+
 inline Rows rows_of(const std::vector<Column>& columns, uint64_t n) {
   Rows rows;
   rows.n = n;
@@ -216,6 +279,11 @@ inline Rows rows_of(const std::vector<Column>& columns, uint64_t n) {
 
 void bind_kernels(nb::module_& m);
 void bind_tape(nb::module_& m);
+void bind_restore(nb::class_<TapeHandle>& tape);
+void bind_fields(nb::module_& m, nb::class_<TapeHandle>& tape);
+void bind_stored(nb::module_& m, nb::class_<TapeHandle>& tape);
+void bind_slots(nb::module_& m, nb::class_<TapeHandle>& tape);
+void bind_stored_slots(nb::module_& m, nb::class_<TapeHandle>& tape);
 void bind_gather(nb::module_& m);
 void bind_writer(nb::module_& m);
 void bind_view(nb::module_& m);
@@ -224,6 +292,7 @@ void bind_queue(nb::module_& m);
 void bind_weights(nb::module_& m);
 void bind_client(nb::module_& m);
 void bind_scan(nb::module_& m);
+void bind_decode(nb::module_& m);
 
 // Pooled, 64-byte aligned memory with the buffer protocol: arrays over it keep it alive. Cheaper
 // to make than an array, and a batch needs only one.

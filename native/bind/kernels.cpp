@@ -138,16 +138,17 @@ Plan* make_plan(nb::object tree, nb::list leaves, nb::list duals, size_t record_
   std::vector<LeafSpec> specs;
   for (nb::handle h : leaves) {
     const auto t = nb::borrow<nb::tuple>(h);
-    if (nb::len(t) != 5) throw std::invalid_argument("Plan: a leaf is five values");
+    if (nb::len(t) != 5 && nb::len(t) != 6)
+      throw std::invalid_argument("Plan: a leaf is five values, or six");
     LeafSpec leaf;
     leaf.kind = nb::cast<std::string>(t[0])[0];
     leaf.itemsize = nb::cast<size_t>(t[1]);
     leaf.offset = nb::cast<size_t>(t[2]);
     leaf.bytes = nb::cast<size_t>(t[3]);
     for (nb::handle d : nb::borrow<nb::tuple>(t[4])) leaf.shape.push_back(nb::cast<Py_ssize_t>(d));
-    uint64_t bytes = leaf.itemsize;
-    for (const Py_ssize_t d : leaf.shape) bytes *= static_cast<uint64_t>(d);
-    if (bytes != leaf.bytes)
+    if (nb::len(t) == 6)
+      leaf.variable = static_cast<LeafSpec::Variable>(nb::cast<std::string>(t[5])[0]);
+    if ((leaf.variable == LeafSpec::fixed ? leaf.element() : kPlaceBytes) != leaf.bytes)
       throw std::invalid_argument("Plan: bytes that the shape does not have");
     check_place(leaf.offset, leaf.bytes, record_size, "Plan");
     specs.push_back(leaf);
@@ -348,6 +349,7 @@ NB_MODULE(_native, m) {
   contig::bind_weights(m);
   contig::bind_client(m);
   contig::bind_scan(m);
+  contig::bind_decode(m);
   nanobind::module_::import_("atexit").attr("register")(
       nanobind::cpp_function(&contig::NoGil::end));
 }

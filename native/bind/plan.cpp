@@ -3,8 +3,9 @@
 #include <cmath>
 #include <cstring>
 
+#include "blob_values.h"
 #include "native/kernels/crc32c.h"
-#include "native/wire/frame.h"
+#include "native/wire/items.h"
 
 namespace contig {
 
@@ -100,21 +101,36 @@ bool Plan::each_child(const Node& node, PyObject* value, F f) {
   return true;
 }
 
-bool Plan::pack(PyObject* tree, uint8_t* record, LeafSums* sums) const {
+bool Plan::pack(PyObject* tree, uint8_t* record, LeafSums* sums,
+                std::vector<uint8_t>* blobs) const {
   size_t batch_ndim = 0;
   if (!PyDict_Check(tree)) dict_of_tensordict(tree, &batch_ndim);
   if (batch_ndim != 0) return false;  // rows, not a row
-  if (!pack_node(root_, tree, record, sums)) return false;
+  Packing to{record, sums, blobs};
+  if (!pack_node(root_, tree, to)) return false;
   for (const DualSpec& d : duals_)
     if (!complete(d, record + d.to.offset, record + d.a.offset, record + d.b.offset)) return false;
   return true;
 }
 
-bool Plan::pack_node(const Node& node, PyObject* value, uint8_t* record, LeafSums* sums) const {
-  if (node.leaf >= 0) return pack_leaf(leaves_[node.leaf], value, record, sums);
-  return each_child(node, value, [&](const Node& child, PyObject* item) {
-    return pack_node(child, item, record, sums);
-  });
+bool Plan::pack_node(const Node& node, PyObject* value, Packing& to) const {
+  if (node.leaf >= 0) {
+    const LeafSpec& leaf = leaves_[node.leaf];
+    return leaf.variable == LeafSpec::fixed ? pack_leaf(leaf, value, to.record, to.sums)
+                                            : pack_place(node.leaf, value, to);
+  }
+  return each_child(node, value,
+                    [&](const Node& child, PyObject* item) { return pack_node(child, item, to); });
+}
+
+bool Plan::pack_place(int number, PyObject* value, Packing& to) const {
+  // Bytes are in the record's order, which a tree that is no mapping need not have.
+  if (to.blobs == nullptr || number < to.last_blob) return false;
+  to.last_blob = number;
+  const uint64_t before = to.blobs->size();
+  if (!pack_blob(leaves_[number], value, to.blobs)) return false;
+  store_place(to.record + leaves_[number].offset, BlobPlace{before, to.blobs->size() - before});
+  return true;
 }
 
 bool Plan::pack_leaf(const LeafSpec& leaf, PyObject* value, uint8_t* record, LeafSums* sums) const {
@@ -174,9 +190,16 @@ bool Plan::pack_leaf(const LeafSpec& leaf, PyObject* value, uint8_t* record, Lea
 
 bool Plan::columns(PyObject* tree, size_t batch_ndim, ColumnSet* out) const {
   if (!column_node(root_, tree, batch_ndim, out)) return false;
-  if (out->columns.empty()) return false;
+  if (out->columns.empty()) {  // of leaves of any size only: a column of them is flat
+    if (out->blobs.empty() || batch_ndim != 1) return false;
+    out->batch = {static_cast<Py_ssize_t>(out->blobs[0].spans.size())};
+  }
   out->rows = 1;
   for (const Py_ssize_t n : out->batch) out->rows *= static_cast<uint64_t>(n);
+  for (size_t i = 0; i < out->blobs.size(); ++i)
+    if (out->blobs[i].spans.size() != out->rows ||
+        (i > 0 && out->blobs[i].offset < out->blobs[i - 1].offset))
+      return false;
   const auto at = [&](size_t offset) -> const Column* {
     for (const Column& c : out->columns)
       if (c.offset == offset && c.bytes > 0) return &c;
@@ -208,6 +231,7 @@ bool Plan::column_node(const Node& node, PyObject* value, size_t batch_ndim, Col
       return column_node(child, item, batch_ndim, out);
     });
   const LeafSpec& leaf = leaves_[node.leaf];
+  if (leaf.variable != LeafSpec::fixed) return blob_column(leaf, value, out);
   LeafArray v;
   out->holds.emplace_back();
   if (!out->holds.back().take(value, ArrayHold::Keep::owned, &v)) return false;

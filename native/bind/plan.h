@@ -23,6 +23,13 @@ struct LeafSpec {
   char kind;
   size_t itemsize, offset, bytes;
   std::vector<Py_ssize_t> shape;
+  // Of any size: the record has its place, and the shape is that of one of its elements.
+  enum Variable : char { fixed = 0, ragged = 'r', blob = 'b', text = 't' } variable = fixed;
+  uint64_t element() const {
+    uint64_t n = itemsize;
+    for (const Py_ssize_t d : shape) n *= static_cast<uint64_t>(d);
+    return n;
+  }
 };
 
 // A flag leaf that the data lacks and that follows from its duals; or, where all three are given,
@@ -41,6 +48,8 @@ class ColumnSet {
   std::vector<ArrayHold> holds;
   std::vector<Column> columns;
   std::vector<std::unique_ptr<uint8_t[]>> owned;
+  std::vector<BlobColumn> blobs;  // of leaves of any size
+  std::vector<nb::object> kept;
   uint64_t rows = 0;
   std::vector<Py_ssize_t> batch;  // leading dims
 };
@@ -55,7 +64,9 @@ class Plan {
   size_t record_size() const { return record_size_; }
   // Packs one row into `record`; false: not understood, `record` is then undefined. Checksums of
   // large leaves, taken on the way, are added to `sums` if it is given.
-  bool pack(PyObject* tree, uint8_t* record, LeafSums* sums = nullptr) const;
+  // The bytes of leaves of any size go to `blobs`; without it such leaves are not understood.
+  bool pack(PyObject* tree, uint8_t* record, LeafSums* sums = nullptr,
+            std::vector<uint8_t>* blobs = nullptr) const;
   // Finds the columns of a tree of [batch..., leaf...] arrays; false: not understood.
   bool columns(PyObject* tree, size_t batch_ndim, ColumnSet* out) const;
 
@@ -67,7 +78,15 @@ class Plan {
     std::vector<std::pair<nb::object, Node>> children;
   };
   static Node build(nb::handle tree, size_t n_leaves);
-  bool pack_node(const Node& node, PyObject* value, uint8_t* record, LeafSums* sums) const;
+  // What one row is packed into.
+  struct Packing {
+    uint8_t* record;
+    LeafSums* sums;
+    std::vector<uint8_t>* blobs;
+    int last_blob = -1;  // leaf
+  };
+  bool pack_node(const Node& node, PyObject* value, Packing& to) const;
+  bool pack_place(int leaf, PyObject* value, Packing& to) const;
   bool pack_leaf(const LeafSpec& leaf, PyObject* value, uint8_t* record, LeafSums* sums) const;
   bool column_node(const Node& node, PyObject* value, size_t batch_ndim, ColumnSet* out) const;
   template <class F>

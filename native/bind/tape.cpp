@@ -1,4 +1,8 @@
 // The tape, as Python sees it, and gathering from it.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
 #include "handles.h"
 #include "native/sys/region.h"
 #include "native/sys/wait.h"
@@ -71,83 +75,6 @@ uint64_t gather_packed(const TapeHandle& t, Seqs seqs, Bytes out) {
   return lost_below(seqs.data(), seqs.shape(0), tail);
 }
 
-// Raises what would make `restore_stored` of these entries fail, and has the memory for them.
-void prepare_restore(TapeHandle& t, State entries, uint64_t index_tail, uint64_t index_head) {
-  if (entries.shape(0) != (index_head - index_tail) * W::count)
-    throw std::invalid_argument("restore: the index's parts do not fit together");
-  with_lock(t.tape, t.lock_timeout_s, 0, [&] {
-    t.tape.prepare(entries.data(), index_tail, index_head);
-    return 0;
-  });
-}
-
-// A tape whose rows are in files: takes its index over, in place of what it has.
-void restore_stored(TapeHandle& t, uint64_t tail, uint64_t head, State entries, uint64_t index_tail,
-                    uint64_t index_head, uint64_t trajectories) {
-  if (entries.shape(0) != (index_head - index_tail) * W::count)
-    throw std::invalid_argument("restore: the index's parts do not fit together");
-  with_lock(t.tape, t.lock_timeout_s, 0, [&] {
-    t.tape.restore(nullptr, tail, head, entries.data(), index_tail, index_head, trajectories);
-    return 0;
-  });
-}
-
-void follow(TapeHandle& t, State entries, uint64_t tail, uint64_t head, uint64_t index_tail,
-            uint64_t index_head, uint64_t trajectories) {
-  const size_t n = entries.shape(0) / W::count;
-  with_lock(t.tape, t.lock_timeout_s, 0, [&] {
-    const Snapshot now = t.tape.snapshot();
-    if (index_tail > now.index_head || index_head < now.index_head || tail < now.tail ||
-        head < now.head || index_tail < now.index_tail || index_tail > index_head || tail > head)
-      throw std::invalid_argument("follow: bounds that do not go on from those before");
-    for (size_t i = 0; i < n; ++i) {
-      const uint64_t number = entries.data()[W::count * i + W::number];
-      if (number < index_tail || number >= index_head)
-        throw std::invalid_argument("follow: an entry outside the index");
-    }
-    t.tape.follow(entries.data(), n, Snapshot{head, tail, index_head, index_tail}, trajectories);
-    return 0;
-  });
-}
-
-RowSums row_sums(const State& salts) {
-  if (salts.shape(0) % 2 != 0) throw std::invalid_argument("salts: expected pairs");
-  return RowSums(salts.data(), salts.shape(0) / 2);
-}
-
-// Records as they are in a file, the first of them with this seq.
-nb::object encode(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records, uint64_t size,
-                  uint64_t stride, uint64_t first, const RowSums& sums) {
-  if (size == 0 || size > stride || stride - size < 4 || records.shape(0) % size != 0)
-    throw std::invalid_argument("encode_rows: expected whole records");
-  const uint64_t n = records.shape(0) / size;
-  auto* block = new Block(n * stride);
-  nb::object out = nb::cast(block, nb::rv_policy::take_ownership);
-  NoGil no_gil;
-  Rows rows;
-  rows.n = n;
-  rows.records = records.data();
-  encode_rows(rows, 0, size, stride, sums, first, block->data);
-  return out;
-}
-
-// Rows of a file: (records, places of the damaged).
-nb::tuple decode(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> stored, uint64_t size,
-                 uint64_t stride, uint64_t first, State salts) {
-  if (size == 0 || size > stride || stride - size < 4 || stored.shape(0) % stride != 0)
-    throw std::invalid_argument("decode_rows: expected whole rows");
-  const uint64_t n = stored.shape(0) / stride;
-  auto* block = new Block(n * size);
-  nb::object out = nb::cast(block, nb::rv_policy::take_ownership);
-  std::vector<int64_t> damaged;
-  {
-    const RowSums sums = row_sums(salts);
-    NoGil no_gil;
-    decode_rows(stored.data(), n, size, stride, sums, first, block->data, &damaged);
-  }
-  return nb::make_tuple(out, to_array(damaged));
-}
-
 // Entries [from, to), `W::count` words each; only for the one process that appends.
 nb::object entries(TapeHandle& t, uint64_t from, uint64_t to) {
   std::vector<int64_t> words;
@@ -160,16 +87,53 @@ nb::object entries(TapeHandle& t, uint64_t from, uint64_t to) {
   return to_array(words);
 }
 
-void restore(TapeHandle& t, Bytes records, uint64_t tail, uint64_t head, State entries,
-             uint64_t index_tail, uint64_t index_head, uint64_t trajectories) {
-  if (records.shape(0) != (head - tail) * t.tape.record_size() ||
-      entries.shape(0) != (index_head - index_tail) * W::count)
-    throw std::invalid_argument("restore: the checkpoint's parts do not fit together");
-  with_lock(t.tape, t.lock_timeout_s, kKeepGil, [&] {
-    t.tape.restore(records.data(), tail, head, entries.data(), index_tail, index_head,
-                   trajectories);
-    return 0;
-  });
+// `leaves`: (offset in the record, what lengths are multiples of) one after another.
+void attach_blobs(TapeHandle& t, Bytes ring, Seqs leaves, std::vector<std::string> names) {
+  if (ring.shape(0) < t.tape.header().blob_ring || leaves.shape(0) % 2 != 0)
+    throw std::invalid_argument("attach_blobs: the mapping is too small");
+  std::vector<BlobLeaf> list;
+  for (size_t i = 0; i < leaves.shape(0); i += 2)
+    list.push_back(BlobLeaf{static_cast<uint64_t>(leaves.data()[i]),
+                            static_cast<uint64_t>(leaves.data()[i + 1])});
+  *t.blobs = ring;
+  t.tape.attach_blobs(ring.data(), std::move(list), std::move(names));
+}
+
+// Bytes of the ring that rows have: from the oldest row's first on.
+uint64_t blob_bytes(const TapeHandle& t) {
+  const Tape& tape = t.tape;
+  if (tape.blob_leaves().empty() || !tape.attached()) return 0;
+  for (int tries = 0; tries < 100; ++tries) {
+    const Snapshot s = tape.snapshot();
+    if (s.tail >= s.head) return 0;
+    const uint64_t first = tape.blob_begin(s.tail);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    const uint64_t end = tape.header().blob_head.load();
+    if (tape.snapshot().tail == s.tail) return end - first;
+  }
+  return tape.blobs().size;  // they are overwritten faster than they can be counted
+}
+
+// Bytes that have memory: of rows, of the ring of bytes, and of fields; slots say theirs.
+nb::object reserved(const TapeHandle& t) {
+  const Header& h = t.tape.header();
+  const uint64_t rows = h.reserved_extents.load() * (h.row_stride << h.extent_shift);
+  const uint64_t fields = h.fields_size == 0
+                              ? 0
+                              : (h.reserved_chunks.load() * Fields::slot_bytes(h.fields_size))
+                                    << h.chunk_shift;
+  return nb::make_tuple(rows, h.reserved_blobs.load(), fields);
+}
+
+// Bytes by position, as far as the ring has them; the tape's tail afterwards: those of rows below
+// it may be others by then.
+uint64_t read_blobs(const TapeHandle& t, uint64_t position, Bytes out) {
+  if (t.tape.blobs().data == nullptr || out.shape(0) > t.tape.blobs().size)
+    throw std::invalid_argument("read_blobs: more bytes than the ring has");
+  NoGil no_gil;
+  t.tape.blobs().read(position, out.shape(0), out.data());
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return t.tape.header().tail.load(std::memory_order_relaxed);
 }
 
 bool wait(TapeHandle& t, uint32_t seen, double timeout_s) {
@@ -194,15 +158,6 @@ void bind_tape(nb::module_& m) {
       .value("MARKED", kMarked)
       .value("GOES_ON", kGoesOn)
       .value("TOLD", kTold);
-  m.def("decode_rows", &decode, nb::arg("stored"), nb::arg("record_size"), nb::arg("stride"),
-        nb::arg("first"), nb::arg("salts"));
-  m.def(
-      "encode_rows",
-      [](nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records, uint64_t size,
-         uint64_t stride, uint64_t first,
-         State salts) { return encode(records, size, stride, first, row_sums(salts)); },
-      nb::arg("records"), nb::arg("record_size"), nb::arg("stride"), nb::arg("first"),
-      nb::arg("salts"));
   m.def("control_bytes", &Tape::control_bytes);
   m.def("table_bytes", &Tape::table_bytes);
   m.def("format_control", [](Bytes control, uint64_t capacity) {
@@ -215,16 +170,29 @@ void bind_tape(nb::module_& m) {
       .def(nb::init<uint64_t>(), nb::arg("bytes"))
       .def("map", &Region::map, nb::arg("offset"), nb::arg("fd"), nb::arg("bytes"))
       .def("unmap", &Region::unmap, nb::arg("offset"), nb::arg("bytes"));
-  nb::class_<TapeHandle>(m, "Tape")
-      .def(nb::init<Bytes, int>(), nb::arg("control"), nb::arg("fd"))
+  nb::class_<TapeHandle> tape(m, "Tape");
+  bind_restore(tape);
+  bind_fields(m, tape);
+  bind_stored(m, tape);
+  bind_slots(m, tape);
+  bind_stored_slots(m, tape);
+  tape.def(nb::init<Bytes, int>(), nb::arg("control"), nb::arg("fd"))
       .def_rw("lock_timeout_s", &TapeHandle::lock_timeout_s)
       .def("close", [](TapeHandle& t) { t.closed = true; })
-      .def("publish",
-           [](TapeHandle& t, nb::bytes schema, uint64_t record_size) {
-             return with_lock(t.tape, t.lock_timeout_s, 0, [&] {
-               return t.tape.publish(schema.c_str(), schema.size(), record_size);
-             });
-           })
+      .def(
+          "publish",
+          [](TapeHandle& t, nb::bytes schema, uint64_t record_size, uint64_t fields_size,
+             uint64_t blob_leaves, uint64_t blob_ring, std::optional<SharedForm> form) {
+            check_fields_size(fields_size);
+            if ((blob_leaves != 0) != (blob_ring != 0))
+              throw std::invalid_argument("publish: leaves of any size need a ring of bytes");
+            return with_lock(t.tape, t.lock_timeout_s, 0, [&] {
+              return t.tape.publish(schema.c_str(), schema.size(), record_size, fields_size,
+                                    blob_leaves, blob_ring, form.value_or(SharedForm()));
+            });
+          },
+          nb::arg("schema"), nb::arg("record_size"), nb::arg("fields_size") = 0,
+          nb::arg("blob_leaves") = 0, nb::arg("blob_ring") = 0, nb::arg("form") = nb::none())
       .def_prop_ro("ready", [](const TapeHandle& t) { return t.tape.ready(); })
       .def_prop_ro("attached", [](const TapeHandle& t) { return t.tape.attached(); })
       .def_prop_ro("schema_range",
@@ -236,14 +204,6 @@ void bind_tape(nb::module_& m) {
                    [](const TapeHandle& t) {
                      return nb::make_tuple(t.tape.header().data_offset, t.tape.data_bytes());
                    })
-      .def(
-          "attach_region",
-          [](TapeHandle& t, Region& region) {
-            if (region.size() < t.tape.data_bytes())
-              throw std::invalid_argument("attach_region: the region is too small");
-            t.tape.attach_data(region.data());
-          },
-          nb::keep_alive<1, 2>())
       .def("attach_data",
            [](TapeHandle& t, Bytes data) {
              if (data.shape(0) < t.tape.data_bytes())
@@ -251,6 +211,18 @@ void bind_tape(nb::module_& m) {
              *t.data = data;
              t.tape.attach_data(data.data());
            })
+      .def("attach_blobs", &attach_blobs, nb::arg("ring"), nb::arg("leaves"),
+           nb::arg("names") = std::vector<std::string>())
+      .def_prop_ro("blob_range",
+                   [](const TapeHandle& t) {
+                     const Header& h = t.tape.header();
+                     return nb::make_tuple(h.blob_offset, h.blob_ring);
+                   })
+      .def_prop_ro("blob_most", [](const TapeHandle& t) { return t.tape.header().blob_most; })
+      .def_prop_ro("blob_bytes", &blob_bytes)
+      .def_prop_ro("reserved", &reserved)
+      .def_prop_ro("row_stride", [](const TapeHandle& t) { return t.tape.header().row_stride; })
+      .def("read_blobs", &read_blobs)
       .def_prop_ro("capacity", [](const TapeHandle& t) { return t.tape.header().capacity; })
       .def_prop_ro("trajectories",
                    [](const TapeHandle& t) { return t.tape.header().trajectories.load(); })
@@ -317,40 +289,8 @@ void bind_tape(nb::module_& m) {
                return 0;
              });
            })
-      .def("restore", &restore)
-      .def("prepare_restore", &prepare_restore)
-      .def("restore_stored", &restore_stored)
       .def("entries", &entries)
-      .def("follow", &follow)
       .def_prop_ro("record_size", [](const TapeHandle& t) { return t.tape.record_size(); })
-      .def("encode",  // records as they are stored in files, from a seq on: each with its checksum
-           [](const TapeHandle& t, nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records,
-              uint64_t first) {
-             if (!t.tape.checked())
-               throw std::invalid_argument("encode: rows of this tape are not in files");
-             return encode(records, t.tape.record_size(), t.tape.stride(), first, t.tape.sums());
-           })
-      .def("set_salts",  // (first seq, salt) one after another: what checksums are of
-           [](TapeHandle& t, State salts) {
-             if (salts.shape(0) % 2 != 0) throw std::invalid_argument("salts: expected pairs");
-             t.tape.sums().set(salts.data(), salts.shape(0) / 2);
-           })
-      .def("damaged",
-           [](const TapeHandle& t, uint64_t low, uint64_t high) {
-             std::vector<int64_t> seqs;
-             {
-               NoGil no_gil;
-               find_damaged(t.tape, low, high, &seqs);
-             }
-             return to_array(seqs);
-           })
-      .def("publish_stored",
-           [](TapeHandle& t, uint64_t record_size, uint64_t stride, uint64_t shift,
-              uint64_t most_extents) {
-             if (stride < record_size + 4 || shift > 40 || most_extents < 3)
-               throw std::invalid_argument("publish_stored: a stride that has no room for a row");
-             t.tape.publish_stored(record_size, stride, shift, most_extents);
-           })
       .def("set_producer",
            [](TapeHandle& t, uint64_t producer, uint64_t seq) {
              with_lock(t.tape, t.lock_timeout_s, 0, [&] {

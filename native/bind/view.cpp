@@ -1,14 +1,9 @@
 // A reader's view of the index, and drawing from it.
+#include <nanobind/stl/vector.h>
+
 #include "handles.h"
 
 namespace contig {
-
-namespace {
-
-struct ViewHandle {
-  explicit ViewHandle(TapeHandle& tape) : view(tape.tape) {}
-  View view;
-};
 
 Window window_of(nb::handle w) {
   Window out;
@@ -17,8 +12,11 @@ Window window_of(nb::handle w) {
   out.min_seq = nb::cast<uint64_t>(t[0]);
   out.min_ordinal = nb::cast<uint64_t>(t[1]);
   if (!t[2].is_none()) out.min_version = nb::cast<int64_t>(t[2]);
+  if (t.size() > 3) out.filters = nb::cast<uint64_t>(t[3]);
   return out;
 }
+
+namespace {
 
 nb::tuple slices_tuple(const Slices& s) {
   return nb::make_tuple(to_array(s.seqs), to_array(s.lengths), to_array(s.burn), to_array(s.ends));
@@ -57,6 +55,54 @@ nb::tuple slices_from(ViewHandle& v, Seqs seqs, nb::object window, const SliceSp
                         to_array(std::vector<int64_t>(valid.begin(), valid.end())));
 }
 
+// All or only these; a column after another; those that are gone. None if nothing has changed.
+nb::object changed_trajectories(ViewHandle& v, uint64_t filter) {
+  ChangedTrajectories found;
+  if (!v.view.changed_trajectories(filter, &found)) return nb::none();
+  std::vector<int64_t> flat;
+  for (const auto& column : found.columns) flat.insert(flat.end(), column.begin(), column.end());
+  return nb::make_tuple(found.all, to_array(flat), to_array(found.gone));
+}
+
+using Verdicts = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void bind_filters(nb::class_<ViewHandle>& view) {
+  view.def(
+          "add_filter",
+          [](ViewHandle& v, bool follows, const std::vector<uint64_t>& ages) {
+            return v.view.add_filter(follows, ages);
+          },
+          nb::arg("follows"), nb::arg("ages"))
+      .def("drop_filter", [](ViewHandle& v, uint64_t filter) { v.view.drop_filter(filter); })
+      .def("look_again", [](ViewHandle& v, uint64_t filter) { v.view.look_again(filter); })
+      .def("passing", [](const ViewHandle& v, uint64_t filter) { return v.view.passing(filter); })
+      .def("changed_trajectories", &changed_trajectories)
+      .def(
+          "judge",
+          [](ViewHandle& v, uint64_t filter, Verdicts passes) {
+            v.view.judge(filter, passes.data(), passes.shape(0));
+          },
+          nb::arg("filter"), nb::arg("passes").noconvert())
+      .def(
+          "set_passes",
+          [](ViewHandle& v, uint64_t filter, Seqs ordinals, Verdicts passes) {
+            if (ordinals.shape(0) != passes.shape(0))
+              throw std::invalid_argument("one verdict for each trajectory");
+            v.view.set_passes(filter, ordinals.data(), passes.data(), passes.shape(0));
+          },
+          nb::arg("filter"), nb::arg("ordinals").noconvert(), nb::arg("passes").noconvert())
+      .def(
+          "draw_trajectories",
+          [](ViewHandle& v, State rng, nb::object window, const SliceSpec& spec, size_t n,
+             int once) {
+            std::vector<int64_t> out;
+            v.view.draw_trajectories(rng_of(rng), window_of(window), spec, n, once, &out);
+            return to_array(out);
+          },
+          nb::arg("rng").noconvert(), nb::arg("window").none(), nb::arg("spec"), nb::arg("n"),
+          nb::arg("once") = -1);
+}
+
 nb::tuple changes_tuple(const Changes& c) {
   return nb::make_tuple(c.token, c.all, to_array(c.on), to_array(c.off));
 }
@@ -76,8 +122,14 @@ void bind_view(nb::module_& m) {
           nb::arg("over_steps") = false, nb::arg("span_left") = 0, nb::arg("span_right") = 0,
           nb::arg("burn_in") = 0);
 
-  nb::class_<ViewHandle>(m, "View")
-      .def(nb::init<TapeHandle&>(), nb::keep_alive<1, 2>())
+  nb::enum_<Kin>(m, "Kin")
+      .value("FUTURE", Kin::future)
+      .value("LAST", Kin::last)
+      .value("ANY", Kin::any);
+
+  nb::class_<ViewHandle> view(m, "View");
+  bind_filters(view);
+  view.def(nb::init<TapeHandle&>(), nb::keep_alive<1, 2>())
       .def("refresh", [](ViewHandle& v) { v.view.refresh(); })
       .def_prop_ro("stale", [](const ViewHandle& v) { return v.view.stale(); })
       .def_prop_ro("head", [](const ViewHandle& v) { return v.view.at().head; })
@@ -131,6 +183,34 @@ void bind_view(nb::module_& m) {
              v.view.follow(seqs.data(), seqs.shape(0), length, &out);
              return nb::make_tuple(to_array(out.seqs), to_array(out.lengths));
            })
+      .def(
+          "draw_kin",
+          [](ViewHandle& v, State rng, Seqs seqs, nb::object window, Kin which) {
+            std::vector<int64_t> out(seqs.shape(0));
+            v.view.draw_kin(rng_of(rng), seqs.data(), out.size(), window_of(window), which,
+                            out.data());
+            return to_array(out);
+          },
+          nb::arg("rng").noconvert(), nb::arg("seqs").noconvert(), nb::arg("window").none(),
+          nb::arg("which"))
+      .def(
+          "last_runs",
+          [](const ViewHandle& v, Seqs ordinals) {
+            std::vector<int64_t> out(ordinals.shape(0));
+            for (size_t i = 0; i < out.size(); ++i)
+              out[i] =
+                  static_cast<int64_t>(v.view.last_run(static_cast<uint64_t>(ordinals.data()[i])));
+            return to_array(out);
+          },
+          nb::arg("ordinals").noconvert())
+      .def(
+          "trajectories_of",
+          [](const ViewHandle& v, Seqs seqs) {
+            std::vector<int64_t> out(seqs.shape(0));
+            v.view.trajectories_of(seqs.data(), out.size(), out.data());
+            return to_array(out);
+          },
+          nb::arg("seqs").noconvert())
       .def("rows_of",
            [](ViewHandle& v, uint64_t ordinal) {
              std::vector<int64_t> out;

@@ -1,9 +1,9 @@
 // Writers, as Python sees them: trees or columns in, one append out.
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
 
 #include <cstring>
 #include <random>
+#include <utility>
 
 #include "handles.h"
 #include "native/tape/gather.h"
@@ -29,30 +29,6 @@ uint64_t random_id() {
   return (static_cast<uint64_t>(device()) << 32 | device()) >> 1;
 }
 
-Mark::Kind mark_kind(char kind, size_t itemsize) {
-  const int log = itemsize == 1 ? 0 : itemsize == 2 ? 1 : itemsize == 4 ? 2 : 3;
-  static constexpr Mark::Kind ints[] = {Mark::i8, Mark::i16, Mark::i32, Mark::i64};
-  static constexpr Mark::Kind uints[] = {Mark::u8, Mark::u16, Mark::u32, Mark::u64};
-  switch (kind) {
-    case 'b':
-      return Mark::b1;
-    case 'i':
-      return ints[log];
-    case 'u':
-      return uints[log];
-    case 'f':
-      return itemsize == 2 ? Mark::f16 : itemsize == 4 ? Mark::f32 : Mark::f64;
-    case 'V':  // what numpy has no kind for
-      return Mark::bf16;
-    default:
-      return Mark::none;
-  }
-}
-
-enum Role { r_id, r_done, r_terminated, r_truncated, r_init, r_version, r_reward };
-constexpr const char* kRoles[] = {"id",   "done",    "terminated", "truncated",
-                                  "init", "version", "reward"};
-
 // One call at a time: a writer belongs to one thread.
 struct Turn {
   explicit Turn(std::atomic<bool>& b) : busy(b) {
@@ -66,14 +42,17 @@ struct Turn {
   std::atomic<bool>& busy;
 };
 
-Mark* mark_of(Marks& m, int role) {
-  Mark* const all[] = {&m.id, &m.done, &m.terminated, &m.truncated, &m.init, &m.version, &m.reward};
-  return all[role];
-}
-
 // Lanes have memory up to the highest one.
 constexpr int64_t kMostEnvs = 1 << 20;
 
+}  // namespace
+
+namespace {
+void set_blobs(const std::optional<Record>& blobs, Rows* rows) {
+  if (!blobs) return;
+  rows->blobs = blobs->data();
+  rows->blob_bytes = blobs->shape(0);
+}
 }  // namespace
 
 void check_envs(const Seqs& envs, uint64_t rows) {
@@ -81,47 +60,6 @@ void check_envs(const Seqs& envs, uint64_t rows) {
   for (uint64_t i = 0; i < rows; ++i)
     if (envs.data()[i] < 0 || envs.data()[i] >= kMostEnvs)
       throw std::invalid_argument("envs: expected numbers from 0 to MOST_ENVS - 1");
-}
-
-MarkSpecs::MarkSpecs(nb::dict marks, bool id_alone) : id_alone_(id_alone) {
-  for (int role = 0; role < 7; ++role) {
-    if (!marks.contains(kRoles[role])) continue;
-    const auto t = nb::cast<nb::tuple>(marks[kRoles[role]]);
-    const auto itemsize = nb::cast<size_t>(t[1]);
-    MarkSpec spec;
-    spec.kind = mark_kind(nb::cast<std::string>(t[0])[0], itemsize);
-    spec.offset = nb::cast<size_t>(t[2]);
-    spec.count = nb::cast<size_t>(t[3]);
-    spec.bytes = spec.count * itemsize;
-    specs_.emplace_back(role, spec);
-  }
-}
-
-void MarkSpecs::check(uint64_t record_size) const {
-  for (const auto& item : specs_)
-    check_place(item.second.offset, item.second.bytes, record_size, "Writer");
-}
-
-Marks MarkSpecs::of(const Rows& rows, size_t record_size) const {
-  Marks m;
-  m.id_alone = id_alone_;
-  for (const auto& item : specs_) {
-    Mark& mark = *mark_of(m, item.first);
-    mark.count = item.second.count;
-    if (rows.records != nullptr) {
-      mark.data = rows.records + item.second.offset;
-      mark.stride = record_size;
-    } else {
-      for (size_t c = 0; c < rows.n_columns; ++c)
-        if (rows.columns[c].offset == item.second.offset && rows.columns[c].bytes > 0) {
-          mark.data = rows.columns[c].data;
-          mark.stride = rows.columns[c].stride;
-        }
-      if (mark.data == nullptr) continue;
-    }
-    mark.kind = item.second.kind;
-  }
-  return m;
 }
 
 WriterHandle::WriterHandle(TapeHandle& tape, nb::dict marks, bool id_alone, bool stage)
@@ -147,26 +85,14 @@ void WriterHandle::claim() {
   writer_.restart(random_id());
 }
 
-void WriterHandle::stage(const Rows& rows) {
-  const Tape& tape = tape_.tape;
-  const uint64_t size = tape.record_size(), stride = tape.stride();
-  const uint64_t capacity = tape.header().capacity;
-  const uint64_t skip = rows.n > capacity ? rows.n - capacity : 0;  // as `append` does
-  auto* block = new Block((rows.n - skip) * stride);
-  staged_ = nb::cast(block, nb::rv_policy::take_ownership);
-  encode_rows(rows, skip, size, stride, tape.sums(), tape.header().head.load(), block->data);
-}
+nb::object WriterHandle::staged() { return std::exchange(staged_, nb::none()); }
 
-nb::object WriterHandle::staged() {
-  nb::object out = staged_;
-  staged_ = nb::none();
-  return out;
-}
+nb::object WriterHandle::staged_blobs() { return std::exchange(staged_blobs_, nb::none()); }
 
 int64_t WriterHandle::commit_staged() {
   const Turn turn(busy_);
   return with_lock(tape_.tape, tape_.lock_timeout_s, 0,
-                   [&] { return static_cast<int64_t>(writer_.commit(sender_, true)); });
+                   [&] { return static_cast<int64_t>(writer_.commit(sender_, true, room_)); });
 }
 
 int64_t WriterHandle::commit(const Rows& rows) {
@@ -180,64 +106,73 @@ int64_t WriterHandle::commit(const Rows& rows) {
                    [&] { return static_cast<int64_t>(writer_.commit()); });
 }
 
-int64_t WriterHandle::write(const Rows& rows, uint64_t lanes, Continue rule,
+int64_t WriterHandle::write(const Rows& rows, uint64_t lanes, Continue rule, nb::handle fields,
                             const std::optional<Seqs>& envs) {
   if (envs) {
     check_envs(*envs, rows.n);
-    return write_step(rows, envs->data(), rule);
+    return write_step(rows, envs->data(), rule, fields);
   }
   claim();
+  const Given given = given_.take(fields, tape_.tape, lanes, rows.n);
   writer_.start(rows);
-  writer_.add_lanes(0, rows.n, lanes, marks(rows), rule);
+  writer_.add_lanes(0, rows.n, lanes, marks(rows), rule, given);
   return commit(rows);
 }
 
-int64_t WriterHandle::write_step(const Rows& rows, const int64_t* envs, Continue rule) {
+int64_t WriterHandle::write_step(const Rows& rows, const int64_t* envs, Continue rule,
+                                 nb::handle fields) {
   claim();
+  const Given given = given_.take(fields, tape_.tape, rows.n, rows.n);
   writer_.start(rows);
-  writer_.add_rows(0, rows.n, envs, marks(rows), rule);
+  writer_.add_rows(0, rows.n, envs, marks(rows), rule, given);
   return commit(rows);
 }
 
-int64_t WriterHandle::add(const Plan& plan, nb::handle tree) {
+int64_t WriterHandle::add(const Plan& plan, nb::handle tree, nb::handle fields) {
   const Turn turn(busy_);
   scratch_.resize(plan.record_size());
-  if (!plan.pack(tree.ptr(), scratch_.data())) return -1;
+  scratch_blobs_.clear();
+  if (!plan.pack(tree.ptr(), scratch_.data(), nullptr, &scratch_blobs_)) return -1;
   Rows rows;
   rows.n = 1;
   rows.records = scratch_.data();
-  return write(rows, 1, Continue::if_open);
+  rows.blobs = scratch_blobs_.data();
+  rows.blob_bytes = scratch_blobs_.size();
+  return write(rows, 1, Continue::if_open, fields);
 }
 
 int64_t WriterHandle::extend(const Plan& plan, nb::handle tree, size_t batch_ndim, Lanes are,
-                             Continue rule, std::optional<Seqs> envs) {
+                             Continue rule, std::optional<Seqs> envs, nb::handle fields) {
   const Turn turn(busy_);
   ColumnSet set;
   if (!plan.columns(tree.ptr(), batch_ndim, &set) || set.rows == 0) return -1;
-  const Rows rows = rows_of(set.columns, set.rows);
+  PackedBlobs packed;
+  const Rows rows = pack_rows(set.blobs, set.rows, &set.columns, &packed);
   uint64_t lanes = 1;
   if (are == Lanes::leading_dims) lanes = set.rows / static_cast<uint64_t>(set.batch.back());
   if (are == Lanes::each_row && !envs) {
     const uint64_t known = this->envs();
     if (known != 0 && known != set.rows) return -1;  // Python words the error
-    const int64_t first = write_step(rows, nullptr, rule);
+    const int64_t first = write_step(rows, nullptr, rule, fields);
     envs_ = set.rows;
     return first;
   }
   if (envs && envs->shape(0) != set.rows) return -1;
-  return write(rows, lanes, rule, envs);
+  return write(rows, lanes, rule, fields, envs);
 }
 
 int64_t WriterHandle::append_records(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records,
-                                     uint64_t lanes, Continue rule) {
+                                     uint64_t lanes, Continue rule, std::optional<Record> blobs,
+                                     nb::handle fields) {
   Rows rows;
   const uint64_t size = tape_.tape.record_size();
   rows.n = size > 0 ? records.shape(0) / size : 0;
   if (rows.n == 0 || rows.n * size != records.shape(0) || lanes == 0 || rows.n % lanes != 0)
     throw std::invalid_argument("records: expected a whole number of rows for each lane");
   rows.records = records.data();
+  set_blobs(blobs, &rows);
   const Turn turn(busy_);
-  return write(rows, lanes, rule);
+  return write(rows, lanes, rule, fields);
 }
 
 std::vector<Column> WriterHandle::columns_of(nb::list arrays, nb::list offsets,
@@ -257,29 +192,55 @@ std::vector<Column> WriterHandle::columns_of(nb::list arrays, nb::list offsets,
   return columns;
 }
 
+Rows WriterHandle::rows_with(const nb::list& blobs, uint64_t n, std::vector<Column>* columns,
+                             PackedBlobs* packed) const {
+  return pack_rows(blob_columns_from(blobs, n, tape_.tape.record_size()), n, columns, packed);
+}
+
 int64_t WriterHandle::append_columns(nb::list arrays, nb::list offsets, uint64_t n, uint64_t lanes,
-                                     Continue rule, std::optional<Seqs> envs) {
+                                     Continue rule, std::optional<Seqs> envs, nb::list blobs,
+                                     nb::handle fields) {
   if (lanes == 0 || n % lanes != 0)
     throw std::invalid_argument("columns: expected a whole number of rows for each lane");
-  const std::vector<Column> columns = columns_of(arrays, offsets, n);
-  const Rows rows = rows_of(columns, n);
+  std::vector<Column> columns = columns_of(arrays, offsets, n);
+  PackedBlobs packed;
+  const Rows rows = rows_with(blobs, n, &columns, &packed);
   const Turn turn(busy_);
-  return write(rows, lanes, rule, envs);
+  return write(rows, lanes, rule, fields, envs);
 }
 
 int64_t WriterHandle::append_whole(nb::list arrays, nb::list offsets, uint64_t n, uint64_t flags,
-                                   int64_t traj_id, int64_t version) {
-  const std::vector<Column> columns = columns_of(arrays, offsets, n);
-  const Rows rows = rows_of(columns, n);
+                                   int64_t traj_id, int64_t version, nb::list blobs,
+                                   nb::handle fields) {
+  std::vector<Column> columns = columns_of(arrays, offsets, n);
+  PackedBlobs packed;
+  const Rows rows = rows_with(blobs, n, &columns, &packed);
   const Turn turn(busy_);
+  return write_whole(rows, flags, traj_id, version, fields);
+}
+
+int64_t WriterHandle::extend_whole(const Plan& plan, nb::handle tree, uint64_t flags,
+                                   int64_t traj_id, int64_t version, nb::handle fields) {
+  const Turn turn(busy_);
+  ColumnSet set;
+  if (!plan.columns(tree.ptr(), 1, &set) || set.rows == 0) return -1;
+  PackedBlobs packed;
+  const Rows rows = pack_rows(set.blobs, set.rows, &set.columns, &packed);
+  return write_whole(rows, flags, traj_id, version, fields);
+}
+
+int64_t WriterHandle::write_whole(const Rows& rows, uint64_t flags, int64_t traj_id,
+                                  int64_t version, nb::handle fields) {
   claim();
+  const Given given = given_.take(fields, tape_.tape, 1, 1);
   writer_.start(rows);
-  writer_.add_whole(0, n, marks(rows), Told{flags, traj_id, version});
+  writer_.add_whole(0, rows.n, marks(rows), Told{flags, traj_id, version, given});
   return commit(rows);
 }
 
 void WriterHandle::append_part(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig> records,
-                               uint64_t flags, int64_t traj_id, int64_t version) {
+                               uint64_t flags, int64_t traj_id, int64_t version,
+                               std::optional<Record> blobs, nb::handle fields) {
   const uint64_t size = tape_.tape.record_size();
   Rows rows;
   rows.n = size > 0 ? records.shape(0) / size : 0;
@@ -287,12 +248,14 @@ void WriterHandle::append_part(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_con
       (flags & ~(kBegins | kTerminated | kTruncated)) != 0)
     throw std::invalid_argument("append_part: expected whole rows and known flags");
   rows.records = records.data();
+  set_blobs(blobs, &rows);
   const Turn turn(busy_);
   claim();
+  const Given given = given_.take(fields, tape_.tape, 1, 1);
   const Marks m = marks(rows);
   with_lock(tape_.tape, tape_.lock_timeout_s, records.shape(0), [&] {
     writer_.start(rows);
-    writer_.add_part(0, rows.n, m, Told{flags, traj_id, version}, kNone);
+    writer_.add_part(0, rows.n, m, Told{flags, traj_id, version, given}, kNone);
     if (!stage_) writer_.commit();
     return 0;
   });
@@ -302,27 +265,39 @@ void WriterHandle::append_part(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_con
   }
 }
 
+void WriterHandle::check_form(const Receiver& in) const {
+  const SharedForm &theirs = in.shape().form, &own = tape_.tape.form();
+  if (theirs &&
+      (!own || theirs.row_bytes() != own.row_bytes() || theirs.slot_bytes() != own.slot_bytes() ||
+       theirs.stack() != own.stack() || theirs.references() != own.references()))
+    throw std::invalid_argument("frames with other slots than the tape has");
+}
+
 AcceptedRuns WriterHandle::accept(const Receiver& in, uint64_t producer, uint64_t most_rows,
                                   uint64_t next) {
   if (!in.fits(record_size(), true))
     throw std::invalid_argument("accept_runs: no whole frame of this tape's records");
+  check_form(in);
   const Turn turn(busy_);
   claim();
-  Rows rows;
+  IntakeRows rows;
+  const CheckedItems items{in.frame(), in.shape(),
+                           parts_of(in.frame(), in.body(), record_size(), in.shape())};
   const MarksOf marks_of = [this](const Rows& r) { return marks(r); };
   const AcceptedRuns out = with_lock(tape_.tape, tape_.lock_timeout_s, in.frame().length, [&] {
-    const AcceptedRuns a = prepare_runs(tape_.tape, writer_, marks_of, in.frame(), in.body(),
-                                        producer, most_rows, next, &rows, &sender_);
+    const AcceptedRuns a = prepare_runs(tape_.tape, writer_, marks_of, items, producer, most_rows,
+                                        next, &rows, &sender_);
     if (a.items > 0 && !stage_) writer_.commit(sender_);
     return a;
   });
-  if (out.items > 0 && stage_) stage(rows);
+  if (out.items > 0 && stage_) stage(rows.rows);
   return out;
 }
 
 nb::tuple WriterHandle::take_frames(Receiver& in, int socket, uint64_t producer, uint64_t next,
                                     uint64_t most_rows, uint64_t inserted, uint64_t most_open) {
   if (stage_) throw std::invalid_argument("take_frames: this writer's rows are stored elsewhere");
+  check_form(in);
   const Turn turn(busy_);
   claim();
   TapeIntake intake(tape_.tape, writer_, [this](const Rows& r) { return marks(r); }, producer,
@@ -345,6 +320,13 @@ void WriterHandle::orphan(nb::list open) {
   }
 }
 
+bool WriterHandle::adopt(uint64_t env, uint64_t entry) {
+  if (env >= kMostEnvs) throw std::invalid_argument("adopt: no such env");
+  const Turn turn(busy_);
+  claim();
+  return with_lock(tape_.tape, tape_.lock_timeout_s, 0, [&] { return writer_.adopt(env, entry); });
+}
+
 void bind_writer(nb::module_& m) {
 #if defined(__linux__) || defined(__APPLE__)
   pthread_atfork(nullptr, nullptr, [] { fork_generation.fetch_add(1); });
@@ -362,23 +344,36 @@ void bind_writer(nb::module_& m) {
       .def(nb::init<TapeHandle&, nb::dict, bool, bool>(), nb::arg("tape"), nb::arg("marks"),
            nb::arg("id_alone"), nb::arg("stage") = false, nb::keep_alive<1, 2>())
       .def("staged", &WriterHandle::staged)
+      .def("staged_blobs", &WriterHandle::staged_blobs)
       .def("commit_staged", &WriterHandle::commit_staged)
       .def_prop_ro("id", &WriterHandle::id)
       .def_prop_ro("last_rows", &WriterHandle::last_rows)
+      .def_prop_ro("last_kept", &WriterHandle::last_kept)
       .def_prop_rw("envs", &WriterHandle::envs, &WriterHandle::set_envs)
       .def("open_trajectories", &WriterHandle::open_trajectories)
       .def_prop_ro("open_bytes", &WriterHandle::open_bytes)
       .def("orphan", &WriterHandle::orphan)
-      .def("add", &WriterHandle::add, nb::arg("plan"), nb::arg("tree").none())
+      .def("adopt", &WriterHandle::adopt)
+      .def("add", &WriterHandle::add, nb::arg("plan"), nb::arg("tree").none(),
+           nb::arg("fields") = nb::none())
       .def("extend", &WriterHandle::extend, nb::arg("plan"), nb::arg("tree").none(),
            nb::arg("batch_ndim"), nb::arg("lanes_are"), nb::arg("rule"),
-           nb::arg("envs").noconvert() = nb::none())
-      .def("append_records", &WriterHandle::append_records)
+           nb::arg("envs").noconvert() = nb::none(), nb::arg("fields") = nb::none())
+      .def("append_records", &WriterHandle::append_records, nb::arg("records"), nb::arg("lanes"),
+           nb::arg("rule"), nb::arg("blobs").noconvert() = nb::none(),
+           nb::arg("fields") = nb::none())
       .def("append_columns", &WriterHandle::append_columns, nb::arg("arrays"), nb::arg("offsets"),
            nb::arg("rows"), nb::arg("lanes"), nb::arg("rule"),
-           nb::arg("envs").noconvert() = nb::none())
-      .def("append_whole", &WriterHandle::append_whole)
-      .def("append_part", &WriterHandle::append_part)
+           nb::arg("envs").noconvert() = nb::none(), nb::arg("blobs") = nb::list(),
+           nb::arg("fields") = nb::none())
+      .def("append_whole", &WriterHandle::append_whole, nb::arg("arrays"), nb::arg("offsets"),
+           nb::arg("rows"), nb::arg("flags"), nb::arg("traj_id"), nb::arg("version"),
+           nb::arg("blobs") = nb::list(), nb::arg("fields") = nb::none())
+      .def("extend_whole", &WriterHandle::extend_whole, nb::arg("plan"), nb::arg("tree").none(),
+           nb::arg("flags"), nb::arg("traj_id"), nb::arg("version"), nb::arg("fields") = nb::none())
+      .def("append_part", &WriterHandle::append_part, nb::arg("records"), nb::arg("flags"),
+           nb::arg("traj_id"), nb::arg("version"), nb::arg("blobs").noconvert() = nb::none(),
+           nb::arg("fields") = nb::none())
       .def("take_frames", &WriterHandle::take_frames, nb::arg("receiver"), nb::arg("socket"),
            nb::arg("producer"), nb::arg("next"), nb::arg("most_rows"), nb::arg("inserted"),
            nb::arg("most_open"));

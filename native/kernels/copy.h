@@ -80,15 +80,33 @@ void copy_leaf_with(uint8_t* dst, const uint8_t* const* src, size_t offset, size
   for (size_t i = 0; i < n; ++i) copy(dst + i * bytes, src[i] + offset);
 }
 
+// The same of leaves with so many whole blocks of 16 bytes: no loop for each row.
+template <size_t Blocks>
+void copy_leaf_blocks(uint8_t* dst, const uint8_t* const* src, size_t offset, size_t bytes,
+                      size_t n) {
+  copy_leaf_with(dst, src, offset, bytes, n, [bytes](uint8_t* d, const uint8_t* s) {
+    copy_fixed<16 * Blocks>(d, s);
+    copy_fixed<16>(d + bytes - 16, s + bytes - 16);
+  });
+}
+
 inline void copy_leaf(uint8_t* dst, const uint8_t* const* src, size_t offset, size_t bytes,
                       size_t n) {
-  switch (bytes) {
+  switch (bytes < 16 ? bytes : bytes / 16 * 16) {
     case 1:
       return copy_leaf_with(dst, src, offset, bytes, n, copy_fixed<1>);
     case 4:
       return copy_leaf_with(dst, src, offset, bytes, n, copy_fixed<4>);
     case 8:
       return copy_leaf_with(dst, src, offset, bytes, n, copy_fixed<8>);
+    case 16:
+      return copy_leaf_blocks<1>(dst, src, offset, bytes, n);
+    case 32:
+      return copy_leaf_blocks<2>(dst, src, offset, bytes, n);
+    case 48:
+      return copy_leaf_blocks<3>(dst, src, offset, bytes, n);
+    case 64:
+      return copy_leaf_blocks<4>(dst, src, offset, bytes, n);
     default:
       return copy_leaf_with(dst, src, offset, bytes, n,
                             [bytes](uint8_t* d, const uint8_t* s) { copy_bytes(d, s, bytes); });

@@ -5,6 +5,10 @@
 #include <unordered_map>
 #include <vector>
 
+#if defined(__linux__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
+
 namespace contig {
 
 namespace {
@@ -16,9 +20,18 @@ struct Pool {
   size_t bytes = 0;
 };
 
-Pool& pool() {
-  static auto* p = new Pool;  // never destroyed: arrays may outlive static destructors
-  return *p;
+// A child that is forked while another thread has the lock would wait for it for ever. Made when
+// the program is loaded, so that no thread can be making it then.
+Pool* new_pool();
+Pool* const the_pool = new_pool();  // never destroyed: arrays may outlive static destructors
+Pool& pool() { return *the_pool; }
+
+Pool* new_pool() {
+#if defined(__linux__) || defined(__APPLE__)
+  pthread_atfork([] { pool().mutex.lock(); }, [] { pool().mutex.unlock(); },
+                 [] { pool().mutex.unlock(); });
+#endif
+  return new Pool;
 }
 
 size_t rounded(size_t bytes) {

@@ -13,7 +13,8 @@ namespace contig {
 #if defined(__linux__) || defined(__APPLE__)
 
 extern thread_local sigjmp_buf* bus_return;
-void install_bus_handler();  // once
+// Also where others have put theirs in its place: Ray does, and faulthandler, whenever they begin.
+void install_bus_handler();
 
 // Calls `read`, which must own nothing that has to be destroyed; false if a page that it read is
 // not there any more.

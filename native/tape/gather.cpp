@@ -9,6 +9,9 @@
 
 #include "native/kernels/copy.h"
 #include "native/sys/bus_guard.h"
+#include "native/tape/gather_slots.h"
+#include "native/tape/stored_rows.h"
+#include "native/tape/stored_slots.h"
 
 namespace contig {
 
@@ -35,7 +38,7 @@ uint64_t tail_after(const Tape& tape) {
 uint64_t gather_columns(const Tape& tape, const int64_t* seqs, size_t n, const Target* targets,
                         size_t n_targets) {
   // In groups of rows: while one is copied leaf by leaf, the next one is on its way from memory.
-  const size_t size = tape.record_size();
+  const size_t size = tape.row_bytes();
   const uint8_t *now[kGroup], *next[kGroup];
   const auto fetch = [&](size_t at, const uint8_t** rows) {
     const size_t count = at < n ? std::min(kGroup, n - at) : 0;
@@ -66,13 +69,15 @@ void read_ahead(const Tape& tape, const int64_t* seqs, size_t n) {
     const uintptr_t first = row / page * page;
     madvise(reinterpret_cast<void*>(first), row + tape.stride() - first, MADV_WILLNEED);
   }
+  if (!tape.blob_leaves().empty()) read_bytes_ahead(tape, seqs, n);
 #else
   (void)tape, (void)seqs, (void)n;
 #endif
 }
 
 void find_damaged(const Tape& tape, const int64_t* seqs, size_t n, std::vector<int64_t>* out) {
-  const size_t size = tape.record_size();
+  const size_t size = tape.stored_size();
+  const bool any_size = !tape.blob_leaves().empty();
   const auto row = [&](size_t i) { return tape.row(static_cast<uint64_t>(seqs[i])); };
   volatile size_t at = 0;  // the row that is being read, for when its file was cut
   const auto check = [&] {
@@ -80,7 +85,15 @@ void find_damaged(const Tape& tape, const int64_t* seqs, size_t n, std::vector<i
     for (size_t i = at; i < n; ++i) {
       at = i;
       if (i + kAhead < n) prefetch(row(i + kAhead), size + 4);
-      if (!tape.sums().whole(static_cast<uint64_t>(seqs[i]), row(i), size))
+      const auto seq = static_cast<uint64_t>(seqs[i]);
+      // What it says of its bytes is not checked yet, but leads into the ring wherever it is.
+      if (tape.form() && i + kGroup < n) {
+        ask_for_slots(tape, static_cast<uint64_t>(seqs[i + kGroup]));
+      } else if (any_size && i + kGroup < n) {
+        const BlobPlace ahead = load_place(row(i + kGroup) + tape.blob_leaves().front().offset);
+        tape.blobs().prefetch(ahead.position, ahead.bytes);
+      }
+      if (!(any_size ? stored_whole(tape, seq) : tape.sums().whole(seq, row(i), size)))
         out->push_back(static_cast<int64_t>(i));
     }
   };
@@ -91,11 +104,13 @@ void find_damaged(const Tape& tape, const int64_t* seqs, size_t n, std::vector<i
 }
 
 void find_damaged(const Tape& tape, uint64_t low, uint64_t high, std::vector<int64_t>* out) {
+  const bool any_size = !tape.blob_leaves().empty();
   volatile uint64_t at = low;
   const auto check = [&] {
     for (uint64_t seq = at; seq < high; ++seq) {
       at = seq;
-      if (!tape.sums().whole(seq, tape.row(seq), tape.record_size()))
+      if (!(any_size ? stored_whole(tape, seq)
+                     : tape.sums().whole(seq, tape.row(seq), tape.record_size())))
         out->push_back(static_cast<int64_t>(seq));
     }
   };
@@ -114,6 +129,9 @@ void decode_rows(const uint8_t* stored, size_t n, size_t size, size_t stride, co
 }
 
 uint64_t gather_records(const Tape& tape, const int64_t* seqs, size_t n, uint8_t* out) {
+  if (tape.form())
+    return tape.checked() ? gather_stored_records(tape, seqs, n, out)
+                          : gather_whole_records(tape, seqs, n, out);
   const size_t size = tape.record_size();
   for (size_t i = 0; i < n; ++i) {
     if (i + kGroup < n) prefetch(tape.row(static_cast<uint64_t>(seqs[i + kGroup])), size);
@@ -140,7 +158,7 @@ void join_columns(const Rows& rows, size_t record_size, uint8_t* out) {
 }
 
 void encode_rows(const Rows& rows, uint64_t skip, size_t size, size_t stride, const RowSums& sums,
-                 uint64_t first, uint8_t* out) {
+                 uint64_t first, uint8_t* out, const std::vector<BlobLeaf>& leaves, uint64_t base) {
   for (uint64_t i = skip; i < rows.n; ++i, out += stride) {
     std::memset(out, 0, stride);
     if (rows.records != nullptr) {
@@ -150,6 +168,16 @@ void encode_rows(const Rows& rows, uint64_t skip, size_t size, size_t stride, co
         const Column& col = rows.columns[c];
         std::memcpy(out + col.offset, col.data + i * col.stride, col.bytes);
       }
+    }
+    if (!leaves.empty()) {
+      for (const BlobLeaf& leaf : leaves) {
+        if (rows.blob_first == 0) break;
+        BlobPlace place = load_place(out + leaf.offset);
+        place.position -= rows.blob_first;
+        store_place(out + leaf.offset, place);
+      }
+      seal_row(out, size, leaves, sums, first + (i - skip), rows.blobs, base);
+      continue;
     }
     const uint32_t crc = sums.of(first + (i - skip), out, size);
     std::memcpy(out + size, &crc, sizeof crc);

@@ -28,10 +28,10 @@ void find_damaged(const Tape& tape, const int64_t* seqs, size_t n, std::vector<i
 void find_damaged(const Tape& tape, uint64_t low, uint64_t high, std::vector<int64_t>* out);
 // Gathers rows that are in files: `copy` is called with their seqs, those of damaged rows replaced
 // by others, and gives the tail afterwards; also the places of the damaged. A file that somebody
-// cuts meanwhile has damaged rows.
-template <class Copy>
-uint64_t gather_whole(const Tape& tape, const int64_t* rows, size_t n, const Copy& copy,
-                      std::vector<int64_t>* damaged) {
+// cuts meanwhile has damaged rows. `prepare` is called before it, and may own something.
+template <class Prepare, class Copy>
+uint64_t gather_whole(const Tape& tape, const int64_t* rows, size_t n, const Prepare& prepare,
+                      const Copy& copy, std::vector<int64_t>* damaged) {
   std::vector<int64_t> others;
   volatile uint64_t tail = 0;
   for (int tries = 0; tries < 8; ++tries) {  // a file that is cut after it was checked: once more
@@ -46,6 +46,7 @@ uint64_t gather_whole(const Tape& tape, const int64_t* rows, size_t n, const Cop
       for (const int64_t place : *damaged) others[static_cast<size_t>(place)] = rows[good];
       from = others.data();
     }
+    prepare(from);
     if (unless_cut([&] { tail = copy(from); })) return tail;
   }
   damaged->clear();
@@ -59,10 +60,10 @@ void split_records(const uint8_t* records, size_t n, size_t record_size, const T
                    size_t n_targets);
 void join_columns(const Rows& rows, size_t record_size, uint8_t* out);
 // Rows from `skip` on as they are stored in files: `stride` bytes each, the record, its checksum,
-// zeros.
-// The first of them has seq `first`.
+// zeros. The first of them has seq `first`. With leaves of any size, positions get `base` added.
 void encode_rows(const Rows& rows, uint64_t skip, size_t record_size, size_t stride,
-                 const RowSums& sums, uint64_t first, uint8_t* out);
+                 const RowSums& sums, uint64_t first, uint8_t* out,
+                 const std::vector<BlobLeaf>& leaves = {}, uint64_t base = 0);
 // The way back: records one after another, and the places of those whose checksum is wrong.
 void decode_rows(const uint8_t* stored, size_t n, size_t record_size, size_t stride,
                  const RowSums& sums, uint64_t first, uint8_t* out, std::vector<int64_t>* damaged);

@@ -12,10 +12,11 @@ namespace {
 std::atomic<uint64_t> tokens{1};  // never the same twice, whatever ledger they come from
 }
 
-Ledger::Ledger(View& view, const SliceSpec& spec, bool rows)
-    : view_(view), spec_(spec), rows_(rows) {}
+Ledger::Ledger(View& view, const SliceSpec& spec, bool rows, uint64_t filters)
+    : view_(view), spec_(spec), rows_(rows), filters_(filters) {}
 
-bool Ledger::answers(const SliceSpec& s, bool rows) const {
+bool Ledger::answers(const SliceSpec& s, bool rows, uint64_t filters) const {
+  if (filters != filters_) return false;
   return rows ? rows_
               : !rows_ && s.length == spec_.length && s.strict == spec_.strict &&
                     s.complete_only == spec_.complete_only && s.over_steps == spec_.over_steps &&
@@ -44,6 +45,7 @@ void Ledger::touch_item(size_t item) {
 }
 
 void Ledger::touch_trajectory(uint32_t slot) {
+  if (!built_) return;
   if (!rows_) return touch_item(slot);
   EntryView e;
   for (uint64_t n = view_.trajs_[slot].last; view_.usable(n, Window{}, &e); n = e.prev)
@@ -155,7 +157,7 @@ Ledger::Item Ledger::look(size_t item) const {
     const uint64_t n = base_ + item;
     EntryView e;
     if (n < view_.seen_tail_ || n >= view_.seen_head_ || !view_.usable(n, window_, &e) ||
-        e.ordinal < window_.min_ordinal)
+        e.ordinal < window_.min_ordinal || !view_.passes(view_.trajs_[view_.slot_of(n)], window_))
       return out;
     out.from = std::max(e.first, low_);
     const uint64_t end = std::min(e.first + e.steps, view_.at_.head);

@@ -1,11 +1,11 @@
 // What may be drawn under one question, kept up to date.
 //
-// A question is a slice spec and a window, or a window alone. Its items are trajectories, in the
-// order in which they began, or single runs, in the order of the tape, for questions about rows.
-// Each has a weight: 1 or the number of its valid starts, or of its rows. The weights change only
-// where something was written, evicted, or passed by a bound of the window; those items are
-// touched, and computed again before the next draw. So a draw costs what has changed since the last
-// one, whatever is stored, and nothing is ever drawn and rejected.
+// A question is a slice spec and a window, or a window alone, with the filters that must hold. Its
+// items are trajectories, in the order in which they began, or single runs, in the order of the
+// tape, for questions about rows. Each has a weight: 1 or the number of its valid starts, or of its
+// rows. The weights change only where something was written, evicted, or passed by a bound of the
+// window; those items are touched, and computed again before the next draw. So a draw costs what
+// has changed since the last one, whatever is stored, and nothing is ever drawn and rejected.
 //
 // Belongs to its View.
 #pragma once
@@ -32,12 +32,14 @@ struct Changes {
 class Ledger {
  public:
   // `rows`: runs are the items, and the spec does not matter.
-  Ledger(View& view, const SliceSpec& spec, bool rows);
+  Ledger(View& view, const SliceSpec& spec, bool rows, uint64_t filters);
 
-  bool answers(const SliceSpec& spec, bool rows) const;
+  bool answers(const SliceSpec& spec, bool rows, uint64_t filters) const;
+  uint64_t filters() const { return filters_; }
 
   // From the view: something about a run, or about the trajectory in this slot, has changed.
   void touch(uint64_t number, uint32_t slot);
+  void touch_trajectory(uint32_t slot);
   void died(uint64_t ordinal);
   void forget() { built_ = false; }
   // Trajectories have moved to other slots: kept[i] is the old slot of the i-th.
@@ -74,7 +76,6 @@ class Ledger {
   bool weighs_count() const { return rows_ || spec_.over_steps; }
   uint64_t weight(uint64_t count) const { return weighs_count() ? count : (count > 0 ? 1 : 0); }
   void touch_item(size_t item);
-  void touch_trajectory(uint32_t slot);
   void rebuild(const Window& w);
   void pass_low(uint64_t low);
   void settle();
@@ -87,6 +88,7 @@ class Ledger {
   View& view_;
   SliceSpec spec_;
   bool rows_, built_ = false;
+  uint64_t filters_;  // that its windows have
   Window window_;
   uint64_t low_ = 0;      // rows below it are not counted
   uint64_t low_run_ = 0;  // the run that holds it, or a run before

@@ -6,25 +6,11 @@
 #include <limits>
 
 #include "native/kernels/copy.h"
-
-// GCC takes a function that only prefetches for one that does nothing, unless it is inlined.
-#if defined(__GNUC__) || defined(__clang__)
-#define CONTIG_INLINED __attribute__((always_inline)) inline
-#else
-#define CONTIG_INLINED inline
-#endif
+#include "native/kernels/prefetch.h"
 
 namespace contig {
 
 namespace {
-CONTIG_INLINED void ask_for(const void* line) {
-#if defined(__GNUC__) || defined(__clang__)
-  __builtin_prefetch(line, 0, 1);
-#else
-  (void)line;
-#endif
-}
-
 template <class T>
 T load(const uint8_t* p) {
   T v;
@@ -240,8 +226,8 @@ class Folder {
 }  // namespace
 
 uint64_t fold_rows(const Tape& tape, const Fold& fold, const int64_t* rows, const int64_t* lengths,
-                   size_t groups, const Folded& out) {
-  constexpr size_t kGroup = 8;
+                   size_t groups, const Folded& out, FoldedSlots* slots) {
+  constexpr size_t kGroup = FoldedSlots::kMost;
   Folder folder(tape, fold, out);
   const uint8_t *first[kGroup], *last[kGroup];
   size_t ahead = 0;  // the rows that were asked for
@@ -258,7 +244,9 @@ uint64_t fold_rows(const Tape& tape, const Fold& fold, const int64_t* rows, cons
       copy_leaf(t.column + at * t.bytes, first, t.offset, t.bytes, count);
     for (const Target& t : out.last)
       copy_leaf(t.column + at * t.bytes, last, t.offset, t.bytes, count);
+    if (slots != nullptr) slots->ask(at, count, first, last);
   }
+  if (slots != nullptr && groups > 0) slots->copy();
   std::atomic_thread_fence(std::memory_order_acquire);
   return tape.header().tail.load(std::memory_order_relaxed);
 }

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "native/tape/gather.h"
+#include "native/tape/gather_slots.h"
 
 namespace contig {
 
@@ -39,8 +39,8 @@ struct Folded {
 
 // Folds groups of rows, one after another; in each, rows that follow one another in a trajectory.
 // Returns the tape's tail afterwards: a group whose first row is below it may have been overwritten
-// while it was read. (Its first row is its oldest.)
+// while it was read. (Its first row is its oldest.) `slots`: leaves that are stored once, if any.
 uint64_t fold_rows(const Tape& tape, const Fold& fold, const int64_t* rows, const int64_t* lengths,
-                   size_t groups, const Folded& out);
+                   size_t groups, const Folded& out, FoldedSlots* slots = nullptr);
 
 }  // namespace contig

@@ -17,6 +17,8 @@ enum RunFlag : uint64_t {
   kMarked = 16,
   kGoesOn = 32,
   kTold = 64,
+  // On the wire only: fields of its trajectories are in the frame.
+  kHasFields = 128,
 };
 
 }  // namespace contig

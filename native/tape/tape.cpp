@@ -46,6 +46,7 @@ void Tape::repair() {
     h_->index_tail.store(index_head, release);
     h_->restores.fetch_add(1, std::memory_order_seq_cst);
   }
+  if (h_->fields_pending.load(relaxed) != 0) repair_fields();
   if (h_->undo_head.load(acquire) != h_->head.load(relaxed)) return;
   const uint64_t grown = h_->undo_entry.load(relaxed);
   if (grown != kNone) {
@@ -113,6 +114,10 @@ Tape::Room Tape::find_room(const Append& a) const {
 
   // Of more rows than fit, the leading ones get no seq.
   r.skip = a.rows.n > capacity ? a.rows.n - capacity : 0;
+  if (h_->blob_leaves != 0) {
+    r.blobs = a.stored ? a.blob_room : blob_room(a.rows);
+    r.skip = r.blobs.skip;
+  }
   r.skip_in_run = r.skip;
   while (r.first_run < a.n_runs && a.runs[r.first_run].rows <= r.skip_in_run)
     r.skip_in_run -= a.runs[r.first_run++].rows;
@@ -121,6 +126,13 @@ Tape::Room Tape::find_room(const Append& a) const {
 
   // What gives way.
   r.tail = std::max(h_->tail.load(relaxed), r.new_head > capacity ? r.new_head - capacity : 0);
+  if (h_->blob_leaves != 0) {
+    const uint64_t end = h_->blob_head.load(relaxed) + r.blobs.bytes;
+    // Of rows in files, those in the way are gone already.
+    if (!a.stored && end > ring_.size) r.tail = first_beyond(end - ring_.size, r.tail, r.head);
+    // Rows before those that get no seq go first: a trajectory that goes on has no hole.
+    if (r.skip != 0) r.tail = r.head;
+  }
   while (r.index_tail < r.index_head) {
     const Entry& oldest = entry(r.index_tail);
     const uint64_t end =
@@ -134,6 +146,8 @@ Tape::Room Tape::find_room(const Append& a) const {
 
 uint64_t Tape::reserve(const Append& a, const Room& r) {
   if (!a.stored) reserve_data(r.head, r.new_head);
+  if (r.blobs.bytes > 0 && !a.stored) reserve_blobs(h_->blob_head.load(relaxed) + r.blobs.bytes);
+  if (has_slots()) reserve_slots(r.tail, r.head);
   reserve_chunks(r.index_tail, r.index_head + r.new_runs);
   const uint64_t first_stamp = next_stamp(r.index_head);
   if (first_stamp > 0)  // in a chunk that has its place already
@@ -150,6 +164,8 @@ bool Tape::grows_newest(const Append& a, const Room& r) const {
   if (r.skip != 0 || lead.starts || !track.known || r.index_head <= r.index_tail ||
       track.last_entry != r.index_head - 1)
     return false;
+  // An entry's fields are those it was committed with, so that there is nothing to undo.
+  if (lead.field_mask != 0 && changes_fields(r.index_head - 1, lead)) return false;
   const Entry& newest = entry(r.index_head - 1);
   const uint64_t sf = newest.steps_flags.load(relaxed);
   return newest.first.load(relaxed) + (sf >> kFlagBits) == r.head && (sf & kCut) == 0 &&
@@ -174,7 +190,10 @@ void Tape::write_undo(const Append& a, const Room& r, bool grows, uint64_t produ
 }
 
 uint64_t Tape::append(const Append& a) {
+  if (a.rows.compact != nullptr && !has_slots())
+    throw std::invalid_argument("append: rows with slots, for a tape without any");
   const Room r = find_room(a);
+  if (has_slots()) plan_slots(a, r);
   // Everything that can fail comes before anything changes.
   const uint64_t first_stamp = reserve(a, r);
   const uint64_t producer = a.producer != 0 ? producers_.take(a.producer, a.producer_before) : 0;
@@ -185,7 +204,18 @@ uint64_t Tape::append(const Append& a) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   map_chunks(r.index_tail, r.index_head + r.new_runs);
 
-  if (!a.stored) copy_in(a.rows, r.skip, r.head);
+  const uint64_t blob_head = h_->blob_head.load(relaxed);
+  if (r.blobs.bytes > 0) h_->blob_head.store(blob_head + r.blobs.bytes, release);
+  if (has_slots()) {
+    map_slots();
+    give_slots();
+    copy_slots_in(a.rows, r.skip, r.head);
+    h_->slots_at.store(r.new_head, release);
+  }
+  if (!a.stored) {
+    if (!has_slots()) copy_in(a.rows, r.skip, r.head);
+    if (h_->blob_leaves != 0) copy_blobs_in(a.rows, r.blobs, blob_head, r.head);
+  }
 
   const bool grows = grows_newest(a, r);
   write_undo(a, r, grows, producer);
@@ -213,9 +243,11 @@ uint64_t Tape::write_runs(const Append& a, const Room& r, bool grows, uint64_t s
       if (run.starts) *run.track = Track{};
       run.track->steps += run.rows;
       run.track->ret += run.reward;
-      run.track->flags = run.flags;
+      run.track->flags = static_cast<uint32_t>(run.flags);
       run.track->known = true;
       run.track->last_entry = kNone;
+      run.track->slots.reset();
+      if (run.field_mask != 0) give_fields(run);
       continue;
     }
     const uint64_t dropped = i == r.first_run ? r.skip_in_run : 0;
@@ -232,6 +264,7 @@ uint64_t Tape::write_runs(const Append& a, const Room& r, bool grows, uint64_t s
       write_run(number++, run, seq, rows, dropped, r.index_tail, slot);
     }
     seq += rows;
+    if (form_) keep_slots(run.track, seq - r.head - 1);
   }
   return number;
 }
@@ -242,10 +275,11 @@ void Tape::grow_newest(const Run& run, uint64_t rows) {
   const uint64_t sf = e.steps_flags.load(relaxed);
   t.steps += rows;
   t.ret += run.reward;
-  t.flags = run.flags;
+  t.flags = static_cast<uint32_t>(run.flags);
   const uint64_t steps = (sf >> kFlagBits) + rows;
   e.steps_flags.store(steps << kFlagBits | (sf & kBegins) | run.flags, release);
   e.ret.store(bits_of(t.ret), release);
+  if (fields_.size() != 0) keep_fields(&t);
 }
 
 void Tape::write_run(uint64_t number, const Run& run, uint64_t first, uint64_t rows,
@@ -263,9 +297,10 @@ void Tape::write_run(uint64_t number, const Run& run, uint64_t first, uint64_t r
     t.ordinal = h_->trajectories.load(relaxed);
     h_->trajectories.store(t.ordinal + 1, release);
   }
+  if (fields_.size() != 0) write_run_fields(number, run, linked ? t.last_entry : kNone);
   t.steps = before + rows;
   t.ret += run.reward;
-  t.flags = run.flags;
+  t.flags = static_cast<uint32_t>(run.flags);
   t.known = true;
 
   // Skip links as in a skew-binary list: any earlier run is O(log runs) away.

@@ -6,11 +6,17 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "native/tape/blobs.h"
+#include "native/tape/compact_rows.h"
+#include "native/tape/encoded_slots.h"
+#include "native/tape/fields.h"
 #include "native/tape/row_sums.h"
+#include "native/tape/slot_memory.h"
 #include "native/tape/tape_format.h"
 
 namespace contig {
@@ -34,13 +40,28 @@ struct Rows {
   const uint8_t* records = nullptr;  // set, or else columns
   const Column* columns = nullptr;
   size_t n_columns = 0;
+  // Bytes of leaves of any size, in packed order; and the position that records give the first.
+  const uint8_t* blobs = nullptr;
+  uint64_t blob_bytes = 0, blob_first = 0;
+  // Rows with slots of their own, whose columns are those of the leaves that stay.
+  const CompactRows* compact = nullptr;
 };
 
 // One trajectory a writer has open: where its next run continues.
 struct Track {
-  uint64_t last_entry = kNone, ordinal = kNone, steps = 0, flags = 0;
+  uint64_t last_entry = kNone, ordinal = kNone, steps = 0;
   double ret = 0;
+  uint32_t flags = 0;
   bool known = false;  // false: nothing of it was appended by this writer
+  // As of its last run, if the tape has any. Not inside: a writer's slot is a cache line.
+  std::unique_ptr<std::vector<uint8_t>> fields;
+  std::unique_ptr<SlotTrail> slots;  // if observations are stored once
+
+  // Zeros, if there are none yet.
+  uint8_t* record(size_t room) {
+    if (fields == nullptr) fields = std::make_unique<std::vector<uint8_t>>(room);
+    return fields->data();
+  }
 };
 
 // Rows of one trajectory within an append, in the append's order.
@@ -51,6 +72,8 @@ struct Run {
   bool starts;     // a new trajectory, whatever the track held before
   double reward;   // sum over its rows
   int64_t traj_id, version;
+  const uint8_t* fields = nullptr;  // those leaves of the record that the mask has are given
+  uint64_t field_mask = 0;
 };
 
 struct Append {
@@ -61,6 +84,13 @@ struct Append {
   // Producer 0: none. Else how many of its items are in after this append, and were before it.
   uint64_t producer = 0, producer_seq = 0, producer_before = 0;
   bool stored = false;  // the rows are in their places already: only the index is written
+  BlobRoom blob_room;   // of rows that are: see Tape::blob_room
+};
+
+// Leaves of any size whose bytes are in files: how many, the addresses their files are mapped at,
+// and how many bytes are kept at most.
+struct StoredBlobs {
+  uint64_t leaves = 0, ring = 0, most = 0;
 };
 
 struct Snapshot {
@@ -86,17 +116,37 @@ class Tape {
 
   // Makes room for the schema and the data in the file and announces them. With the lock.
   // Returns false if another process published first.
-  bool publish(const char* schema, uint64_t schema_bytes, uint64_t record_size);
+  bool publish(const char* schema, uint64_t schema_bytes, uint64_t record_size,
+               uint64_t fields_size = 0, uint64_t blob_leaves = 0, uint64_t blob_ring = 0,
+               const SharedForm& form = {});
   // The same for rows that somebody else stores, in extents of 2^shift rows, each row followed by
   // its checksum.
-  void publish_stored(uint64_t record_size, uint64_t stride, uint64_t shift, uint64_t most_extents);
+  void publish_stored(uint64_t record_size, uint64_t stride, uint64_t shift, uint64_t most_extents,
+                      uint64_t fields_size = 0, const StoredBlobs& blobs = {});
   bool ready() const { return h_->ready.load(std::memory_order_acquire) != 0; }
-  uint64_t file_bytes() const { return h_->data_offset + data_bytes(); }
   uint64_t data_bytes() const { return (h_->n_extents << h_->extent_shift) * h_->row_stride; }
-  // Tells where the data is mapped in this process.
+  // Tells where the data is mapped in this process, and where the fields are, if there are any.
   void attach_data(uint8_t* data);
+  void attach_fields(uint8_t* memory);
+  void set_field_leaves(FieldLeaves leaves) { fields_.set_leaves(std::move(leaves)); }
+  const Fields& fields() const { return fields_; }
+  uint64_t fields_size() const { return fields_.size(); }
+  // The same of slots, before the ring of bytes; and what is in them.
+  void attach_slots(uint8_t* memory, SharedForm form);
+  // Of rows in files: what is in slots, which are in the ring of bytes, and how far behind the
+  // newest one that a row refers to may be.
+  void attach_stored_slots(SharedForm form, uint64_t reach);
+  // Which slots rows that are to be stored refer to; new ones are behind the ring's last byte. It
+  // counts until the next one; `older` is read while it is made. With the lock, or alone.
+  const SlotPlan& plan_stored(const Append& a, const SlotReader& older);
+  // The same of the ring of bytes; and which leaves of the record have any size, in its order.
+  void attach_blobs(uint8_t* ring, std::vector<BlobLeaf> leaves,
+                    std::vector<std::string> names = {});
 
   uint64_t append(const Append& a);  // with the lock; returns the first seq
+  // What rows need of the ring of bytes. Throws if theirs are not in packed order, or if one has
+  // more than the ring.
+  BlobRoom blob_room(const Rows& rows) const;
   // With the lock: a producer's items so far, `next` if it is not known; and its last entry. It is
   // connected: one that is known stays so.
   struct Seen {
@@ -113,15 +163,30 @@ class Tape {
   void retire(uint64_t tail);  // with the lock: evicts rows below a seq, and their runs
   void repair();               // with the lock; Hold does it
   // What another process appended to the same files: entries (16 words each, the last the number)
-  // that are new, or the newest one grown; and the bounds then. With the lock.
-  void follow(const uint64_t* entries, size_t n, const Snapshot& then, uint64_t trajectories);
+  // that are new, the newest one grown, or any whose fields were changed; the bounds then; and
+  // the fields of each. With the lock.
+  void follow(const uint64_t* entries, size_t n, const Snapshot& then, uint64_t trajectories,
+              const uint8_t* fields = nullptr);
   // Throws what would make `restore` fail for these entries, and has memory for them. With the
   // lock.
   void prepare(const uint64_t* entries, uint64_t index_tail, uint64_t index_head);
-  // Fills an empty tape from a checkpoint; without records, they are in their places. With the
-  // lock.
-  void restore(const uint8_t* records, uint64_t tail, uint64_t head, const uint64_t* entries,
-               uint64_t index_tail, uint64_t index_head, uint64_t trajectories);
+  // Fills an empty tape from a checkpoint, rows [tail, head); without records, they are in their
+  // places; without fields, they are zero. With the lock.
+  void restore(const Rows& rows, uint64_t tail, uint64_t head, const uint64_t* entries,
+               uint64_t index_tail, uint64_t index_head, uint64_t trajectories,
+               const uint8_t* fields = nullptr);
+
+  // An entry's fields, `fields().room()` bytes; false: it is gone.
+  bool read_fields(uint64_t number, uint8_t* out) const;
+  // With the lock: changes leaves of a live entry's, whole or not at all; and, when all of them
+  // are done, wakes who waits.
+  void write_fields(uint64_t number, const uint8_t* given, uint64_t mask);
+  void fields_changed();
+  uint64_t fields_changes() const { return h_->fields_changes.load(std::memory_order_acquire); }
+  // Which they were of: see Fields::noted.
+  bool changed_fields(uint64_t since, uint64_t* now, std::vector<uint64_t>* numbers) const {
+    return fields_.noted(h_->fields_changes, since, now, numbers);
+  }
 
   Snapshot snapshot() const;
   bool read_entry(uint64_t number, EntryView* out) const;
@@ -166,12 +231,26 @@ class Tape {
   }
 
   Header& header() const { return *h_; }
+  // Of rows as they come in and go out.
   uint64_t record_size() const { return record_size_; }
+  // As they are stored.
+  uint64_t row_bytes() const { return form_ ? form_.row_bytes() : record_size_; }
+  // Of those in files, without checksums.
+  uint64_t stored_size() const;
+  const SharedForm& form() const { return form_; }
+  const SlotMemory& slots() const { return slots_; }
+  uint64_t slot_head() const;  // the next one's number; with the lock
   uint64_t stride() const { return stride_; }
   bool checked() const { return checked_; }
   RowSums& sums() { return sums_; }
   const RowSums& sums() const { return sums_; }
   bool attached() const { return data_ != nullptr; }
+  const BlobRing& blobs() const { return ring_; }
+  const std::vector<BlobLeaf>& blob_leaves() const { return blob_leaves_; }
+  // Where a row's bytes begin.
+  uint64_t blob_begin(uint64_t seq) const {
+    return load_place(row(seq) + form_.stored(blob_leaves_.front().offset)).position;
+  }
 
  private:
   uint8_t* chunk(uint64_t number) const {
@@ -191,10 +270,23 @@ class Tape {
     return chunk <= UINT32_MAX ? static_cast<uint32_t>(chunk) % static_cast<uint32_t>(map_length_)
                                : chunk % map_length_;
   }
+  void allocate(uint64_t offset, uint64_t bytes, const char* what);  // memory of the file
   void reserve_data(uint64_t from, uint64_t to);
   void reserve_chunks(uint64_t from, uint64_t to);  // memory for live entries [from, to)
   void reserve_stamps(uint64_t place, uint64_t n);  // memory for a place's first n stamps
-  uint64_t next_stamp(uint64_t number) const;       // free, for an entry that is to be the newest
+  void reserve_fields(uint64_t place);              // and for its fields
+  void reserve_first_fields();
+  void place_fields(uint64_t offset, uint64_t size);
+  Word* fields_slot(uint64_t number) const;
+  bool changes_fields(uint64_t number, const Run& run) const;  // what the run gives
+  void keep_fields(Track* track) const;                        // those of its last entry
+  void give_fields(const Run& run);                            // of which no row is stored
+  // Of a new run: what the previous one has, if it is there, or its track; and what is given.
+  void write_run_fields(uint64_t number, const Run& run, uint64_t previous);
+  void fill_fields(const uint8_t* records, uint64_t n, uint64_t base);
+  void follow_fields(const uint8_t* record, uint64_t number, bool known);
+  void repair_fields();
+  uint64_t next_stamp(uint64_t number) const;  // free, for an entry that is to be the newest
   // Whether `n` entries from `base` on can be what their 16 words say, else an error; and how many
   // stamps the fullest chunk needs.
   uint64_t check_words(const uint64_t* words, uint64_t n, uint64_t base) const;
@@ -204,11 +296,40 @@ class Tape {
                    uint64_t base);
   void map_chunks(uint64_t from, uint64_t to);  // and places, once older ones are evicted
   void copy_in(const Rows& rows, uint64_t skip, uint64_t seq);
+  void reserve_blobs(uint64_t to);  // memory for the ring's bytes up to a position
+  // Writes what `room` says of the rows' bytes from position `at` on, and where they are then
+  // into the records from `seq` on.
+  void copy_blobs_in(const Rows& rows, const BlobRoom& room, uint64_t at, uint64_t seq);
+  // The first row of [tail, head) whose bytes begin at a position or after it.
+  uint64_t first_beyond(uint64_t position, uint64_t tail, uint64_t head) const;
+  struct Room;
+  // Of its own: those of rows in files are in the ring of bytes.
+  bool has_slots() const { return form_ && !checked_; }
+  // Slots of an append, in this order: which its rows refer to; memory for new ones; behind the
+  // fence, places for their chunks; their numbers; the copy, rows included.
+  void plan_slots(const Append& a, const Room& r);
+  void plan_runs(const Append& a, const Room& r);
+  // Of rows that a checkpoint has; null: they are in their places, and so are their slots.
+  void plan_entries(const Rows* rows, uint64_t tail, const uint64_t* entries, uint64_t n,
+                    uint64_t base);
+  void reserve_slots(uint64_t tail, uint64_t head);
+  uint64_t encoded_head() const;
+  void encode_slots(const Rows& rows);
+  void reserve_places(Word* reserved, uint64_t want, uint64_t most, uint64_t from, uint64_t bytes);
+  void put_encoded();
+  void map_slots();
+  void give_slots();
+  void copy_slots_in(const Rows& rows, uint64_t skip, uint64_t seq);
+  void copy_observations_in(const Rows& rows);
+  void copy_kept_in(const Rows& rows, uint64_t skip, uint64_t seq);
+  void copy_compact_in(const CompactRows& from, uint64_t skip, uint64_t seq);
+  void keep_slots(Track* track, uint64_t row) const;  // of the row so far behind the first
   // What an append needs and what gives way to it: rows, entries, and those that do not fit.
   struct Room {
     uint64_t head, new_head, tail, index_head, index_tail, new_runs;
     uint64_t skip, skip_in_run;  // leading rows that get no seq; and of the first run that does
     size_t first_run = 0;
+    BlobRoom blobs;
   };
   Room find_room(const Append& a) const;
   uint64_t reserve(const Append& a, const Room& r);  // memory for it; returns the first free stamp
@@ -230,7 +351,18 @@ class Tape {
   uint8_t* data_ = nullptr;  // rows, extent by extent
   uint64_t record_size_ = 0, stride_ = 0, shift_ = 0, mask_ = 0, n_extents_ = 0;
   bool checked_ = false;
+  Fields fields_;
   RowSums sums_;  // of rows that are stored with a checksum
+  BlobRing ring_;
+  std::vector<BlobLeaf> blob_leaves_;
+  std::vector<std::string> blob_names_;  // for messages
+  SharedForm form_;
+  SlotMemory slots_;
+  SlotPlan plan_;  // of the append that is being made: with the lock
+  uint64_t plans_ = 0;
+  uint64_t slot_bound_ = 0, chunks_wanted_ = 0, encoded_bound_ = 0, encoded_wanted_ = 0;
+  EncodedSlots encoded_;  // of the plan, if slots are encoded
+  uint64_t reach_ = 0;    // of slots in files
 };
 
 // Holds the tape's lock and repairs what a killed holder left.

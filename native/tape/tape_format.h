@@ -3,6 +3,9 @@
 //
 //   [ Header | chunk map | producer table | index chunks ] [ schema JSON ] [ data extents ... ]
 //   '------------------ control region -----------------'
+//
+// and behind the data a ring of bytes, if a leaf has any size, the fields of trajectories, if there
+// are any (fields.h), and slots, if observations are stored once (slot_memory.h).
 #pragma once
 
 #include <atomic>
@@ -19,7 +22,7 @@ using Word = std::atomic<uint64_t>;
 static_assert(sizeof(Word) == 8 && Word::is_always_lock_free, "tapes need lock-free 64-bit words");
 
 constexpr uint64_t kMagic = 0x31657061746E6F63ull;  // "contape1", little-endian
-constexpr uint64_t kFormat = 2;
+constexpr uint64_t kFormat = 4;
 constexpr uint64_t kNone = ~0ull;
 
 // Flags of a run (`RunFlag`) are the low byte of `steps_flags`.
@@ -82,6 +85,13 @@ struct alignas(64) Header {
   uint64_t schema_offset, schema_bytes, data_offset, record_size, extent_shift, n_extents;
   uint64_t row_stride;  // bytes from one row to the next: record_size, or a little more
   uint64_t row_crc;     // whether a row's crc32c follows its record, to be checked when it is read
+  uint64_t fields_offset, fields_bytes, fields_size;  // of a trajectory's; size 0: it has none
+  uint64_t blob_leaves;  // how many leaves of any size there are; if any, where their ring of
+  uint64_t blob_offset, blob_ring;     // bytes is, and how large
+  uint64_t blob_most;                  // of them that are kept: all, but of a ring that is files
+  uint64_t slots_offset, slots_bytes;  // of observations that are stored once; 0 bytes: none are
+  uint64_t slot_bytes, slot_stack;     // bytes of one of them, and how many an observation has
+  uint64_t slots_encoded;              // whether they are kept as lz4 blocks
 
   alignas(64) Lock lock;
 
@@ -91,7 +101,22 @@ struct alignas(64) Header {
   Word trajectories;      // ordinals given so far
   Word reserved_extents;  // of data, and chunks of the index, that have memory
   Word reserved_chunks;
-  Word mapped_index;  // entries below it have a chunk
+  Word mapped_index;    // entries below it have a chunk
+  Word fields_pending;  // the entry whose fields are being changed, plus one
+  // Bytes of leaves of any size that were ever given room, a killed append's too: it is advanced
+  // before `head` and never goes back, so that no two rows share a byte.
+  Word blob_head;
+  Word reserved_blobs;  // bytes of the ring that have memory
+
+  // Of slots; with the lock only. The next one to be given has number `slots_after` if `slots_at`
+  // is `head`, else `slots_before`: an append that was killed gave none.
+  alignas(64) Word slots_before;
+  Word slots_after, slots_at;
+  Word slot_tail;        // slots below it have no memory any more
+  Word mapped_slots;     // chunks below it have a place
+  Word reserved_places;  // of chunks, that have memory
+  // The same of the bytes of slots that are encoded.
+  Word encoded_before, encoded_after, mapped_encoded, reserved_encoded;
 
   // What the last append was about to change; valid while undo_head == head.
   alignas(64) Word undo_head;
@@ -105,6 +130,7 @@ struct alignas(64) Header {
   Word drawn, drawn_age;  // rows that readers gathered, and their ages in rows, summed
   Word producer_clock;    // of the table of producers: which of them is idle for longest
   Word restores;          // odd while a checkpoint replaces the contents, then one more
+  Word fields_changes;    // of trajectories that were there: how many so far
 };
 
 }  // namespace contig

@@ -23,24 +23,15 @@ constexpr uint64_t kExtentBytes = 4u << 20;
 
 uint64_t round_up(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
 
-void allocate(int fd, uint64_t offset, uint64_t bytes, const char* what) {
+void size_file(int fd, uint64_t bytes) {
 #if defined(__linux__)
-  if (fd < 0) return;
-  int rc;
-  do {
-    rc = fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
-  } while (rc != 0 && errno == EINTR);
-  if (rc != 0)
-    throw NoSpace("cannot reserve " + std::to_string(bytes) + " bytes of shared memory for " +
-                  what + ": " + std::strerror(errno) +
-                  "; nothing was written. Use a smaller capacity or a larger /dev/shm.");
+  if (fd >= 0 && ftruncate(fd, static_cast<off_t>(round_up(bytes, kPage))) != 0)
+    throw NoSpace(std::string("cannot size the tape's file: ") + std::strerror(errno));
 #else
-  (void)fd, (void)offset, (void)bytes, (void)what;
+  (void)fd, (void)bytes;
 #endif
 }
-}  // namespace
 
-namespace {
 uint64_t chunk_bytes(uint64_t shift) { return (sizeof(Entry) + sizeof(Stamp)) << shift; }
 
 struct Shape {
@@ -56,6 +47,22 @@ struct Shape {
   uint64_t chunk_shift, map_length, producers, index, bytes;
 };
 }  // namespace
+
+void Tape::allocate(uint64_t offset, uint64_t bytes, const char* what) {
+#if defined(__linux__)
+  if (fd_ < 0) return;
+  int rc;
+  do {
+    rc = fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (rc != 0 && errno == EINTR);
+  if (rc != 0)
+    throw NoSpace("cannot reserve " + std::to_string(bytes) + " bytes of shared memory for " +
+                  what + ": " + std::strerror(errno) +
+                  "; nothing was written. Use a smaller capacity or a larger /dev/shm.");
+#else
+  (void)offset, (void)bytes, (void)what;
+#endif
+}
 
 uint64_t Tape::control_bytes(uint64_t capacity) { return Shape(capacity).bytes; }
 
@@ -95,12 +102,21 @@ Tape::Tape(uint8_t* control, int fd) : h_(reinterpret_cast<Header*>(control)), f
   chunk_bytes_ = chunk_bytes(chunk_shift_);
 }
 
-bool Tape::publish(const char* schema, uint64_t schema_bytes, uint64_t record_size) {
+void Tape::place_fields(uint64_t offset, uint64_t size) {
+  h_->fields_size = size;
+  h_->fields_offset = round_up(offset, kPage);
+  h_->fields_bytes = size > 0 ? round_up(Fields::bytes(size, chunk_shift_, map_length_), kPage) : 0;
+}
+
+bool Tape::publish(const char* schema, uint64_t schema_bytes, uint64_t record_size,
+                   uint64_t fields_size, uint64_t blob_leaves, uint64_t blob_ring,
+                   const SharedForm& form) {
   if (ready()) return false;
+  const uint64_t row_bytes = form ? form.row_bytes() : record_size;
   // Rows of whole cache lines, if that costs little: a row of 184 bytes touches three lines, not
   // mostly four.
-  const uint64_t lines = round_up(record_size, 64);
-  const uint64_t stride = (lines - record_size) * 8 <= record_size ? lines : record_size;
+  const uint64_t lines = round_up(row_bytes, 64);
+  const uint64_t stride = (lines - row_bytes) * 8 <= row_bytes ? lines : row_bytes;
   uint64_t shift = 0;
   while ((uint64_t{1} << shift) < h_->capacity && (stride << (shift + 1)) <= kExtentBytes) ++shift;
   const uint64_t rows = uint64_t{1} << shift;
@@ -111,29 +127,54 @@ bool Tape::publish(const char* schema, uint64_t schema_bytes, uint64_t record_si
   h_->row_stride = stride;
   h_->extent_shift = shift;
   h_->n_extents = (h_->capacity + rows - 1) / rows;
+  h_->blob_leaves = blob_leaves;
+  h_->blob_offset = round_up(h_->data_offset + data_bytes(), kPage);
+  h_->blob_ring = h_->blob_most = blob_ring;
+  place_fields(h_->blob_offset + blob_ring, fields_size);
+  h_->slots_offset = round_up(h_->fields_offset + h_->fields_bytes, kPage);
+  if (form) {
+    const SlotShape shape(h_->capacity, form);
+    h_->slots_bytes = shape.bytes;
+    h_->slots_encoded = form.encoded() ? 1 : 0;
+    h_->slot_bytes = form.slot_bytes();
+    h_->slot_stack = form.stack();
+    h_->slots_at.store(kNone, release);
+  }
+  size_file(fd_, h_->slots_offset + h_->slots_bytes);
+  if (form) {
+    const SlotShape shape(h_->capacity, form);
+    allocate(h_->slots_offset, shape.tables, "observations");
+  }
 #if defined(__linux__)
   if (fd_ >= 0) {
-    if (ftruncate(fd_, static_cast<off_t>(round_up(file_bytes(), kPage))) != 0)
-      throw NoSpace(std::string("cannot size the tape's file: ") + std::strerror(errno));
-    allocate(fd_, h_->schema_offset, schema_bytes, "the schema");
+    allocate(h_->schema_offset, schema_bytes, "the schema");
     if (pwrite(fd_, schema, schema_bytes, static_cast<off_t>(h_->schema_offset)) !=
         static_cast<ssize_t>(schema_bytes))
       throw NoSpace(std::string("cannot write the tape's schema: ") + std::strerror(errno));
   }
 #endif
   (void)schema;
+  reserve_first_fields();
   h_->ready.store(1, release);
   return true;
 }
 
 void Tape::publish_stored(uint64_t record_size, uint64_t stride, uint64_t shift,
-                          uint64_t most_extents) {
+                          uint64_t most_extents, uint64_t fields_size, const StoredBlobs& blobs) {
   h_->record_size = record_size;
   h_->row_stride = stride;
   h_->row_crc = 1;
   h_->extent_shift = shift;
   // Whole extents are kept, so live rows may lie in one more than they fill.
   h_->n_extents = std::min(((h_->capacity - 1) >> shift) + 2, most_extents);
+  h_->blob_leaves = blobs.leaves;
+  h_->blob_ring = blobs.ring;
+  h_->blob_most = blobs.most;
+  if (fields_size > 0) {
+    place_fields(h_->control_bytes, fields_size);
+    size_file(fd_, h_->fields_offset + h_->fields_bytes);
+    reserve_first_fields();
+  }
   h_->ready.store(1, release);
 }
 
@@ -153,17 +194,40 @@ void Tape::reserve_data(uint64_t from, uint64_t to) {
   const uint64_t want = std::min(((to - 1) >> shift_) + 1, n_extents_);
   if (want <= have) return;
   const uint64_t bytes = stride_ << shift_;
-  if (bytes > 0) allocate(fd_, h_->data_offset + have * bytes, (want - have) * bytes, "rows");
+  if (bytes > 0) allocate(h_->data_offset + have * bytes, (want - have) * bytes, "rows");
   h_->reserved_extents.store(want, release);
+}
+
+void Tape::attach_blobs(uint8_t* ring, std::vector<BlobLeaf> leaves,
+                        std::vector<std::string> names) {
+  if (leaves.size() != h_->blob_leaves)
+    throw std::invalid_argument("attach_blobs: other leaves than the tape was published with");
+  // In memory, places are those of rows as they come in, also where some of a row is in slots.
+  const uint64_t size = h_->row_crc != 0 ? stored_size() : h_->record_size;
+  for (const BlobLeaf& leaf : leaves)
+    if (leaf.element == 0 || leaf.offset % 8 != 0 || leaf.offset > size ||
+        size - leaf.offset < kPlaceBytes)
+      throw std::invalid_argument("attach_blobs: a leaf that the record has no room for");
+  ring_ = BlobRing{ring, h_->blob_ring};
+  blob_leaves_ = std::move(leaves);
+  blob_names_ = std::move(names);
+}
+
+void Tape::reserve_blobs(uint64_t to) {
+  const uint64_t have = h_->reserved_blobs.load(relaxed);
+  if (have == ring_.size || to <= have) return;
+  const uint64_t want = std::min(round_up(to, kExtentBytes), ring_.size);
+  allocate(h_->blob_offset + have, want - have, "leaves of any size");
+  h_->reserved_blobs.store(want, release);
 }
 
 void Tape::reserve_chunks(uint64_t from, uint64_t to) {
   if (from >= to) return;
   const uint64_t want = ((to - 1) >> chunk_shift_) - (from >> chunk_shift_) + 1;
   for (uint64_t have = h_->reserved_chunks.load(relaxed); have < want; ++have) {
-    allocate(fd_, h_->index_offset + have * chunk_bytes_, sizeof(Entry) << chunk_shift_,
-             "the index");
+    allocate(h_->index_offset + have * chunk_bytes_, sizeof(Entry) << chunk_shift_, "the index");
     reserve_stamps(have, 1);
+    if (ready()) reserve_fields(have);
     h_->reserved_chunks.store(have + 1, release);
   }
 }
@@ -174,8 +238,23 @@ void Tape::reserve_stamps(uint64_t place, uint64_t n) {
   const uint64_t page = kPage / sizeof(Stamp), most = chunk_mask_ + 1;
   const uint64_t want = n <= page ? std::min(page, most) : most;
   const uint64_t stamps = place * chunk_bytes_ + (sizeof(Entry) << chunk_shift_);
-  allocate(fd_, h_->index_offset + stamps, want * sizeof(Stamp), "the index");
+  allocate(h_->index_offset + stamps, want * sizeof(Stamp), "the index");
   stamped_[place].store(want, release);
+}
+
+void Tape::reserve_fields(uint64_t place) {
+  if (h_->fields_size == 0) return;
+  const uint64_t bytes = Fields::slot_bytes(h_->fields_size) << chunk_shift_;
+  allocate(h_->fields_offset + Fields::log_bytes() + place * bytes, bytes,
+           "fields of trajectories");
+}
+
+// The log, and fields of chunks that have memory already.
+void Tape::reserve_first_fields() {
+  if (h_->fields_size == 0) return;
+  allocate(h_->fields_offset, Fields::log_bytes(), "fields of trajectories");
+  for (uint64_t place = 0; place < h_->reserved_chunks.load(relaxed); ++place)
+    reserve_fields(place);
 }
 
 // At most the entry's own place in its chunk, also where what lies before it there is no entry of
@@ -222,7 +301,8 @@ void Tape::retire(uint64_t tail) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
-void Tape::follow(const uint64_t* entries, size_t n, const Snapshot& then, uint64_t trajectories) {
+void Tape::follow(const uint64_t* entries, size_t n, const Snapshot& then, uint64_t trajectories,
+                  const uint8_t* fields) {
   const uint64_t known = h_->index_head.load(relaxed);
   check_words(entries, n, n > 0 ? entries[EntryWords::number] : 0);
   reserve_chunks(then.index_tail, then.index_head);
@@ -234,6 +314,9 @@ void Tape::follow(const uint64_t* entries, size_t n, const Snapshot& then, uint6
   map_chunks(then.index_tail, then.index_head);
   for (size_t i = 0; i < n; ++i, entries += EntryWords::count) {
     const uint64_t number = entries[EntryWords::number];
+    if (fields_.size() != 0 && (fields != nullptr || number >= known))
+      follow_fields(fields != nullptr ? fields + i * fields_.size() : nullptr, number,
+                    number < known);
     if (number >= known) {
       write_words(entries, number, next_stamp(number), entries, number);
       continue;
@@ -255,26 +338,47 @@ void Tape::prepare(const uint64_t* entries, uint64_t index_tail, uint64_t index_
     reserve_stamps(place, stamps);
 }
 
-void Tape::restore(const uint8_t* records, uint64_t tail, uint64_t head, const uint64_t* entries,
-                   uint64_t index_tail, uint64_t index_head, uint64_t trajectories) {
+void Tape::restore(const Rows& rows, uint64_t tail, uint64_t head, const uint64_t* entries,
+                   uint64_t index_tail, uint64_t index_head, uint64_t trajectories,
+                   const uint8_t* fields) {
   prepare(entries, index_tail, index_head);
-  if (records != nullptr) reserve_data(0, head > tail ? h_->capacity : 0);
+  const bool records = rows.records != nullptr;
+  if (records) reserve_data(0, head > tail ? h_->capacity : 0);
+  if (has_slots())
+    plan_entries(records ? &rows : nullptr, tail, entries, index_head - index_tail, index_tail);
+  // Their bytes get positions behind all that were given: nothing else knows the old ones.
+  const uint64_t blob_head = h_->blob_head.load(relaxed);
+  BlobRoom blobs;
+  if (records && h_->blob_leaves != 0) {
+    blobs = blob_room(rows);
+    if (blobs.skip > 0)
+      throw std::invalid_argument("restore: more bytes than the ring of bytes has");
+    reserve_blobs(blob_head + blobs.bytes);
+  }
   // Seqs become those of the checkpoint, so that priorities and indices still fit: for once they
   // may go back. Readers see it by `restores`, and repair by its being odd.
   h_->restores.fetch_add(1, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   h_->undo_head.store(kNone, release);
+  if (has_slots()) give_slots();
   h_->tail.store(head, release);
   h_->index_tail.store(index_head, release);
   h_->index_head.store(index_head, release);
   h_->head.store(head, release);
   h_->mapped_index.store(index_tail >> chunk_shift_ << chunk_shift_, release);
   map_chunks(index_tail, index_head);
-  Rows rows;
-  rows.n = head - tail;
-  rows.records = records;
-  if (records != nullptr) copy_in(rows, 0, tail);
+  h_->blob_head.store(blob_head + blobs.bytes, release);
+  if (has_slots() && records) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    map_slots();
+    copy_slots_in(rows, 0, tail);
+    h_->slots_at.store(head, release);
+  } else if (records) {
+    copy_in(rows, 0, tail);
+  }
+  if (records && h_->blob_leaves != 0) copy_blobs_in(rows, blobs, blob_head, tail);
   write_index(entries, index_head - index_tail, index_tail);
+  if (fields_.size() != 0) fill_fields(fields, index_head - index_tail, index_tail);
   h_->trajectories.store(trajectories, release);
   h_->index_tail.store(index_tail, release);
   h_->tail.store(tail, release);

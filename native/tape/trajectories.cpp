@@ -115,21 +115,33 @@ void Trajectories::prepare(uint64_t index_tail) {
 }
 
 void Trajectories::add_lanes(uint64_t from, uint64_t n, uint64_t lanes, const Marks& marks,
-                             Continue rule) {
+                             Continue rule, const Given& given) {
   // The first slot is a single lane's: rows one after another never go on with one of several.
   const uint64_t first = !marks.id && lanes > 1 ? 1 : 0;
   if (!marks.id && lanes_.size() < first + lanes) lanes_.resize(first + lanes);
   const uint64_t steps = n / lanes;
-  for (uint64_t lane = 0; lane < lanes; ++lane)
+  for (uint64_t lane = 0; lane < lanes; ++lane) {
+    const size_t runs = runs_.size();
     split_lane(marks, lanes_, first + lane, from + lane * steps, steps, rule);
+    if (given) give(runs, given, lane, from + lane * steps);
+  }
 }
 
 void Trajectories::add_rows(uint64_t from, uint64_t n, const int64_t* envs, const Marks& marks,
-                            Continue rule) {
+                            Continue rule, const Given& given) {
   for (uint64_t i = 0; i < n; ++i) {
     const uint64_t env = envs != nullptr ? static_cast<uint64_t>(envs[i]) : i;
     if (!marks.id && envs_.size() <= env) envs_.resize(env + 1);
+    const size_t runs = runs_.size();
     split_lane(marks, envs_, env, from + i, 1, rule);
+    if (given) give(runs, given, i, from + i);
+  }
+}
+
+void Trajectories::give(size_t first_run, const Given& given, uint64_t lane, uint64_t row) {
+  for (size_t i = first_run; i < runs_.size(); ++i) {
+    row += runs_[i].rows;
+    given.to(&runs_[i], lane, row - 1);
   }
 }
 

@@ -34,7 +34,31 @@ struct Marks {
 // `told`: the caller says so, so if this writer holds no such trajectory, it is no beginning.
 enum class Continue { no, if_open, told };
 
+// Fields that an append gives: one record and mask for all of its trajectories, or one for each
+// lane (or row of a step), or for each row, of which a run's last one counts. They stay where they
+// are until the append is committed.
+struct Given {
+  enum class For { all, lanes, rows };
+  const uint8_t* records = nullptr;
+  const uint64_t* masks = nullptr;
+  size_t size = 0;  // of a record
+  For whom = For::all;
+
+  explicit operator bool() const { return masks != nullptr; }
+  // `last`: the run's last row.
+  void to(Run* run, uint64_t lane, uint64_t last) const {
+    const uint64_t i = whom == For::all ? 0 : whom == For::lanes ? lane : last;
+    run->fields = records + i * size;
+    run->field_mask = masks[i];
+  }
+};
+
 class Trajectories {
+ public:
+  Trajectories() = default;
+  Trajectories(const Trajectories&) = delete;
+  Trajectories& operator=(const Trajectories&) = delete;
+
  protected:
   struct Key {
     uint64_t lane;
@@ -59,10 +83,12 @@ class Trajectories {
   // Forgets what was prepared. `index_tail`: the oldest entry of the index that is still there.
   void prepare(uint64_t index_tail);
   // Rows [from, from + n) as lanes, one after another; boundaries by their marks.
-  void add_lanes(uint64_t from, uint64_t n, uint64_t lanes, const Marks& marks, Continue rule);
+  void add_lanes(uint64_t from, uint64_t n, uint64_t lanes, const Marks& marks, Continue rule,
+                 const Given& given = {});
   // Rows [from, from + n), each the next one of its env: of the one that `envs` says, or row i of
   // env i. Without ids, envs and lanes have nothing to do with each other.
-  void add_rows(uint64_t from, uint64_t n, const int64_t* envs, const Marks& marks, Continue rule);
+  void add_rows(uint64_t from, uint64_t n, const int64_t* envs, const Marks& marks, Continue rule,
+                const Given& given = {});
   bool known(const Slot& slot) const { return slot.stamp == stamp_ || slot.track.known; }
   bool open(const Slot& slot) const { return known(slot) && !ended(slot); }
   bool ended(const Slot& slot) const;
@@ -76,6 +102,8 @@ class Trajectories {
  private:
   void split_lane(const Marks& marks, std::deque<Slot>& slots, uint64_t lane, uint64_t from,
                   uint64_t steps, Continue rule);
+  // To the runs of a lane from this one on, whose first row is `row`.
+  void give(size_t first_run, const Given& given, uint64_t lane, uint64_t row);
   void prune(uint64_t index_tail);
 
   size_t prune_at_ = 1024;

@@ -2,28 +2,19 @@
 #include "native/tape/view.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <new>
 
 namespace contig {
 
 namespace {
 constexpr auto relaxed = std::memory_order_relaxed;
 constexpr auto acquire = std::memory_order_acquire;
-
-template <typename T>
-T* zeroed(uint64_t n) {  // calloc: untouched stretches cost no memory
-  auto* p = static_cast<T*>(std::calloc(n, sizeof(T)));
-  if (p == nullptr) throw std::bad_alloc();
-  return p;
-}
-
 }  // namespace
 
 View::View(const Tape& tape)
     : tape_(tape),
       ring_(tape.header().capacity),
-      places_(zeroed<Place>(tape.header().capacity), std::free) {}
+      places_(tape.header().capacity),
+      hints_(tape.header().capacity) {}
 
 // ---- keeping up ----------------------------------------------------------------------------
 
@@ -54,6 +45,7 @@ void View::refresh() {
     take(scratch_, from);
   }
   cut_oldest();
+  if (tape_.fields_changes() != fields_seen_) note_fields();
   at_.index_tail = std::max(at_.index_tail, seen_tail_);
   at_.index_head = seen_head_;
 }
@@ -74,11 +66,15 @@ View::NewRun View::seen(const EntryView& e) const {
 void View::grow_newest() {
   const uint64_t n = seen_head_ - 1;
   const uint32_t slot = slot_of(n);
+  const uint64_t end = trajs_[slot].end, flags = trajs_[slot].flags;
   EntryView e;
-  if (!read(n, &e))
+  if (!read(n, &e)) {
     trajs_[slot].first = kNone;  // evicted, and nobody knows how long it was
-  else
+  } else {
     place(n, slot, seen(e));
+    hints_.note(n, e.first, e.steps);
+    if (trajs_[slot].end == end && trajs_[slot].flags == flags) return;  // it has not
+  }
   touch(n);
 }
 
@@ -111,6 +107,7 @@ void View::take(const std::vector<NewRun>& runs, uint64_t from) {
       return;
     }
     place(n, slot, runs[i]);
+    hints_.note(n, e.first, e.steps);
     trajs_[slot].runs += 1;
     note_version(n, e.version);
     if (watches_versions_) versions_.add(e.version, linked ? e.prev : kNone);
@@ -124,8 +121,11 @@ void View::rebuild(const std::vector<NewRun>& found, uint64_t from) {
   const uint64_t end = from + found.size();
   std::vector<std::pair<uint64_t, uint64_t>> runs;  // (ordinal, number)
   newest_.clear();
+  hints_.clear();
   for (uint64_t n = std::max(from, at_.index_tail); n < end; ++n) {
-    runs.emplace_back(found[n - from].entry.ordinal, n);
+    const EntryView& e = found[n - from].entry;
+    hints_.note(n, e.first, e.steps);
+    runs.emplace_back(e.ordinal, n);
     note_version(n, found[n - from].entry.version);
   }
   std::sort(runs.begin(), runs.end());
@@ -145,16 +145,22 @@ void View::rebuild(const std::vector<NewRun>& found, uint64_t from) {
   seen_tail_ = std::min(at_.index_tail, seen_head_);
   work_ += runs.size();
   for (auto& l : ledgers_) l->forget();
+  reset_filters();
   watches_versions_ = false;
 }
 
 // Rows below the tail are gone: those of runs that still are in the index, too.
 void View::cut_oldest() {
+  const uint64_t cut = cut_steps_;
   cut_steps_ = 0;
   for (EntryView e; seen_tail_ < seen_head_ && read(seen_tail_, &e); drop_run(seen_tail_++)) {
     if (e.first + e.steps <= at_.tail) continue;
     cut_slot_ = slot_of(seen_tail_);
     cut_steps_ = at_.tail > e.first ? at_.tail - e.first : 0;
+    // Where it was another trajectory's, that one has lost a run since, and this one is cut anew.
+    if (listing_ != 0 && cut_steps_ != 0 && (cut_steps_ != cut || seen_tail_ != cut_run_))
+      note_change(cut_slot_, listing_);
+    cut_run_ = seen_tail_;
     return;
   }
 }
@@ -199,10 +205,12 @@ void View::drop_run(uint64_t number) {
   if (t.first != kNone) t.first += place.steps;
   if (--t.runs > 0) return;
   alive_.add(slot, ~0ull);
+  if (t.passes != 0) forget_passes(&t);
   for (auto& l : ledgers_) l->died(t.ordinal);
 }
 
 void View::touch(uint64_t number) {
+  if (listing_ != 0) note_change(slot_of(number), listing_);
   for (auto& l : ledgers_) l->touch(number, slot_of(number));
 }
 
@@ -242,10 +250,10 @@ uint64_t View::ordinal_of_newest(uint64_t k) const {
 Ledger& View::ledger(const Window& w, const SliceSpec& spec, bool rows) {
   constexpr size_t most = 4;  // questions at once: a sampler asks one for each batch size in use
   size_t at = 0;
-  while (at < ledgers_.size() && !ledgers_[at]->answers(spec, rows)) ++at;
+  while (at < ledgers_.size() && !ledgers_[at]->answers(spec, rows, w.filters)) ++at;
   if (at == ledgers_.size()) {
     if (at == most) ledgers_.pop_back();
-    ledgers_.push_back(std::make_unique<Ledger>(*this, spec, rows));
+    ledgers_.push_back(std::make_unique<Ledger>(*this, spec, rows, w.filters));
     at = ledgers_.size() - 1;
   }
   std::rotate(ledgers_.begin(), ledgers_.begin() + static_cast<ptrdiff_t>(at),
@@ -271,7 +279,7 @@ bool View::earliest(uint64_t last, uint64_t low, EntryView* e) const {
 
 bool View::extent_of(uint32_t slot, const Window& w, Extent* out) const {
   const Trajectory& t = trajs_[slot];
-  if (t.runs == 0 || t.ordinal < w.min_ordinal) return false;
+  if (t.runs == 0 || t.ordinal < w.min_ordinal || !passes(t, w)) return false;
   out->last = t.last;
   out->ordinal = t.ordinal;
   out->end = t.end;

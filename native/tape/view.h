@@ -11,8 +11,11 @@
 #include <vector>
 
 #include "native/kernels/rng.h"
+#include "native/sys/sparse.h"
 #include "native/tape/fenwick.h"
+#include "native/tape/filter.h"
 #include "native/tape/ledger.h"
+#include "native/tape/run_hints.h"
 #include "native/tape/tape.h"
 #include "native/tape/versions.h"
 #include "native/tape/window.h"
@@ -26,6 +29,10 @@ struct Extent {
   uint64_t ended;  // flags, or 0
   uint64_t ordinal;
 };
+
+// Which row of a trajectory is wanted for one of its rows: any from that one on, the last there is,
+// or any there is.
+enum class Kin { future, last, any };
 
 // Slices, one after another: seqs of all rows; of each, its rows, how many of them are burn-in, and
 // how its trajectory ended (flags) if it ended with the slice's last row, else 0.
@@ -70,6 +77,12 @@ class View {
   // Up to `length` rows that follow each given row in its trajectory, the row included: only their
   // seqs and lengths.
   void follow(const int64_t* seqs, size_t n, uint64_t length, Slices* out) const;
+  // For each row, another one of its trajectory; the row itself if it is gone meanwhile.
+  void draw_kin(Rng rng, const int64_t* seqs, size_t n, const Window& w, Kin which, int64_t* out);
+  // A trajectory's newest run, whose fields are its; kNone if it is gone. And the trajectory that a
+  // row belongs to, of several rows: -1 if it is gone.
+  uint64_t last_run(uint64_t ordinal) const;
+  void trajectories_of(const int64_t* seqs, size_t n, int64_t* ordinals) const;
   // All rows of a trajectory that are stored now; none if it is gone.
   void rows_of(uint64_t ordinal, std::vector<int64_t>* out);
   // Eligible trajectories: how many, and their ordinals.
@@ -80,6 +93,21 @@ class View {
   void changed_rows(const Window& w, const SliceSpec& spec, uint64_t token, Changes* out);
   void changed_ordinals(const Window& w, const SliceSpec& spec, uint64_t token, Changes* out);
 
+  // Predicates over trajectories, by number (see filter.h); a window names those that must hold.
+  // `follows`: what changes is listed, and so is who reaches one of the ages (in rows, from 1 on).
+  uint64_t add_filter(bool follows, const std::vector<uint64_t>& ages);
+  void drop_filter(uint64_t filter);
+  void look_again(uint64_t filter);  // everything has changed
+  uint64_t passing(uint64_t filter) const { return filters_.at(filter).passing; }
+  // What is to be judged; false if nothing is. It stays so until it is judged.
+  bool changed_trajectories(uint64_t filter, ChangedTrajectories* out);
+  void judge(uint64_t filter, const bool* passes, size_t n);  // of those handed out last
+  void set_passes(uint64_t filter, const int64_t* ordinals, const bool* passes, size_t n);
+  // Up to n eligible trajectories, each alike. `once`: a filter that ceases to hold for those that
+  // are drawn, so that none is drawn twice; -1: with replacement.
+  void draw_trajectories(Rng rng, const Window& w, const SliceSpec& spec, size_t n, int once,
+                         std::vector<int64_t>* out);
+
  private:
   friend class Ledger;
 
@@ -89,6 +117,7 @@ class View {
     uint64_t first = kNone;                // step at which its first run starts; kNone: look it up
     uint64_t end = 0;                      // steps up to the head
     uint64_t flags = 0;                    // kBegins of its very first run; how it ended, if it did
+    uint64_t passes = 0, changed = 0;      // filters that hold; those that list it as changed
   };
   struct NewRun {
     EntryView entry;
@@ -110,6 +139,16 @@ class View {
   void drop_run(uint64_t number);
   void touch(uint64_t number);
   void compact();
+  bool passes(const Trajectory& t, const Window& w) const {
+    return (t.passes & w.filters) == w.filters;
+  }
+  void note_change(uint32_t slot, uint64_t filters);
+  void forget_passes(Trajectory* t);
+  void reset_filters();
+  void note_fields();
+  void pass_ages(uint64_t filter);
+  bool describe(uint32_t slot, ChangedTrajectories* out) const;
+  void set_pass(uint32_t slot, uint64_t filter, bool passes);
   uint32_t select(uint64_t rank) const;
   uint32_t slot_of(uint64_t number) const { return places_[number % ring_].slot; }
   uint32_t slot_from(uint64_t ordinal) const;  // of the first trajectory that began then or later
@@ -124,6 +163,8 @@ class View {
   bool earliest(uint64_t last, uint64_t low, EntryView* e) const;
   bool extent_of(uint32_t slot, const Window& w, Extent* out) const;
   bool eligible(const Extent& x, const SliceSpec& spec) const;
+  // Where the rows of a window begin, if it has every row from there on.
+  bool all_from(const Window& w, uint64_t* low) const;
   struct Cut {
     uint64_t length, left, right;  // of a whole slice; rows that may lie outside on either side
   };
@@ -133,6 +174,9 @@ class View {
   static uint64_t middle(uint64_t low, uint64_t high, uint64_t low_first, uint64_t high_first,
                          uint64_t seq, int step);
   void find_runs(const int64_t* seqs, size_t n, uint64_t length, uint64_t* numbers) const;
+  size_t draw_singles(Rng rng, const Window& w, const SliceSpec& spec, size_t n, Slices* out) const;
+  bool kin_of(Rng rng, uint64_t seq, uint64_t number, const Window& w, Kin which,
+              int64_t* out) const;
   void follow_row(uint64_t number, uint64_t length, Slices* out) const;
   bool run_after(uint64_t number, const EntryView& e, EntryView* next, uint64_t* next_number) const;
   bool run_holding(uint64_t last, uint64_t step, EntryView* e) const;
@@ -144,9 +188,10 @@ class View {
   const Tape& tape_;
   Snapshot at_{};
   uint64_t seen_head_ = 0, seen_tail_ = 0, restores_ = 0, ring_;
-  std::unique_ptr<Place[], void (*)(void*)> places_;  // by entry number % ring
-  uint32_t cut_slot_ = 0;                             // whose first run has lost rows, and how many
-  uint64_t cut_steps_ = 0;
+  SparseArray<Place> places_;  // by entry number % ring
+  RunHints hints_;
+  uint32_t cut_slot_ = 0;  // whose first run has lost rows, and how many
+  uint64_t cut_steps_ = 0, cut_run_ = 0;
   std::vector<Trajectory> trajs_;  // ordered by ordinal
   Fenwick alive_;                  // 1 for each that has runs
   std::vector<NewRun> scratch_;
@@ -154,6 +199,9 @@ class View {
   Versions versions_;
   bool watches_versions_ = false;
   std::vector<std::unique_ptr<Ledger>> ledgers_;  // the last used first
+  std::vector<Filter> filters_;
+  uint64_t listing_ = 0;      // filters that list what changes
+  uint64_t fields_seen_ = 0;  // changes of fields that were taken in
   mutable uint64_t work_ = 0;
 };
 

@@ -11,21 +11,38 @@ namespace {
 constexpr int kOvertaken = 64;
 }  // namespace
 
+bool View::all_from(const Window& w, uint64_t* low) const {
+  if (!w.any_version() || w.filters != 0) return false;
+  *low = std::max(at_.tail, w.min_seq);
+  if (w.contiguous()) return true;
+  const uint32_t slot = slot_from(w.min_ordinal);
+  if (slot == trajs_.size() || trajs_[slot].runs != 1) return false;
+  // Later trajectories have runs only behind the one that it began with. As many runs from there
+  // on as trajectories: each has one, and no earlier trajectory has any there.
+  const uint64_t number = trajs_[slot].last;
+  EntryView e;
+  if (at_.index_head - number != alive_.total() - alive_.before(slot) || !read(number, &e))
+    return false;
+  if (e.prev != kNone) return false;
+  *low = std::max(*low, e.first);
+  return true;
+}
+
 uint64_t View::weigh_rows(const Window& w) {
-  if (w.min_ordinal > 0 || !w.any_version()) return ledger(w, SliceSpec{}, true).total();
-  const uint64_t low = std::max(at_.tail, w.min_seq);
+  uint64_t low;
+  if (!all_from(w, &low)) return ledger(w, SliceSpec{}, true).total();
   return low < at_.head ? at_.head - low : 0;
 }
 
 uint64_t View::weigh_slices(const Window& w, const SliceSpec& spec) {
-  if (!spec.any_trajectory() || w.min_seq > 0 || !w.any_version())
+  if (!spec.any_trajectory() || w.min_seq > 0 || !w.any_version() || w.filters != 0)
     return ledger(w, spec, false).total();
   return alive_.total() - (w.min_ordinal > 0 ? alive_.before(slot_from(w.min_ordinal)) : 0);
 }
 
 bool View::draw_rows(Rng rng, const Window& w, int64_t* out, size_t n) {
-  if (w.min_ordinal == 0 && w.any_version()) {
-    const uint64_t low = std::max(at_.tail, w.min_seq);
+  uint64_t low;
+  if (all_from(w, &low)) {
     if (low >= at_.head) return false;
     for (size_t i = 0; i < n; ++i) out[i] = static_cast<int64_t>(low + rng.below(at_.head - low));
     return true;
@@ -43,7 +60,8 @@ bool View::row_in(uint64_t seq, const Window& w) const {
   EntryView e;
   uint64_t number;
   return seq >= std::max(at_.tail, w.min_seq) && seq < at_.head && find_row(seq, &e, &number) &&
-         e.version >= w.min_version && e.ordinal >= w.min_ordinal;
+         e.version >= w.min_version && e.ordinal >= w.min_ordinal &&
+         (w.filters == 0 || passes(trajs_[slot_of(number)], w));
 }
 
 void View::spans_in(const Window& w, std::vector<int64_t>* firsts, std::vector<int64_t>* counts) {
@@ -62,8 +80,12 @@ void View::spans_in(const Window& w, std::vector<int64_t>* firsts, std::vector<i
 }
 
 bool View::draw_slices(Rng rng, const Window& w, const SliceSpec& spec, size_t n, Slices* out) {
+  // Where most rows will do, no list of those that will is needed.
+  if (spec.single_steps() && w.any_version() && w.filters == 0)
+    n -= draw_singles(rng, w, spec, n, out);
+  if (n == 0) return true;
   // Where every living trajectory will do, the mirror itself says how many there are.
-  const bool any = spec.any_trajectory() && w.min_seq == 0 && w.any_version();
+  const bool any = spec.any_trajectory() && w.min_seq == 0 && w.any_version() && w.filters == 0;
   const Ledger* found = any ? nullptr : &ledger(w, spec, false);
   const uint64_t before = any && w.min_ordinal > 0 ? alive_.before(slot_from(w.min_ordinal)) : 0;
   const uint64_t total = any ? alive_.total() - before : found->total();

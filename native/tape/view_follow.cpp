@@ -1,4 +1,4 @@
-// Which rows come after a row in its trajectory.
+// Which run and trajectory a row lies in, and which rows come after it there or are in it at all.
 #include <algorithm>
 
 #include "native/tape/view.h"
@@ -7,13 +7,15 @@ namespace contig {
 
 namespace {
 constexpr size_t kTogether = 16;
-}
+constexpr int kNeighbours = 4;  // steps of a search that stay near where it began
+}  // namespace
 
 // The runs that some rows lie in, as `find_row` does it, for several rows at a time: while one of
 // them waits for memory, the others go on.
 void View::find_runs(const int64_t* seqs, size_t n, uint64_t length, uint64_t* numbers) const {
   struct Search {
     uint64_t seq, low, high, low_first, high_first, mid;
+    uint64_t up;         // all bits, if it went on above `mid`
     const Entry* entry;  // `mid`
   } searches[kTogether];
   constexpr auto relaxed = std::memory_order_relaxed;
@@ -21,14 +23,20 @@ void View::find_runs(const int64_t* seqs, size_t n, uint64_t length, uint64_t* n
   const uint64_t oldest = at_.index_tail, oldest_first = tape_.first_of(oldest);
   for (size_t i = 0; i < n; ++i)
     searches[i] = {
-        static_cast<uint64_t>(seqs[i]), oldest, seen_head_, oldest_first, at_.head, 0, nullptr};
+        static_cast<uint64_t>(seqs[i]), oldest, seen_head_, oldest_first, at_.head, 0, 0, nullptr};
   bool going = true;
   for (int step = 0; going; ++step) {
     going = false;
     for (size_t i = 0; i < n; ++i) {
       Search& s = searches[i];
       if (s.high - s.low <= 1) continue;
-      s.mid = middle(s.low, s.high, s.low_first, s.high_first, s.seq, step);
+      // What is known of every so many rows, then its neighbours: mostly that is all.
+      if (step == 0)
+        s.mid = std::min(std::max(hints_.guess(s.seq, seen_head_), s.low + 1), s.high - 1);
+      else if (step < kNeighbours)
+        s.mid = ((s.low + 1) & s.up) | ((s.high - 1) & ~s.up);
+      else
+        s.mid = middle(s.low, s.high, s.low_first, s.high_first, s.seq, step);
       s.entry = cursor.ask(s.mid);
     }
     for (size_t i = 0; i < n; ++i) {
@@ -37,6 +45,7 @@ void View::find_runs(const int64_t* seqs, size_t n, uint64_t length, uint64_t* n
       const uint64_t first = s.entry->first.load(relaxed);
       // Selected, not branched: the processor cannot guess which way it goes.
       const uint64_t up = uint64_t{0} - static_cast<uint64_t>(first <= s.seq), down = ~up;
+      s.up = up;
       s.low = (s.mid & up) | (s.low & down);
       s.low_first = (first & up) | (s.low_first & down);
       s.high = (s.mid & down) | (s.high & up);
@@ -121,6 +130,107 @@ void View::follow_row(uint64_t number, uint64_t length, Slices* out) const {
     e = next;
     from = e.first;
   }
+}
+
+uint64_t View::last_run(uint64_t ordinal) const {
+  const uint32_t slot = slot_from(ordinal);
+  const bool there =
+      slot < trajs_.size() && trajs_[slot].ordinal == ordinal && trajs_[slot].runs > 0;
+  return there ? trajs_[slot].last : kNone;
+}
+
+void View::trajectories_of(const int64_t* seqs, size_t n, int64_t* ordinals) const {
+  uint64_t numbers[kTogether];
+  for (size_t at = 0; at < n; at += kTogether) {
+    const size_t count = std::min(kTogether, n - at);
+    const bool any = at_.index_tail < seen_head_;
+    if (any) find_runs(seqs + at, count, 1, numbers);
+    for (size_t i = 0; i < count; ++i) {
+      const auto seq = static_cast<uint64_t>(seqs[at + i]);
+      EntryView e;
+      const bool there = any && read(numbers[i], &e) && seq >= e.first && seq >= at_.tail &&
+                         seq < std::min(e.first + e.steps, at_.head);
+      ordinals[at + i] = there ? static_cast<int64_t>(e.ordinal) : -1;
+    }
+  }
+}
+
+// Rows of eligible trajectories, each alike: drawn among all, and those of others put aside.
+// Returns how many were found; fewer than n if most rows are of others.
+size_t View::draw_singles(Rng rng, const Window& w, const SliceSpec& spec, size_t n,
+                          Slices* out) const {
+  const uint64_t low = std::max(at_.tail, w.min_seq);
+  if (low >= at_.head || at_.index_tail >= seen_head_) return 0;
+  size_t found = 0;
+  int64_t seqs[kTogether];
+  uint64_t numbers[kTogether];
+  for (size_t tries = 4 * n + kTogether; found < n && tries >= kTogether; tries -= kTogether) {
+    const size_t count = std::min(kTogether, n - found);
+    for (size_t i = 0; i < count; ++i)
+      seqs[i] = static_cast<int64_t>(low + rng.below(at_.head - low));
+    find_runs(seqs, count, 1, numbers);
+    for (size_t i = 0; i < count; ++i) {
+      const auto seq = static_cast<uint64_t>(seqs[i]);
+      EntryView e;
+      Extent x;
+      if (!read(numbers[i], &e) || seq < e.first || seq >= e.first + e.steps ||
+          !extent_of(slot_of(numbers[i]), w, &x) || !eligible(x, spec))
+        continue;
+      const uint64_t step = e.before + (seq - e.first);
+      if (step < x.start || step >= x.end) continue;
+      out->seqs.push_back(seqs[i]);
+      out->lengths.push_back(1);
+      out->burn.push_back(0);
+      out->ends.push_back(step + 1 == x.end ? static_cast<int64_t>(x.ended) : 0);
+      ++found;
+    }
+  }
+  return found;
+}
+
+void View::draw_kin(Rng rng, const int64_t* seqs, size_t n, const Window& w, Kin which,
+                    int64_t* out) {
+  if (!w.any_version()) watch_versions();
+  std::copy(seqs, seqs + n, out);
+  if (at_.index_tail >= seen_head_) return;
+  uint64_t numbers[kTogether];
+  for (size_t at = 0; at < n; at += kTogether) {
+    const size_t count = std::min(kTogether, n - at);
+    find_runs(seqs + at, count, 1, numbers);
+    for (size_t i = at; i < at + count; ++i)
+      kin_of(rng, static_cast<uint64_t>(seqs[i]), numbers[i - at], w, which, out + i);
+  }
+}
+
+// A row of the trajectory of the row `seq`, which lies in a run, if in any.
+bool View::kin_of(Rng rng, uint64_t seq, uint64_t number, const Window& w, Kin which,
+                  int64_t* out) const {
+  EntryView e;
+  Extent x;
+  if (!read(number, &e) || seq < e.first || seq >= e.first + e.steps ||
+      !extent_of(slot_of(number), w, &x))
+    return false;
+  const uint64_t step = e.before + (seq - e.first);
+  uint64_t low = which == Kin::any ? x.start : std::max(x.start, step);
+  if (which == Kin::last || low >= x.end) low = x.end - 1;
+  const uint64_t wanted = low + rng.below(x.end - low);
+  const auto holds = [&](const EntryView& run) {
+    return wanted >= run.before && wanted < run.before + run.steps;
+  };
+  if (!holds(e)) {
+    // Runs of envs that step together are evenly spaced, and of one row each.
+    EntryView guess;
+    const uint64_t apart = e.prev != kNone && e.steps == 1 ? number - e.prev : 0;
+    const uint64_t at = number + apart * (wanted - step);  // modulo 2^64: either way
+    const bool near = apart != 0 && at >= at_.index_tail && at <= x.last && read(at, &guess) &&
+                      guess.ordinal == x.ordinal && holds(guess);
+    if (near)
+      e = guess;
+    else if (!run_holding(x.last, wanted, &e))
+      return false;
+  }
+  *out = static_cast<int64_t>(e.first + (wanted - e.before));
+  return true;
 }
 
 }  // namespace contig

@@ -9,7 +9,10 @@ namespace contig {
 struct Window {
   uint64_t min_seq = 0, min_ordinal = 0;
   int64_t min_version = INT64_MIN;
+  uint64_t filters = 0;  // of the view, those that must hold for a trajectory: a bit each
   bool any_version() const { return min_version == INT64_MIN; }
+  // Whether it has every row from some row on.
+  bool contiguous() const { return min_ordinal == 0 && any_version() && filters == 0; }
 };
 
 struct SliceSpec {
@@ -19,6 +22,8 @@ struct SliceSpec {
 
   // Single rows, each judged by its own run.
   bool one_row() const { return length == 1 && !complete_only && burn_in == 0; }
+  // Single rows of eligible trajectories, each alike.
+  bool single_steps() const { return length == 1 && over_steps && burn_in == 0; }
   // Whether every trajectory that has a row can give a slice, and each counts the same.
   bool any_trajectory() const { return !strict && !complete_only && !over_steps; }
 };

@@ -1,6 +1,7 @@
 #include "native/tape/writer.h"
 
 #include <cstring>
+#include <utility>
 
 namespace contig {
 
@@ -17,6 +18,7 @@ void Writer::add_run(Slot& slot, uint64_t from, uint64_t n, const Marks& marks, 
                      bool starts) {
   Run run{&slot.track, n, told.flags, starts, 0, told.traj_id, told.version};
   for (uint64_t row = from; row < from + n; ++row) run.reward += marks.reward.sum(row);
+  if (told.given) told.given.to(&run, 0, from + n - 1);
   slot.stamp = stamp_;
   slot.ended = (told.flags & kEnded) != 0;
   runs_.push_back(run);
@@ -25,7 +27,8 @@ void Writer::add_run(Slot& slot, uint64_t from, uint64_t n, const Marks& marks, 
 void Writer::add_whole(uint64_t from, uint64_t n, const Marks& marks, const Told& told) {
   // No lane goes on from it, and none before it goes on in it.
   Slot& slot = by_id_[Key{kNone, 0}];
-  add_run(slot, from, n, marks, Told{told.flags | kBegins, told.traj_id, told.version}, true);
+  add_run(slot, from, n, marks, Told{told.flags | kBegins, told.traj_id, told.version, told.given},
+          true);
   slot.ended = true;
 }
 
@@ -38,29 +41,59 @@ void Writer::add_part(uint64_t from, uint64_t n, const Marks& marks, const Told&
   add_run(slot, from, n, marks, told, !goes_on);
 }
 
+void Writer::give_fields(size_t first, const uint8_t* given, uint64_t size, uint64_t steps) {
+  uint64_t rows = 0;
+  for (size_t i = first; i < runs_.size(); ++i) {
+    const uint8_t* own = given + (steps > 0 ? rows / steps : 0) * size;
+    std::memcpy(&runs_[i].field_mask, own, sizeof runs_[i].field_mask);
+    runs_[i].fields = own + sizeof runs_[i].field_mask;
+    rows += runs_[i].rows;
+  }
+}
+
 bool Writer::resume(Slot* slot, int64_t traj_id, uint64_t last_entry) const {
-  const Header& h = tape_.header();
-  const uint64_t bound = h.index_head.load(std::memory_order_relaxed);
-  using W = EntryWords;
-  uint64_t w[W::count];
   if (traj_id == -1) return false;  // it names none: the entry may be one that a lane goes on with
-  if (slot->stamp == stamp_ || slot->track.known || last_entry >= bound) return false;
-  if (tape_.read_entry_words(last_entry, h.head.load(std::memory_order_relaxed), w) !=
-      Tape::Read::ok)
-    return false;
-  const uint64_t sf = w[W::steps_flags];
-  if (static_cast<int64_t>(w[W::traj_id]) != traj_id || (sf & (kEnded | kCut)) != 0) return false;
-  slot->track.last_entry = last_entry;
-  slot->track.ordinal = w[W::ordinal];
-  slot->track.steps = w[W::before] + (sf >> kFlagBits);
-  slot->track.flags = sf & kFlagMask;
-  std::memcpy(&slot->track.ret, &w[W::ret], sizeof(double));
-  slot->track.known = true;
+  if (slot->stamp == stamp_ || slot->track.known) return false;
+  Track track;
+  int64_t found;
+  if (!track_of(last_entry, &track, &found) || found != traj_id) return false;
+  slot->track = std::move(track);
   return true;
 }
 
-uint64_t Writer::commit(const Sender& sender, bool stored) {
-  // A checkpoint was loaded since: entry numbers and steps are those of other trajectories.
+// What a writer knows of a trajectory that goes on, from its last run on the tape.
+bool Writer::track_of(uint64_t entry, Track* track, int64_t* traj_id) const {
+  const Header& h = tape_.header();
+  using W = EntryWords;
+  uint64_t w[W::count];
+  if (entry >= h.index_head.load(std::memory_order_relaxed)) return false;
+  if (tape_.read_entry_words(entry, h.head.load(std::memory_order_relaxed), w) != Tape::Read::ok)
+    return false;
+  const uint64_t sf = w[W::steps_flags];
+  if ((sf & (kEnded | kCut)) != 0) return false;
+  *traj_id = static_cast<int64_t>(w[W::traj_id]);
+  track->last_entry = entry;
+  track->ordinal = w[W::ordinal];
+  track->steps = w[W::before] + (sf >> kFlagBits);
+  track->flags = static_cast<uint32_t>(sf & kFlagMask);
+  std::memcpy(&track->ret, &w[W::ret], sizeof(double));
+  track->known = true;
+  if (tape_.fields_size() != 0) tape_.read_fields(entry, track->record(tape_.fields().room()));
+  return true;
+}
+
+bool Writer::adopt(uint64_t env, uint64_t entry) {
+  Track track;
+  int64_t traj_id;
+  if (!track_of(entry, &track, &traj_id)) return false;
+  if (envs_.size() <= env) envs_.resize(env + 1);
+  envs_[env] = Slot{};
+  envs_[env].track = std::move(track);
+  return true;
+}
+
+// A checkpoint was loaded since: entry numbers and steps are those of other trajectories.
+void Writer::forget_restored() {
   const uint64_t restores = tape_.header().restores.load(std::memory_order_relaxed);
   if (restores != restores_) {
     restores_ = restores;
@@ -71,6 +104,9 @@ uint64_t Writer::commit(const Sender& sender, bool stored) {
       if (!run.starts) run.flags &= ~kBegins;
     }
   }
+}
+
+Append Writer::append_of(const Sender& sender, bool stored, const BlobRoom& room) {
   Append a;
   a.rows = rows_;
   a.runs = runs_.data();
@@ -80,7 +116,20 @@ uint64_t Writer::commit(const Sender& sender, bool stored) {
   a.producer_seq = sender.seq;
   a.producer_before = sender.before;
   a.stored = stored;
-  return tape_.append(a);
+  a.blob_room = room;
+  return a;
+}
+
+const SlotPlan& Writer::plan_stored(const BlobRoom& room, const SlotReader& older) {
+  forget_restored();
+  return tape_.plan_stored(append_of({}, true, room), older);
+}
+
+uint64_t Writer::commit(const Sender& sender, bool stored, const BlobRoom& room) {
+  forget_restored();
+  const uint64_t first = tape_.append(append_of(sender, stored, room));
+  kept_ = tape_.header().head.load(std::memory_order_relaxed) - first;
+  return first;
 }
 
 void Writer::restart(uint64_t id) {

@@ -13,6 +13,7 @@ namespace contig {
 struct Told {
   uint64_t flags;  // kBegins, kTerminated, kTruncated
   int64_t traj_id, version;
+  Given given = {};
 };
 
 // Who sent what is committed: see Append.
@@ -28,17 +29,33 @@ class Writer : Trajectories {
   // An append is prepared from stretches of its rows: `start`, then one or more of the others, in
   // the rows' order, then `commit`.
   void start(const Rows& rows);
-  using Trajectories::add_lanes, Trajectories::add_rows, Trajectories::bytes;
+  using Trajectories::add_lanes, Trajectories::add_rows;
+  // Of what it remembers, the fields and slots of each trajectory too.
+  size_t bytes() const {
+    const size_t tracks = lanes_.size() + envs_.size() + by_id_.size();
+    const size_t slots =
+        tape_.form() ? sizeof(SlotTrail) + tape_.form().stack() * sizeof(uint64_t) : 0;
+    return Trajectories::bytes() + tracks * (tape_.fields().room() + slots);
+  }
   // Rows of a trajectory that no other rows of this writer belong to.
   void add_whole(uint64_t from, uint64_t n, const Marks& marks, const Told& told);
   // Rows of the trajectory of this id, which goes on unless it begins. One that this writer does
   // not know may be the one that `last_entry` of the tape is a run of. With the lock.
   void add_part(uint64_t from, uint64_t n, const Marks& marks, const Told& told,
                 uint64_t last_entry);
-  // Only this many of the rows were prepared, and are to be appended.
-  void shorten(uint64_t rows) { rows_.n = rows; }
+  // Runs that were prepared so far, and the fields of those from `first` on: with `size` each and
+  // a mask in front, one for all, or, if they are lanes of `steps` rows, one for each lane.
+  size_t runs() const { return runs_.size(); }
+  void give_fields(size_t first, const uint8_t* given, uint64_t size, uint64_t steps);
+  // Only this many of the rows, and so many bytes, were prepared, and are to be appended.
+  void shorten(uint64_t rows, uint64_t blob_bytes) {
+    rows_.n = rows;
+    rows_.blob_bytes = blob_bytes;
+  }
+  // Which slots what was prepared refers to, of rows that are to be stored in files.
+  const SlotPlan& plan_stored(const BlobRoom& room, const SlotReader& older);
   // With the lock: one append of what was prepared. Returns the first seq.
-  uint64_t commit(const Sender& sender = {}, bool stored = false);
+  uint64_t commit(const Sender& sender = {}, bool stored = false, const BlobRoom& room = {});
 
   // Lets go of every open trajectory: the writer went to another thread or process.
   void restart(uint64_t id);
@@ -51,18 +68,26 @@ class Writer : Trajectories {
   };
   std::vector<Open> open_trajectories() const;
   void orphan(const Open& open);
+  // Goes on, as an env's, with the trajectory that a run on the tape is the last one of; false if
+  // it has ended, or is gone. With the lock.
+  bool adopt(uint64_t env, uint64_t entry);
   uint64_t id() const { return id_; }
   uint64_t rows() const { return rows_.n; }
+  uint64_t kept() const { return kept_; }  // of the last append, rows that have seqs
 
  private:
+  void forget_restored();
+  Append append_of(const Sender& sender, bool stored, const BlobRoom& room);
   void add_run(Slot& slot, uint64_t from, uint64_t n, const Marks& marks, const Told& told,
                bool starts);
   bool resume(Slot* slot, int64_t traj_id, uint64_t last_entry) const;
+  bool track_of(uint64_t entry, Track* track, int64_t* traj_id) const;
 
   Tape& tape_;
   uint64_t id_;
   Rows rows_;
   uint64_t restores_;
+  uint64_t kept_ = 0;
 };
 
 }  // namespace contig

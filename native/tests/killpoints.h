@@ -28,19 +28,39 @@ using Image = std::vector<uint8_t>;
 
 // ---- memory that is shared with the child ------------------------------------------------------
 
+// Rows with leaves of any size, and a ring for their bytes; or with leaves that are stored once;
+// else rows::Row.
+struct Blobs {
+  size_t record = rows::kBytes;
+  std::vector<BlobLeaf> leaves;
+  uint64_t ring = 0;
+  SharedForm form = {};
+};
+
 class Memory {
  public:
-  explicit Memory(uint64_t capacity) : control_(Tape::control_bytes(capacity)) {
-    map(control_ + (1 << 16));
+  static constexpr uint64_t kLogged = 64;  // changes of fields that a test may make
+
+  explicit Memory(uint64_t capacity, bool fields = false, Blobs blobs = {})
+      : control_(Tape::control_bytes(capacity)), blobs_(std::move(blobs)) {
+    map(control_ + (1 << 17));
     Tape::format(base_, capacity);
     Tape tape(base_, -1);
-    tape.publish("{}", 2, rows::kBytes);
-    if (control_ + tape.data_bytes() > bytes_) fail("the test's memory is too small");
+    tape.publish("{}", 2, blobs_.record, fields ? sizeof(rows::Fields) : 0, blobs_.leaves.size(),
+                 blobs_.ring, blobs_.form);
+    ring_ = control_ + tape.data_bytes();
     const Header& h = tape.header();
+    fields_ = (ring_ + blobs_.ring + 63) / 64 * 64;
+    slots_ = (fields_ + h.fields_bytes + 63) / 64 * 64;
+    if (slots_ + h.slots_bytes > bytes_) fail("the test's memory is too small");
     // What changes: the header and the first producers, the index, the rows. Not the rest of the
     // producer table, which is most of it.
     parts_ = {{0, h.producers_offset + 4 * sizeof(Producer)},
-              {h.index_offset, control_ + tape.data_bytes()}};
+              {h.index_offset, ring_ + blobs_.ring}};
+    if (fields)  // the start of the log: there are few changes
+      parts_.insert(parts_.end(), {{fields_, fields_ + kLogged * sizeof(Word)},
+                                   {fields_ + Fields::log_bytes(), fields_ + h.fields_bytes}});
+    if (h.slots_bytes != 0) parts_.emplace_back(slots_, slots_ + h.slots_bytes);
   }
   ~Memory() { munmap(base_, bytes_); }
   Memory(const Memory&) = delete;
@@ -49,6 +69,12 @@ class Memory {
   std::unique_ptr<Tape> attach() const {
     auto tape = std::make_unique<Tape>(base_, -1);
     tape->attach_data(base_ + control_);
+    if (blobs_.form) tape->attach_slots(base_ + slots_, blobs_.form);
+    if (!blobs_.leaves.empty()) tape->attach_blobs(base_ + ring_, blobs_.leaves);
+    if (tape->header().fields_size != 0) {
+      tape->attach_fields(base_ + fields_);
+      tape->set_field_leaves(rows::field_leaves());
+    }
     return tape;
   }
 
@@ -89,7 +115,8 @@ class Memory {
     base_ = static_cast<uint8_t*>(p);
   }
 
-  uint64_t control_, bytes_ = 0;
+  uint64_t control_, bytes_ = 0, ring_ = 0, fields_ = 0, slots_ = 0;
+  Blobs blobs_;
   uint8_t* base_ = nullptr;
   std::vector<std::pair<uint64_t, uint64_t>> parts_;
 };
@@ -158,6 +185,7 @@ struct Content {
   std::vector<RunWords> runs;  // [index_tail, index_head)
   std::vector<Row> rows;       // [tail, head)
   uint64_t producer_seq[2], producer_entry[2];
+  std::vector<rows::Fields> fields;  // of each run, if there are any
 };
 
 inline Content read(const Memory& memory, const Tape& tape) {
@@ -173,6 +201,11 @@ inline Content read(const Memory& memory, const Tape& tape) {
     if (tape.read_entry_words(n, c.head, run.w) != Tape::Read::ok)
       fail("an entry that cannot be read under the lock");
     c.runs.push_back(run);
+    if (tape.fields_size() == 0) continue;
+    rows::Fields fields;
+    if (!tape.read_fields(n, reinterpret_cast<uint8_t*>(&fields)))
+      fail("fields that cannot be read under the lock");
+    c.fields.push_back(fields);
   }
   std::vector<int64_t> seqs;
   if (c.tail > c.head) fail("tail > head");
@@ -209,6 +242,7 @@ inline void check_consistent(const Content& c, uint64_t capacity) {
         fail("a run of other rows", run);
     const bool ended = (w[W::steps_flags] & kEnded) != 0;
     if (ended != (run[end - at - 1].word[rows::done] != 0)) fail("a run that ends elsewhere", run);
+    if (!c.fields.empty()) rows::check_fields(c.fields[i], run[0]);
     at = end;
     // Its previous run is of the same trajectory and stops where it starts.
     if (w[W::prev] != kNone && w[W::prev] >= c.index_tail) {
@@ -221,6 +255,25 @@ inline void check_consistent(const Content& c, uint64_t capacity) {
     if (w[W::ordinal] >= c.trajectories) fail("a trajectory's number that may be given again");
   }
   if (at != c.head) fail("rows without a run");
+}
+
+// Of a trajectory's newest run, as readers find it; and its newest row.
+inline void check_field_readers(const Tape& tape, const View& view) {
+  const Snapshot& s = view.at();
+  if (s.tail >= s.head) return;
+  std::vector<int64_t> seqs, ordinals(s.head - s.tail);
+  for (uint64_t seq = s.tail; seq < s.head; ++seq) seqs.push_back(static_cast<int64_t>(seq));
+  view.trajectories_of(seqs.data(), seqs.size(), ordinals.data());
+  std::vector<Row> rows(seqs.size());
+  gather_records(tape, seqs.data(), seqs.size(), reinterpret_cast<uint8_t*>(rows.data()));
+  for (size_t i = 0; i < seqs.size(); ++i) {
+    const uint64_t number = view.last_run(static_cast<uint64_t>(ordinals[i]));
+    rows::Fields fields;
+    if (ordinals[i] < 0 || number == kNone ||
+        !tape.read_fields(number, reinterpret_cast<uint8_t*>(&fields)))
+      fail("a row's trajectory has no fields though nobody writes", &rows[i]);
+    rows::check_fields(fields, rows[i]);
+  }
 }
 
 // What a reader draws from the tape as it is, with no lock.
@@ -237,6 +290,7 @@ inline void check_readers(const Tape& tape, View* view, uint64_t* rng) {
   };
   std::vector<int64_t> all;
   for (uint64_t seq = s.tail; seq < s.head; ++seq) all.push_back(static_cast<int64_t>(seq));
+  if (tape.fields_size() != 0) check_field_readers(tape, *view);
   gather(all);
   rows::check_appends(out.data(), out.size(), tape.header().capacity);
   for (const bool complete : {false, true})

@@ -1,7 +1,8 @@
-// "Killed at any store" of an append. Every state that the memory goes through is checked: as
-// readers find it before anybody took the lock, after the repair, after a repair that was itself
-// killed at each of its stores, and after the next append. Besides, children are really killed at
-// random instructions, so that the lock's own recovery (EOWNERDEAD) is part of it.
+// "Killed at any store" of an append, or of a change of fields. Every state that the memory goes
+// through is checked: as readers find it before anybody took the lock, after the repair, after a
+// repair that was itself killed at each of its stores, and after the next append. Besides, children
+// are really killed at random instructions, so that the lock's own recovery (EOWNERDEAD) is part of
+// it.
 #include <chrono>
 
 #include "killpoints.h"
@@ -10,6 +11,16 @@ namespace {
 
 using namespace killpoints;
 using Clock = std::chrono::steady_clock;
+
+// Of the runs from one on, which both have.
+bool same_fields(const Content& a, const Content& b, uint64_t from) {
+  if (a.fields.empty() && b.fields.empty()) return true;
+  for (uint64_t n = from; n < a.index_head && n < b.index_head; ++n)
+    if (std::memcmp(&a.fields[n - a.index_tail], &b.fields[n - b.index_tail],
+                    sizeof(rows::Fields)) != 0)
+      return false;
+  return true;
+}
 
 // Apart from the clock's time: an append that is done again has another one.
 bool same(const Content& a, const Content& b) {
@@ -23,6 +34,7 @@ bool same(const Content& a, const Content& b) {
   for (size_t i = 0; i < a.runs.size(); ++i)
     for (int k = 0; k < 12; ++k)
       if (k != W::time_ns && a.runs[i].w[k] != b.runs[i].w[k]) return false;
+  if (!same_fields(a, b, a.index_tail)) return false;
   return a.rows.empty() ||
          std::memcmp(a.rows.data(), b.rows.data(), a.rows.size() * rows::kBytes) == 0;
 }
@@ -52,6 +64,7 @@ void check_outcome(const Content& now, const Content& before, const Content& aft
       if ((a[k] & ~cut) != (b[k] & ~cut)) fail("an entry was not put back");
     }
   }
+  if (!same_fields(now, before, now.index_tail)) fail("a killed append changed fields");
   const size_t gone = now.tail - before.tail;
   if (!now.rows.empty() &&
       std::memcmp(now.rows.data(), &before.rows[gone], now.rows.size() * rows::kBytes) != 0)
@@ -62,11 +75,12 @@ void check_outcome(const Content& now, const Content& before, const Content& aft
 
 struct Counts {
   uint64_t appends = 0, states = 0, instructions = 0, kills = 0, repairs = 0, undone = 0;
+  uint64_t changes = 0, half_changed = 0;  // of fields
 };
 
 struct Scene {
   uint64_t capacity;
-  bool ids, producers;
+  bool ids, producers, fields;
   uint64_t seed;
 };
 
@@ -75,7 +89,7 @@ class Stage {
   Stage(const Scene& scene, Counts* counts)
       : scene_(scene),
         counts_(counts),
-        memory_(scene.capacity),
+        memory_(scene.capacity, scene.fields),
         tape_(memory_.attach()),
         random_(scene.seed) {
     for (uint64_t w = 0; w < 2; ++w) {
@@ -91,6 +105,7 @@ class Stage {
       const int skip = static_cast<int>(random_.below(4));
       for (int k = 0; k < skip; ++k) prepare()();
       attack(prepare(), kills);
+      if (scene_.fields) attack_change(kills);
     }
   }
 
@@ -121,11 +136,12 @@ class Stage {
       for (Row& r : records_) rows::seal(&r);
       run_ = Run{&tracks_[w],
                  records_.size(),
-                 (starts ? kBegins : 0) | (ends ? kTerminated : 0),
+                 (starts ? kBegins : uint64_t{0}) | (ends ? kTerminated : uint64_t{0}),
                  starts,
                  static_cast<double>(records_.size()),
                  -1,
                  -1};
+      if (const Given fields = give(w + 1, 1)) fields.to(&run_, 0, records_.size() - 1);
       ++items_[w];
       return [this, w] {
         Append a;
@@ -141,11 +157,96 @@ class Stage {
     }
     const Rows given = rows::as_rows(records_);
     writers_[w]->start(given);
-    writers_[w]->add_lanes(0, given.n, lanes, rows::marks(records_, scene_.ids), Continue::if_open);
+    writers_[w]->add_lanes(0, given.n, lanes, rows::marks(records_, scene_.ids), Continue::if_open,
+                           give(w + 1, lanes));
     return [this, w] {
       Hold hold(*tape_, 10);
       writers_[w]->commit();
     };
+  }
+
+  // Fields for some appends: the writer's, of some lanes.
+  Given give(uint64_t writer, uint64_t lanes) {
+    if (!scene_.fields || random_.below(3) == 0) return {};
+    given_.clear();
+    masks_.clear();
+    for (uint64_t i = 0; i < lanes; ++i) {
+      given_.push_back(rows::fields_of(writer, ++numbers_, 0));
+      masks_.push_back(i == 0 || random_.below(2) == 0 ? rows::kGivenByWriter : 0);
+    }
+    return {rows::bytes_of(given_[0]), masks_.data(), sizeof(rows::Fields),
+            lanes > 1 ? Given::For::lanes : Given::For::all};
+  }
+
+  // A change of some trajectory's fields, killed everywhere: it is there whole or not at all, and
+  // if it is, the log has it.
+  void attack_change(int kills) {
+    View view(*tape_);
+    view.refresh();
+    const Snapshot& s = view.at();
+    if (s.tail >= s.head) return;
+    const auto seq = static_cast<int64_t>(s.tail + random_.below(s.head - s.tail));
+    int64_t ordinal = -1;
+    view.trajectories_of(&seq, 1, &ordinal);
+    const uint64_t number = view.last_run(static_cast<uint64_t>(ordinal));
+    Row row;
+    gather_records(*tape_, &seq, 1, reinterpret_cast<uint8_t*>(&row));
+    // Something else than what it has, or what it has: then nothing is to be done.
+    const bool later = random_.below(4) != 0;
+    const rows::Fields fields =
+        rows::fields_of(row.word[rows::writer], ++numbers_, row.word[rows::traj]);
+    const auto change = [&] {
+      Hold hold(*tape_, 10);
+      tape_->write_fields(number, rows::bytes_of(fields),
+                          later ? rows::kGivenLater : rows::kGivenByWriter);
+    };
+    const Image start = memory_.image();
+    const Content before = read(memory_, *tape_);
+    const uint64_t since = tape_->fields_changes();
+    if (since + 2 * rows::kLongest > Memory::kLogged) return;
+    uint64_t instructions = 0;
+    const std::vector<Image> states = trace(memory_, change, &instructions);
+    const Content after = read(memory_, *tape_);
+    const auto check = [&] {
+      View fresh(*tape_);
+      check_readers(*tape_, &fresh, rng_);
+      const bool pending = tape_->header().fields_pending != 0;
+      counts_->half_changed += pending ? 1 : 0;
+      Hold hold(*tape_, 5);
+      const Content now = read(memory_, *tape_);
+      if (!same(now, before) && !same(now, after)) fail("a killed change of fields left a part");
+      std::vector<uint64_t> noted;
+      uint64_t count = 0;
+      if (!tape_->changed_fields(since, &count, &noted)) fail("a log that is too short");
+      for (const uint64_t n : noted)
+        if (n != number) fail("the log has a change that nobody made");
+      if (!same(now, before) && noted.empty()) fail("the log misses a change");
+      if (tape_->header().fields_pending != 0) fail("a change is pending after the repair");
+    };
+    for (const Image& state : states) {
+      memory_.load_unlocked(state);
+      check();
+    }
+    // The repair itself, killed at every store.
+    memory_.load_unlocked(states[states.size() / 2 + random_.below(states.size() / 2)]);
+    uint64_t ignored = 0;
+    for (const Image& state : trace(memory_, [this] { Hold hold(*tape_, 10); }, &ignored)) {
+      memory_.load_unlocked(state);
+      check();
+      ++counts_->repairs;
+    }
+    for (int i = 0; i < kills; ++i) {
+      memory_.load(start);
+      const pid_t pid = killpoints::start(change);
+      for (uint64_t k = random_.below(instructions); k > 0 && step(pid); --k) {
+      }
+      finish(pid);
+      check();
+      ++counts_->kills;
+    }
+    counts_->changes += same(before, after) ? 0 : 1;
+    memory_.load(start);
+    change();
   }
 
   void attack(const std::function<void()>& append, int kills) {
@@ -241,7 +342,9 @@ class Stage {
   std::vector<Row> records_;
   Track tracks_[2];
   Run run_{};
-  uint64_t produced_[2] = {0, 0}, items_[2] = {0, 0};
+  uint64_t produced_[2] = {0, 0}, items_[2] = {0, 0}, numbers_ = 0;
+  std::vector<rows::Fields> given_;
+  std::vector<uint64_t> masks_;
   uint64_t rng_[4];
 };
 
@@ -256,15 +359,19 @@ int main(int argc, char** argv) {
     scene.capacity = 4 + seed % 7;
     scene.ids = seed % 2 == 0;
     scene.producers = seed % 3 == 2;
+    scene.fields = seed % 5 != 3;
     scene.seed = seed;
     Stage(scene, &counts).run(6, 3);
   }
   std::printf(
       "%llu appends, %llu instructions stepped, %llu states and %llu states of repairs checked, "
-      "%llu of them undone, %llu processes killed\n",
+      "%llu of them undone, %llu processes killed; %llu changes of fields, %llu states of them "
+      "repaired\n",
       (unsigned long long)counts.appends, (unsigned long long)counts.instructions,
       (unsigned long long)counts.states, (unsigned long long)counts.repairs,
-      (unsigned long long)counts.undone, (unsigned long long)counts.kills);
+      (unsigned long long)counts.undone, (unsigned long long)counts.kills,
+      (unsigned long long)counts.changes, (unsigned long long)counts.half_changed);
   if (counts.appends < 10 || counts.undone == 0) fail("too few appends: the test is void");
+  if (counts.changes == 0 || counts.half_changed == 0) fail("too few changes: the test is void");
   return 0;
 }

@@ -80,8 +80,10 @@ uint64_t attack(uint64_t seed) {
       target.memory,
       [&] {
         Hold hold(*target.tape, 5);
-        target.tape->restore(reinterpret_cast<const uint8_t*>(checkpoint.rows.data()),
-                             checkpoint.tail, checkpoint.head, entries.data(), index_tail,
+        Rows rows;
+        rows.n = checkpoint.head - checkpoint.tail;
+        rows.records = reinterpret_cast<const uint8_t*>(checkpoint.rows.data());
+        target.tape->restore(rows, checkpoint.tail, checkpoint.head, entries.data(), index_tail,
                              checkpoint.index_head, checkpoint.trajectories);
       },
       &instructions);

@@ -164,6 +164,28 @@ inline contig::Rows as_columns(const std::vector<Row>& records, std::vector<cont
   return r;
 }
 
+// Fields of a trajectory, three leaves: its writer; a number and what goes with it; and, put there
+// later, the trajectory and what goes with it. Zeros are what nobody gave.
+struct Fields {
+  uint64_t writer, number, number_check, traj, traj_check;
+};
+constexpr uint64_t kGivenByWriter = 3, kGivenLater = 4;  // masks
+
+inline contig::FieldLeaves field_leaves() { return {{0, 8}, {8, 16}, {24, 16}}; }
+inline Fields fields_of(uint64_t writer, uint64_t number, uint64_t traj) {
+  return Fields{writer, number, mix(number), traj, mix(traj)};
+}
+inline const uint8_t* bytes_of(const Fields& f) { return reinterpret_cast<const uint8_t*>(&f); }
+
+// Whole, and of nobody else than this row's trajectory.
+inline void check_fields(const Fields& f, const Row& row) {
+  if (f.number_check != (f.number == 0 ? 0 : mix(f.number))) fail("torn fields", &row);
+  if (f.traj_check != (f.traj == 0 ? 0 : mix(f.traj))) fail("torn fields", &row);
+  if ((f.writer != 0) != (f.number != 0)) fail("fields of two appends", &row);
+  if (f.writer != 0 && f.writer != row.word[writer]) fail("fields of another writer", &row);
+  if (f.traj != 0 && f.traj != row.word[traj]) fail("fields of another trajectory", &row);
+}
+
 // Steps of one trajectory, one after another.
 inline void check_slice(const Row* slice, size_t n) {
   for (size_t i = 0; i < n; ++i) {

@@ -3,7 +3,8 @@
 namespace contig {
 
 const std::vector<WireRun>& EnvRuns::tell(uint64_t n, const int64_t* envs, const Marks& marks,
-                                          int64_t next_id) {
+                                          int64_t next_id, bool with_fields) {
+  const uint32_t fields = with_fields ? 1 : 0;
   prepare(0);
   add_rows(0, n, envs, marks, Continue::if_open);
   told_.clear();
@@ -11,7 +12,8 @@ const std::vector<WireRun>& EnvRuns::tell(uint64_t n, const int64_t* envs, const
     const auto made = static_cast<int64_t>((static_cast<uint64_t>(next_id) + told_.size()) &
                                            static_cast<uint64_t>(INT64_MAX));
     const int64_t id = run.starts ? made : static_cast<int64_t>(run.track->ordinal);
-    told_.push_back(WireRun{1, static_cast<uint32_t>(run.flags), id, run.version, 0, 0});
+    const uint64_t flags = run.flags | fields * kHasFields;
+    told_.push_back(WireRun{1, static_cast<uint32_t>(flags), id, run.version, 0, fields});
   }
   return told_;
 }
@@ -20,7 +22,7 @@ void EnvRuns::commit() {
   for (size_t i = 0; i < runs_.size(); ++i) {
     Track& track = *runs_[i].track;
     track.ordinal = static_cast<uint64_t>(told_[i].traj_id);
-    track.flags = runs_[i].flags;
+    track.flags = static_cast<uint32_t>(runs_[i].flags);
     track.last_entry = 0;  // no index here that it could be gone from
     track.known = true;
   }

@@ -13,10 +13,10 @@ namespace contig {
 
 class EnvRuns : Trajectories {
  public:
-  // Runs of n rows, each the next one of its env. `next_id` and the n - 1 ids behind it are nobody
-  // else's. Nothing counts until it is committed.
+  // Runs of n rows, each the next one of its env, and with fields of its own if they have any.
+  // `next_id` and the n - 1 ids behind it are nobody else's. Nothing counts until it is committed.
   const std::vector<WireRun>& tell(uint64_t n, const int64_t* envs, const Marks& marks,
-                                   int64_t next_id);
+                                   int64_t next_id, bool with_fields = false);
   void commit();
 
  private:

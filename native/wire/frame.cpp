@@ -41,33 +41,6 @@ Refusal parse_header(const uint8_t* p, uint64_t max_frame, Frame* out) {
   return Refusal::none;
 }
 
-Refusal check_items(const Frame& f, const uint8_t* body, uint64_t record_size, bool runs) {
-  if (f.rows == 0 || record_size == 0 || runs != (f.runs > 0)) return Refusal::shape;
-  const uint64_t records = f.length - uint64_t{f.runs} * kRunBytes;
-  if (records / record_size != f.rows || records % record_size != 0) return Refusal::shape;
-  uint64_t rows = 0;
-  for (uint32_t i = 0; i < f.runs; ++i) {
-    const WireRun run = read_run(body + i * kRunBytes);
-    const bool marked = (run.flags & kMarked) != 0;
-    const uint32_t known = marked ? kMarked | kGoesOn | kTold : kBegins | kTerminated | kTruncated;
-    if (run.rows == 0 || (run.flags & ~known) != 0) return Refusal::shape;
-    if (marked ? run.lanes == 0 || run.lanes > kMaxLanes || run.rows % run.lanes != 0
-               : run.lanes != 0)
-      return Refusal::shape;
-    rows += run.rows;
-  }
-  return runs && rows != f.rows ? Refusal::shape : Refusal::none;
-}
-
-bool are_bools(const uint8_t* records, uint64_t n, uint64_t record_size, const Bools& where) {
-  uint8_t any = 0;
-  for (uint64_t i = 0; i < n; ++i) {
-    const uint8_t* p = records + i * record_size + where.offset;
-    for (uint64_t k = 0; k < where.bytes; ++k) any |= p[k];
-  }
-  return any <= 1;
-}
-
 void write_header(const Frame& f, uint8_t* p) {
   store<uint32_t>(p, kFrameMagic);
   p[4] = f.type;

@@ -19,7 +19,10 @@ enum class FrameType : uint8_t {
   ack,
   beat = 14
 };  // of those that native code makes or reads
-constexpr uint8_t kFrameTypes = 14;
+constexpr uint8_t kFrameTypes = 16;
+
+// Of a frame of items: its rows refer to slots, which come behind them (tape/compact_rows.h).
+constexpr uint8_t kCompactRows = 1;
 
 struct Frame {
   uint8_t type, flags;
@@ -35,7 +38,8 @@ constexpr uint32_t kMaxLanes = 1 << 18;
 struct WireRun {
   uint32_t rows, flags;  // RunFlag
   int64_t traj_id, version;
-  uint32_t lanes, zero;
+  uint32_t lanes, fields;  // with kHasFields, how many fields stand behind the runs for it: 1, or
+                           // one for each lane
 };
 static_assert(sizeof(WireRun) == kRunBytes, "a run has 32 bytes on the wire");
 
@@ -43,17 +47,8 @@ static_assert(sizeof(WireRun) == kRunBytes, "a run has 32 bytes on the wire");
 enum class Refusal : int { none, magic, header_crc, type, size, shape, body_crc, value };
 const char* refusal_name(Refusal r);
 
-// Bytes of a record that are bools.
-struct Bools {
-  uint64_t offset, bytes;
-};
-
 // Reads a header. `max_frame` bounds the whole frame.
 Refusal parse_header(const uint8_t* bytes, uint64_t max_frame, Frame* out);
-// Does an ITEMS frame fit a table: its records' size, and whether it has runs?
-Refusal check_items(const Frame& frame, const uint8_t* body, uint64_t record_size, bool runs);
-// Are these bytes of n records 0 or 1? Nothing else may be stored as a bool.
-bool are_bools(const uint8_t* records, uint64_t n, uint64_t record_size, const Bools& where);
 void write_header(const Frame& frame, uint8_t* out);
 WireRun read_run(const uint8_t* bytes);
 

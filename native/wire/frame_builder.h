@@ -9,26 +9,17 @@
 #include <mutex>
 #include <vector>
 
-#include "native/sys/block.h"
-#include "native/wire/frame.h"
+#include "native/tape/tape.h"
+#include "native/wire/out_frame.h"
+#include "native/wire/row_packer.h"
 
 namespace contig {
 
-// A frame ready to be sent, in two parts: header with runs, and records.
-struct OutFrame {
-  OutFrame(uint64_t bytes) : body(block_take(bytes)), capacity(bytes) {}
-  ~OutFrame() { block_give(body, capacity); }
-  OutFrame(const OutFrame&) = delete;
-  OutFrame& operator=(const OutFrame&) = delete;
-
-  uint8_t* body;
-  uint64_t capacity, used = 0;
-  uint64_t first = 0, items = 0, rows = 0;
-  uint32_t crc = 0;  // of the records so far, taken while they are in the cache
-  std::vector<uint8_t> runs;
-  std::vector<uint8_t> head;  // once sealed
-  void seal();
-  uint64_t bytes() const { return head.size() + used; }
+// What items bring besides their rows.
+struct ItemExtras {
+  const uint8_t* fields = nullptr;  // on the wire's terms: mask and fields of each
+  uint64_t field_bytes = 0;
+  uint64_t bytes = 0;  // of leaves of any size
 };
 
 // Checksums of some leaves of one record, taken while they were copied to it.
@@ -53,17 +44,32 @@ class FrameBuilder {
  public:
   // `padded`: records have bytes between leaves, which are to be 0.
   FrameBuilder(uint64_t record_size, bool padded, uint64_t first, uint64_t frame_bytes);
+  // Before the first record: where it has positions of leaves of any size.
+  void set_variable(std::vector<uint64_t> offsets) { variable_ = std::move(offsets); }
+  // From the next frame on, rows of runs are compact, as the tape has them that they are for; null:
+  // they are whole. Frames have at most `most` bytes behind their headers. Nobody fills one.
+  void set_shared(const SharedForm* form, uint64_t most) {
+    const std::lock_guard lock(mutex_);
+    share(form, most);
+  }
+  const SharedForm* shared() const { return packer_ ? &packer_->form() : nullptr; }
 
   // Room for some records at the end of the open frame, which nobody takes meanwhile; nothing
   // counts until it is committed.
-  uint8_t* room(uint64_t rows, uint64_t runs = 1);
+  uint8_t* room(uint64_t rows, uint64_t runs = 1, const ItemExtras& extras = {});
+  // And for their bytes of any size, whose positions in the records begin at 0.
+  uint8_t* bytes_room() {
+    return packer_ ? held_bytes_.data() : open_->bytes.data + open_->bytes.used;
+  }
+  // Room that holds these rows of columns already; they stay where they are until the commit.
+  void room_for(const Rows& rows, uint64_t runs, const ItemExtras& extras);
   void cancel();
   void commit_records(uint64_t rows);                  // of a queue: each is an item
   void commit_record(LeafSums sums);                   // one, of which some checksums are known
   void commit_run(const WireRun& run);                 // of a tape: its rows are one item
   void commit_runs(const std::vector<WireRun>& runs);  // several, whose rows the room was for
   // More rows for the last run of the open frame, if they go on with its trajectory or its one
-  // lane; false: they need a run of their own.
+  // lane, and their fields are the same; false: they need a run of their own.
   bool grow_run(const WireRun& run);
 
   // The oldest frame, sealed, or null: one that is full, or, with `open`, the open one too.
@@ -72,23 +78,58 @@ class FrameBuilder {
   uint64_t next() const { return next_.load(std::memory_order_relaxed); }  // item's number
   uint64_t record_size() const { return record_size_; }
 
+  // Where records have positions of leaves of any size.
+  const std::vector<uint64_t>& variable() const { return variable_; }
+  uint64_t frame_bytes() const { return frame_bytes_; }
+
   // For who takes frames, with the mutex held.
   std::mutex& mutex() { return mutex_; }
   std::shared_ptr<OutFrame> take_locked(bool open);
-  uint64_t open_bytes() const { return open_ ? open_->used : 0; }
+  void share(const SharedForm* form, uint64_t most);
+  uint64_t open_bytes() const {
+    return open_ ? open_->records.used + open_->slots.used + open_->bytes.used : 0;
+  }
   bool open_to_take() const { return open_ && open_->items > 0 && !filling_; }
 
  private:
-  void sum(uint64_t rows);
-  void added(uint64_t rows, uint64_t items);
+  void add_runs(const WireRun* runs, size_t n);  // with the fields of the room
+  bool same_fields(const WireRun& there, const WireRun& run) const;
+  bool can_grow(const WireRun& run) const;
+  void grow_last(const WireRun& run);
+  void sum(uint64_t rows, uint64_t row_bytes, const std::vector<uint64_t>& variable);
+  // What was written to the room, and is in the checksums, counts from here on.
+  struct Added {
+    uint64_t rows, items, bytes;
+    uint64_t slots = 0;    // bytes of them
+    uint64_t another = 0;  // bytes of rows like these, if they came once more
+  };
+  void added(const Added& what);
+
+  // Of compact rows: packs them behind what the open frame holds, or into the next one.
+  void commit_compact(const WireRun* runs, size_t n, bool may_grow);
+  uint64_t pack(const WireRun* runs, size_t n);
+  void open_next(bool compact);
+  void open_whole(uint64_t rows);
+  uint64_t shared_limit() const;
 
   const uint64_t record_size_, frame_bytes_;
   const bool padded_;
+  std::vector<uint64_t> variable_, kept_variable_;  // in records, and in compact rows
+  ItemExtras extras_;                               // of what the room is for
   std::mutex mutex_;
   std::atomic<uint64_t> next_;
   bool filling_ = false;  // a caller is writing behind what the open frame holds
   std::shared_ptr<OutFrame> open_;
   std::deque<std::shared_ptr<OutFrame>> full_;
+  // Of compact rows:
+  std::unique_ptr<RowPacker> packer_;
+  uint64_t most_ = ~uint64_t{0};
+  uint64_t steps_ = 0;    // of each lane or trajectory, in the open frame
+  Rows offered_;          // what the room is for
+  bool packing_ = false;  // it is in the packer's memory, and not in the frame's counts
+  std::unique_ptr<uint8_t[]> held_;
+  uint64_t held_size_ = 0;
+  std::vector<uint8_t> held_bytes_;
 };
 
 }  // namespace contig

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <utility>
 
 #if defined(__linux__) || defined(__APPLE__)
 #include <poll.h>
@@ -11,6 +12,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 #endif
+
+#include "native/wire/whole_frames.h"
 
 namespace contig {
 
@@ -146,6 +149,26 @@ uint64_t Inflight::resume(uint64_t seen, std::vector<std::string> requests) {
   return again;
 }
 
+void Inflight::reshape(const SharedForm* form, uint64_t most) {
+  const std::lock_guard lock(builder.mutex());
+  while (std::shared_ptr<OutFrame> frame = builder.take_locked(true)) line_up(std::move(frame));
+  std::deque<std::shared_ptr<OutFrame>> before;
+  before.swap(unacked_);
+  bytes_ = largest_ = 0;
+  for (std::shared_ptr<OutFrame>& frame : before) {
+    if (!frame->compact) {
+      line_up(std::move(frame));
+      continue;
+    }
+    const WholeRecords records{builder.record_size(), builder.variable()};
+    for (auto& whole :
+         whole_frames(*frame, *builder.shared(), records, std::min(builder.frame_bytes(), most)))
+      line_up(std::move(whole));
+  }
+  unsent_ = unacked_.size();
+  builder.share(form, most);
+}
+
 bool Inflight::ack(uint64_t number) {
   const std::lock_guard lock(builder.mutex());
   const bool news = number > acked_.load(std::memory_order_relaxed);
@@ -153,11 +176,11 @@ bool Inflight::ack(uint64_t number) {
   while (!unacked_.empty()) {
     const OutFrame& frame = *unacked_.front();
     if (frame.first + frame.items > acked_.load(std::memory_order_relaxed)) break;
-    bytes_ -= frame.bytes();
+    bytes_ -= frame.size();
     if (unsent_ == unacked_.size())
       --unsent_;  // a server that came back has it already
     else
-      sent_bytes_ -= frame.bytes();
+      sent_bytes_ -= frame.size();
     unacked_.pop_front();
   }
   // Who waits for room is woken for a good part of it: each time costs two switches of threads.
@@ -168,8 +191,8 @@ bool Inflight::ack(uint64_t number) {
 }
 
 void Inflight::line_up(std::shared_ptr<OutFrame> frame) {
-  bytes_ += frame->bytes();
-  largest_ = std::max(largest_, frame->bytes());
+  bytes_ += frame->size();
+  largest_ = std::max(largest_, frame->size());
   unacked_.push_back(std::move(frame));
   ++unsent_;
 }
@@ -202,15 +225,17 @@ std::vector<Inflight::Part> Inflight::next_parts() {
       opened_at_ = -1;
     }
     const std::shared_ptr<OutFrame>& frame = unacked_[unacked_.size() - unsent_];
-    if (sent_bytes_ > 0 && sent_bytes_ + frame->bytes() > bound()) {
+    if (sent_bytes_ > 0 && sent_bytes_ + frame->size() > bound()) {
       held_back_ = true;  // until an ack comes
       opened_at_ = -1;
       break;
     }
     parts.push_back({frame->head.data(), frame->head.size(), frame});
-    parts.push_back({frame->body, frame->used, frame});
+    parts.push_back({frame->records.data, frame->records.used, frame});
+    if (frame->slots.used > 0) parts.push_back({frame->slots.data, frame->slots.used, frame});
+    if (frame->bytes.used > 0) parts.push_back({frame->bytes.data, frame->bytes.used, frame});
     --unsent_;
-    sent_bytes_ += frame->bytes();
+    sent_bytes_ += frame->size();
   }
   return parts;
 }

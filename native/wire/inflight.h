@@ -61,6 +61,9 @@ class Inflight {
   // A new connection, whose server has items below `seen`: everything else is sent again, after
   // these requests. How many frames had been sent before.
   uint64_t resume(uint64_t seen, std::vector<std::string> requests);
+  // Behind `resume`, for a server that stores observations in another way than the one before:
+  // frames that were made for that one are made anew, of whole records.
+  void reshape(const SharedForm* form, uint64_t most);
   void close() { closing_.store(true, std::memory_order_relaxed); }  // nothing waits for more
   void stop() { stopped_.store(true, std::memory_order_release); }
   // Nobody adds anything any more: ends when everything is acked, or after so many seconds.

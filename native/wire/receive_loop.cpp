@@ -19,7 +19,8 @@ uint64_t QueueIntake::accept(Receiver& in, uint64_t next, double deadline) {
   const Frame& frame = in.frame();
   const uint64_t size = queue_.spec().record_size;
   if (frame.type != static_cast<uint8_t>(FrameType::items) || frame.number != next) return 0;
-  if (check_items(frame, in.body(), size, false) != Refusal::none || !in.bools_fit(size)) return 0;
+  ItemParts parts;
+  if (in.refusal_of_items(size, false, &parts) != Refusal::none) return 0;
   // More than fits at a time goes in by and by, and is summed before.
   const uint64_t most = queue_.spec().batch_size * (queue_.spec().num_slots - 1);
   if (frame.rows > most && in.next() != Receiver::State::ready) return 0;

@@ -136,20 +136,11 @@ bool Receiver::check(uint64_t record_size, bool runs) {
   if (!parsed_ || !checked_) return false;
   if (fits(record_size, runs)) return true;  // it was asked before
   const bool items = frame_.type == static_cast<uint8_t>(FrameType::items);
-  refusal_ = items ? check_items(frame_, body(), record_size, runs) : Refusal::type;
-  if (refusal_ == Refusal::none && !bools_fit(record_size)) refusal_ = Refusal::value;
+  ItemParts parts;
+  refusal_ = items ? refusal_of_items(record_size, runs, &parts) : Refusal::type;
   fits_ = refusal_ == Refusal::none ? record_size : 0;
   fits_runs_ = runs;
   return fits_ != 0;
-}
-
-bool Receiver::bools_fit(uint64_t record_size) const {
-  const uint8_t* records = body() + uint64_t{frame_.runs} * kRunBytes;
-  for (const Bools& where : bools_) {
-    if (where.offset > record_size || where.bytes > record_size - where.offset) return false;
-    if (!are_bools(records, frame_.rows, record_size, where)) return false;
-  }
-  return true;
 }
 
 void Receiver::pop() {

@@ -3,10 +3,8 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
-#include <vector>
 
-#include "native/wire/frame.h"
+#include "native/wire/items.h"
 
 namespace contig {
 
@@ -46,9 +44,13 @@ class Receiver {
   // otherwise. `fits` tells who takes it in that this was asked.
   bool ready() const { return parsed_ && checked_; }
   bool check(uint64_t record_size, bool runs);
-  // Whether the bools of the frame at the front, which has such items, are 0 or 1.
-  bool bools_fit(uint64_t record_size) const;
-  void set_bools(std::vector<Bools> bools) { bools_ = std::move(bools); }
+  // The same, and where its parts are, for who asks by the frame alone.
+  Refusal refusal_of_items(uint64_t record_size, bool runs, ItemParts* parts) const {
+    return check_items(frame_, body(), record_size, runs, shape_, parts);
+  }
+  // What items look like, beyond the size of their records.
+  ItemShape& shape() { return shape_; }
+  const ItemShape& shape() const { return shape_; }
   bool fits(uint64_t record_size, bool runs) const {
     return parsed_ && fits_ == record_size && fits_runs_ == runs;
   }
@@ -76,7 +78,7 @@ class Receiver {
   uint64_t fits_ = 0;      // 0: not checked for a table yet
   bool parsed_ = false, checked_ = false, fits_runs_ = false, near_ = false;
   Refusal refusal_ = Refusal::none;
-  std::vector<Bools> bools_;
+  ItemShape shape_;
 };
 
 }  // namespace contig

@@ -16,15 +16,30 @@ struct AcceptedRuns {
   bool gap = false;              // the frame begins behind what comes next: nothing was added
 };
 
+// Rows of a frame, as a tape takes them in, and what they refer to besides the frame.
+struct IntakeRows {
+  Rows rows;
+  CompactRows compact;
+  std::vector<Column> columns;
+};
+
 // The boundary marks of rows.
 using MarksOf = std::function<Marks(const Rows&)>;
 
-// With the lock: prepares what of a checked frame the producer's number does not say is in already;
-// no more than `most_rows`, but at least one item. Of a producer that is not known, items below
-// `next` are in. Then `rows` of them, if any, are to be committed, as the sender's.
-AcceptedRuns prepare_runs(Tape& tape, Writer& writer, const MarksOf& marks, const Frame& frame,
-                          const uint8_t* body, uint64_t producer, uint64_t most_rows, uint64_t next,
-                          Rows* rows, Sender* sender);
+// A checked frame, for a table whose items have this shape.
+struct CheckedItems {
+  const Frame& frame;
+  const ItemShape& shape;
+  ItemParts parts;
+};
+
+// With the lock: prepares what of a frame the producer's number does not say is in already; no more
+// than `most_rows`, but at least one item. Of a producer that is not known, items below `next` are
+// in. Then the rows of them, if any, are to be committed, as the sender's; until then they stay
+// where they are.
+AcceptedRuns prepare_runs(Tape& tape, Writer& writer, const MarksOf& marks,
+                          const CheckedItems& items, uint64_t producer, uint64_t most_rows,
+                          uint64_t next, IntakeRows* in, Sender* sender);
 
 class TapeIntake : public Intake {
  public:

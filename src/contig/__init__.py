@@ -28,12 +28,15 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "contig.batch": ("Batch",),
+    "contig.codecs": ("Codec",),
     "contig.layout": ("Layout", "ShapeDtype"),
+    "contig.ragged": ("Blob", "Ragged"),
     "contig.errors": (
         "ContigError",
         "EmptyBufferError",
         "NothingEligibleError",
         "LayoutError",
+        "CodecError",
         "ClosedError",
         "RateLimitError",
         "OverloadError",
@@ -44,10 +47,12 @@ _WHERE = {
         "StorageFull",
     ),
     "contig.accumulate": ("TrajectoryAccumulator",),
-    "contig.tape": ("LazyTensorStorage", "SharedStorage", "Storage", "Writer"),
+    "contig.tape": ("DeviceStorage", "LazyTensorStorage", "SharedStorage", "Storage", "Writer"),
     "contig.tape.disk": ("DiskStorage", "LazyMemmapStorage"),
     "contig.sample": (
+        "ChunkSampler",
         "FifoSampler",
+        "HindsightRelabel",
         "LifoSampler",
         "NStepSampler",
         "PrioritizedSampler",
@@ -58,6 +63,7 @@ _WHERE = {
         "SamplerWithoutReplacement",
         "SliceSampler",
         "SliceSamplerWithoutReplacement",
+        "TrajectorySampler",
         "WindowSampler",
     ),
     "contig.replay": (
@@ -114,7 +120,11 @@ _WHERE = {
     "contig.cluster": ("DistributedCollector", "RayChannel", "RayCollector", "RayReplayBuffer"),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
-__all__ = list(_MODULE_OF)
+# Names whose modules import a library that may be missing: the module, or the name.
+_NEEDS = {
+    "torch": ("contig.rollout", "GRUModule", "LSTMModule", "RolloutDataset", "RolloutFileBase"),
+    "ray": ("contig.cluster",),
+}
 
 if TYPE_CHECKING:
     from .accumulate import TrajectoryAccumulator as TrajectoryAccumulator
@@ -126,6 +136,7 @@ if TYPE_CHECKING:
     from .cluster import RayChannel as RayChannel
     from .cluster import RayCollector as RayCollector
     from .cluster import RayReplayBuffer as RayReplayBuffer
+    from .codecs import Codec as Codec
     from .collect import BaseCollector as BaseCollector
     from .collect import Collector as Collector
     from .collect import EnvBase as EnvBase
@@ -144,6 +155,7 @@ if TYPE_CHECKING:
     from .dataset import RolloutFileBase as RolloutFileBase
     from .dataset import RolloutWriter as RolloutWriter
     from .errors import ClosedError as ClosedError
+    from .errors import CodecError as CodecError
     from .errors import ConnectionClosedError as ConnectionClosedError
     from .errors import ContigError as ContigError
     from .errors import EmptyBufferError as EmptyBufferError
@@ -171,6 +183,8 @@ if TYPE_CHECKING:
     from .learn import set_recurrent_mode as set_recurrent_mode
     from .learn import split_trajectories as split_trajectories
     from .learn import unpad_slices as unpad_slices
+    from .ragged import Blob as Blob
+    from .ragged import Ragged as Ragged
     from .replay import ReplayBuffer as ReplayBuffer
     from .replay import ReplayBufferEnsemble as ReplayBufferEnsemble
     from .replay import TensorDictReplayBuffer as TensorDictReplayBuffer
@@ -181,7 +195,9 @@ if TYPE_CHECKING:
     from .rollout import SarsaRolloutStorage as SarsaRolloutStorage
     from .rollout import StateReplayBuffer as StateReplayBuffer
     from .rollout import Transition as Transition
+    from .sample import ChunkSampler as ChunkSampler
     from .sample import FifoSampler as FifoSampler
+    from .sample import HindsightRelabel as HindsightRelabel
     from .sample import LifoSampler as LifoSampler
     from .sample import NStepSampler as NStepSampler
     from .sample import PrioritizedSampler as PrioritizedSampler
@@ -192,11 +208,13 @@ if TYPE_CHECKING:
     from .sample import SamplerWithoutReplacement as SamplerWithoutReplacement
     from .sample import SliceSampler as SliceSampler
     from .sample import SliceSamplerWithoutReplacement as SliceSamplerWithoutReplacement
+    from .sample import TrajectorySampler as TrajectorySampler
     from .sample import WindowSampler as WindowSampler
     from .server import Sample as Sample
     from .server import SampleInfo as SampleInfo
     from .server import Server as Server
     from .server import TcpTransport as TcpTransport
+    from .tape import DeviceStorage as DeviceStorage
     from .tape import LazyTensorStorage as LazyTensorStorage
     from .tape import SharedStorage as SharedStorage
     from .tape import Storage as Storage
@@ -209,13 +227,37 @@ if TYPE_CHECKING:
     from .weights import Weights as Weights
 
 
+def _needed(name: str) -> str | None:
+    """The library that a name needs beside numpy and optree, if any."""
+    asked = (name, _MODULE_OF[name])
+    return next((library for library, names in _NEEDS.items() if {*asked} & {*names}), None)
+
+
+def _installed(library: str) -> bool:
+    from importlib.util import find_spec
+
+    try:
+        return find_spec(library) is not None
+    except ImportError:
+        return False
+
+
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
-        return getattr(importlib.import_module(_MODULE_OF[name]), name)
+        try:
+            return getattr(importlib.import_module(_MODULE_OF[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name != _needed(name):
+                raise
+            hint = f"contig.{name} needs {error.name}: pip install 'contig[{error.name}]'"
+            raise ImportError(hint, name=error.name) from error
+    if name == "__all__":  # what `from contig import *` can give, with the libraries that are there
+        there = {library: _installed(library) for library in _NEEDS}
+        return [n for n in _MODULE_OF if there.get(_needed(n) or "", True)]
     if name == "learn":  # so that contig.learn.gae needs no other import
         return importlib.import_module("contig.learn")
     raise AttributeError(f"module 'contig' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return list(_MODULE_OF)

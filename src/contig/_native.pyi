@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-_Window = tuple[int, int, int | None] | None
+_Window = tuple[int, int, int | None, int] | None
+_Given = tuple[Array, Array]
 _Slices = tuple[Array, Array, Array, Array]  # seqs; lengths, burn-in rows and end flags
 
 ROBUST_LOCKS: bool
 FLAG_BITS: int
 RANKED: int
+MOST_FIELD_LEAVES: int
+MOST_FIELD_BYTES: int
+FIELDS_LOG: int
 MOST_ENVS: int
 LARGEST_PRIORITY: float
 
@@ -50,8 +54,49 @@ def decode_rows(
     stored: Array, record_size: int, stride: int, first: int, salts: Array
 ) -> tuple[Block, Array]: ...
 def encode_rows(
-    records: Array, record_size: int, stride: int, first: int, salts: Array
+    records: Array,
+    record_size: int,
+    stride: int,
+    first: int,
+    salts: Array,
+    leaves: Array | None = None,
+    blobs: Array | None = None,
+    base: int = 0,
 ) -> Block: ...
+
+# Places of damaged rows; `blobs` are the bytes of leaves of any size from position `base` on.
+def check_rows(
+    stored: Array,
+    record_size: int,
+    stride: int,
+    first: int,
+    salts: Array,
+    leaves: Array,
+    blobs: Array,
+    base: int,
+) -> Array: ...
+def stored_bytes(form: SharedForm, /) -> int: ...  # of a row in files, but for its checksums
+def expand_slots(
+    stored: Array,
+    form: SharedForm,
+    record_size: int,
+    stride: int,
+    first: int,
+    salts: Array,
+    bytes: Array,
+    base: int,
+    out: Array,
+) -> Array: ...
+def reseal_slots(
+    stored: Array,
+    form: SharedForm,
+    stride: int,
+    first: int,
+    salts: Array,
+    now: Array,
+    bytes: Array,
+    base: int,
+) -> tuple[Block, Array]: ...
 def control_bytes(capacity: int, /) -> int: ...
 def table_bytes(capacity: int, /) -> int: ...
 def format_control(control: Array, capacity: int, /) -> None: ...
@@ -112,8 +157,36 @@ class Tape:
     sampled: int
     def __init__(self, control: Array, fd: int) -> None: ...
     def close(self) -> None: ...
-    def publish(self, schema: bytes, record_size: int, /) -> bool: ...
+    def publish(
+        self,
+        schema: bytes,
+        record_size: int,
+        fields_size: int = 0,
+        blob_leaves: int = 0,
+        blob_ring: int = 0,
+        form: SharedForm | None = None,
+    ) -> bool: ...
+    # Observations that are stored once: where they are, bytes they have, and how many there were.
+    def attach_slots(self, memory: Array, form: SharedForm, /) -> None: ...
+    @property
+    def slots_range(self) -> tuple[int, int]: ...
+    @property
+    def slot_memory(self) -> int: ...
+    @property
+    def slots_given(self) -> int: ...
     def attach_data(self, data: Array, /) -> None: ...
+    def attach_blobs(self, ring: Array, leaves: Array, names: list[str] = ...) -> None: ...
+    @property
+    def blob_most(self) -> int: ...  # bytes that one row may have in leaves of any size
+    @property
+    def blob_range(self) -> tuple[int, int]: ...
+    @property
+    def blob_bytes(self) -> int: ...
+    @property
+    def reserved(self) -> tuple[int, int, int]: ...  # bytes of rows, of the ring, of fields
+    @property
+    def row_stride(self) -> int: ...
+    def read_blobs(self, position: int, out: Array, /) -> int: ...
     @property
     def ready(self) -> bool: ...
     @property
@@ -131,6 +204,13 @@ class Tape:
     @property
     def wake_word(self) -> int: ...
     def attach_region(self, region: Region, /) -> None: ...
+    def attach_blob_region(self, region: Region, leaves: Array, names: list[str] = ...) -> None: ...
+    def attach_stored_slots(self, form: SharedForm, reach: int, /) -> None: ...
+    blob_head: int  # the position behind the last byte
+    def stored_begin(self, seq: int, /) -> int: ...  # where a row's bytes begin; -1: it is damaged
+    def stored_end(self, seq: int, /) -> int: ...
+    def stored_beyond(self, position: int, /) -> int: ...  # the first row with bytes from there on
+    def stored_within(self, stride: int, nbytes: int, /) -> int: ...  # the first that fits
     def prepare_restore(self, entries: Array, index_tail: int, index_head: int, /) -> None: ...
     def restore_stored(
         self,
@@ -140,7 +220,7 @@ class Tape:
         index_tail: int,
         index_head: int,
         trajectories: int,
-        /,
+        fields: Array | None = None,
     ) -> None: ...
     def follow(
         self,
@@ -150,18 +230,40 @@ class Tape:
         index_tail: int,
         index_head: int,
         trajectories: int,
-        /,
+        fields: Array | None = None,
     ) -> None: ...
     def publish_stored(
-        self, record_size: int, stride: int, shift: int, most_extents: int, /
+        self,
+        record_size: int,
+        stride: int,
+        shift: int,
+        most_extents: int,
+        fields_size: int = 0,
+        blob_leaves: int = 0,
+        blob_ring: int = 0,
+        blob_most: int = 0,
+        stored_size: int = 0,
     ) -> None: ...
+    # Fields of trajectories: where they are in the file, and bytes of a record (0: there are none).
+    @property
+    def fields_range(self) -> tuple[int, int]: ...
+    @property
+    def fields_size(self) -> int: ...
+    @property
+    def restores(self) -> int: ...  # checkpoints that came and went; odd: one is coming
+    def attach_fields(self, memory: Array, leaves: Array) -> None: ...  # (offset, bytes) of leaves
+    def fields_of(self, numbers: Array) -> Array: ...  # [n, size], zeros of runs that are gone
+    def set_fields(self, view: View, ordinals: Array, records: Array, mask: int) -> Array: ...
+    def fields_changes(self) -> int: ...
+    # Runs whose fields were changed since there were so many changes, and how many there are now;
+    # None: more than FIELDS_LOG, look at all.
+    def changed_fields(self, since: int) -> tuple[int, Array | None]: ...
     def set_producer(self, producer: int, seq: int, /) -> None: ...
     def leave(self, producer: int, /) -> None: ...
     def leave_all(self) -> None: ...
     def damaged(self, low: int, high: int, /) -> Array: ...
     def retire(self, tail: int, /) -> None: ...
     def entries(self, start: int, stop: int, /) -> Array: ...
-    def encode(self, records: Array, first: int, /) -> Block: ...
     def set_salts(self, salts: Array, /) -> None: ...
     @property
     def record_size(self) -> int: ...
@@ -186,17 +288,32 @@ class Tape:
         index_tail: int,
         index_head: int,
         trajectories: int,
-        /,
+        fields: Array | None = None,
+        blobs: Array | None = None,
     ) -> None: ...
     def acquire(self) -> None: ...
     def release(self) -> None: ...
 
+def limit_gather(bytes: int) -> int: ...
+
 class Gatherer:
-    def __init__(self, tape: Tape, sizes: Array, stored: Array, index: int) -> None: ...
+    def __init__(
+        self, tape: Tape, sizes: Array, stored: Array, index: int, blobs: Array | None = None
+    ) -> None: ...
+    # Columns that somebody else fills.
+    def leave(self, columns: Array, /) -> None: ...
     def fold(
-        self, last: Array, steps: int, kinds: str, reward: Array, done: Array, discount: Array
+        self,
+        last: Array,
+        steps: int,
+        kinds: str,
+        reward: Array,
+        done: Array,
+        discount: Array,
+        last_blobs: Array | None = None,
     ) -> None: ...
     def gather(self, seqs: Array, /) -> tuple[Block, int, Array | None]: ...
+    def sample(self, view: View, rng: Array, window: Any, n: int) -> Block | None: ...
     def gather_at(
         self, seqs: Array, block: Block, rows: int, first: int, base: int, /
     ) -> tuple[int, Array | None]: ...
@@ -222,17 +339,22 @@ class Writer:
         self, tape: Tape, marks: dict[str, Any], id_alone: bool, stage: bool = False
     ) -> None: ...
     def staged(self) -> Any: ...
+    def staged_blobs(self) -> Any: ...
     def commit_staged(self) -> int: ...
     @property
     def id(self) -> int: ...
     @property
     def last_rows(self) -> int: ...
+    @property
+    def last_kept(self) -> int: ...
     envs: int
     def open_trajectories(self) -> list[tuple[int, int, bool]]: ...
     @property
     def open_bytes(self) -> int: ...
     def orphan(self, open: list[tuple[int, int, bool]], /) -> None: ...
-    def add(self, plan: Plan, tree: Any, /) -> int: ...
+    def adopt(self, env: int, entry: int, /) -> bool: ...
+    # `fields`: (records [n, size], masks [n]), one for all lanes or one for each.
+    def add(self, plan: Plan, tree: Any, fields: _Given | None = None) -> int: ...
     def extend(
         self,
         plan: Plan,
@@ -241,8 +363,16 @@ class Writer:
         lanes_are: Lanes,
         rule: Continue,
         envs: Array | None = None,
+        fields: _Given | None = None,
     ) -> int: ...
-    def append_records(self, records: Array, lanes: int, rule: Continue, /) -> int: ...
+    def append_records(
+        self,
+        records: Array,
+        lanes: int,
+        rule: Continue,
+        blobs: Array | None = None,
+        fields: _Given | None = None,
+    ) -> int: ...
     def append_columns(
         self,
         arrays: list[Array],
@@ -251,8 +381,18 @@ class Writer:
         lanes: int,
         rule: Continue,
         envs: Array | None = None,
+        blobs: list[tuple[Array, Array, int, int]] = ...,
+        fields: _Given | None = None,
     ) -> int: ...
-    def append_part(self, records: Array, flags: int, traj_id: int, version: int, /) -> None: ...
+    def append_part(
+        self,
+        records: Array,
+        flags: int,
+        traj_id: int,
+        version: int,
+        blobs: Array | None = None,
+        fields: _Given | None = None,
+    ) -> None: ...
     def take_frames(
         self,
         receiver: Receiver,
@@ -271,7 +411,17 @@ class Writer:
         flags: int,
         traj_id: int,
         version: int,
-        /,
+        blobs: list[tuple[Array, Array, int, int]] = ...,
+        fields: _Given | None = None,
+    ) -> int: ...
+    def extend_whole(
+        self,
+        plan: Plan,
+        tree: Any,
+        flags: int,
+        traj_id: int,
+        version: int,
+        fields: _Given | None = None,
     ) -> int: ...
 
 class SliceSpec:
@@ -285,6 +435,12 @@ class SliceSpec:
         span_right: int = 0,
         burn_in: int = 0,
     ) -> None: ...
+
+class Kin(enum.Enum):
+    """Which row of a trajectory is wanted for one of its rows: any from that one on, the last there
+    is, or any there is."""
+
+    FUTURE, LAST, ANY = 0, 1, 2
 
 class View:
     def __init__(self, tape: Tape, /) -> None: ...
@@ -318,6 +474,9 @@ class View:
     def has_rows(self, seqs: Array, window: _Window) -> Array: ...
     def has_trajectories(self, ordinals: Array, window: _Window, spec: SliceSpec) -> Array: ...
     def follow(self, seqs: Array, length: int, /) -> tuple[Array, Array]: ...  # rows, lengths
+    def draw_kin(self, rng: Array, seqs: Array, window: _Window, which: Kin) -> Array: ...
+    def last_runs(self, ordinals: Array) -> Array: ...  # numbers of runs, -1: gone
+    def trajectories_of(self, seqs: Array) -> Array: ...  # ordinals, -1: gone
     def rows_of(self, ordinal: int, /) -> Array: ...
     def changed_rows(
         self, window: _Window, spec: SliceSpec, token: int
@@ -326,11 +485,36 @@ class View:
         self, window: _Window, spec: SliceSpec, token: int
     ) -> tuple[int, bool, Array, Array]: ...
     def count(self, window: _Window, spec: SliceSpec) -> int: ...
+    # Predicates over trajectories, by number: see contig.sample.filters.
+    def add_filter(self, follows: bool, ages: list[int]) -> int: ...
+    def drop_filter(self, filter: int, /) -> None: ...
+    def look_again(self, filter: int, /) -> None: ...
+    def passing(self, filter: int, /) -> int: ...
+    # All or only these; their columns, one after another; those that are gone.
+    def changed_trajectories(self, filter: int, /) -> tuple[bool, Array, Array] | None: ...
+    def judge(self, filter: int, passes: Array) -> None: ...
+    def set_passes(self, filter: int, ordinals: Array, passes: Array) -> None: ...
+    def draw_trajectories(
+        self, rng: Array, window: _Window, spec: SliceSpec, n: int, once: int = -1
+    ) -> Array: ...
     def ordinals(self, window: _Window, spec: SliceSpec) -> Array: ...
 
 # Members of a zip archive, checksums compared: (name, offset, size); None if it is compressed, or
 # otherwise not plain.
 def stored_zip(data: bytes) -> list[tuple[bytes, int, int]] | None: ...
+
+# Encoded rows into a column of bytes; row i is values[offsets[i] : offsets[i + 1]]. The first row
+# that cannot be decoded, or -1. Without the GIL if it is much.
+def decode_lz4(values: Array, offsets: Array, out: Array, row_bytes: int, threads: int) -> int: ...
+def decode_qoi(
+    values: Array,
+    offsets: Array,
+    out: Array,
+    height: int,
+    width: int,
+    channels: int,
+    threads: int,
+) -> int: ...
 
 FRAME_HEADER: int
 RUN_BYTES: int
@@ -362,6 +546,9 @@ class Receiver:
     def next(self) -> Received: ...
     def check_items(self, record_size: int, runs: bool, /) -> bool: ...
     def set_bools(self, places: Array, /) -> None: ...
+    def set_fields(self, bytes: int, leaves: int, bools: Array) -> None: ...
+    def set_variable(self, leaves: Array) -> None: ...  # offset, bytes of an element, content
+    def set_shared(self, form: SharedForm) -> None: ...  # behind the others: rows may be compact
     def pop(self) -> None: ...
     def payload(self) -> bytes: ...
     def resize(self, n: int, /) -> None: ...
@@ -442,6 +629,27 @@ class Queue:
     def histogram(self, name: str, /) -> tuple[int, int, int, float, float, float, float]: ...
     def reset_histograms(self) -> None: ...
 
+class SharedForm:
+    def __init__(
+        self, shared: Array, kept: Array, record_size: int, encoded: bool = False
+    ) -> None: ...
+    @property
+    def stack(self) -> int: ...
+    @property
+    def slot_bytes(self) -> int: ...
+    @property
+    def references(self) -> int: ...
+    @property
+    def row_bytes(self) -> int: ...
+
+class SlotEncoder:
+    def __init__(self, form: SharedForm, record_size: int, stride: int, reach: int) -> None: ...
+    def encode(
+        self, records: Array, parts: Array, first: int, salts: Array
+    ) -> tuple[Block, Block]: ...
+    @property
+    def head(self) -> int: ...
+
 class OutFrame:
     @property
     def first(self) -> int: ...
@@ -451,6 +659,11 @@ class OutFrame:
     def nbytes(self) -> int: ...
     @property
     def head(self) -> bytes: ...
+    @property
+    def slots(self) -> builtins.bytes: ...  # if its rows are compact
+    @property
+    def bytes(self) -> bytes: ...  # of leaves of any size
+    def __buffer__(self, flags: int, /) -> memoryview: ...  # its records
 
 class EnvRuns:
     def __init__(self, marks: dict[str, Any], id_alone: bool) -> None: ...
@@ -461,6 +674,20 @@ class FrameBuilder:
     def pack_row(
         self, plan: Plan, tree: Any, flags: int, traj_id: int, version: int, lanes: int
     ) -> bool: ...
+    def set_variable(self, offsets: Array) -> None: ...
+    # `fields` as the wire has them, uint8 [n, bytes]: one for all, or one for each lane. `most`
+    # bytes of leaves of any size.
+    def pack_rich_row(
+        self,
+        plan: Plan,
+        tree: Any,
+        flags: int,
+        traj_id: int,
+        version: int,
+        lanes: int,
+        fields: Array | None,
+        most: int,
+    ) -> bool: ...
     def add_records(self, records: Array) -> None: ...
     def add_run(
         self,
@@ -470,7 +697,10 @@ class FrameBuilder:
         version: int,
         lanes: int,
         may_grow: bool,
+        fields: Array | None = None,
+        blobs: Array | None = None,
     ) -> None: ...
+    # `blobs` as a Writer takes them.
     def add_columns(
         self,
         arrays: list[Array],
@@ -481,10 +711,22 @@ class FrameBuilder:
         version: int,
         lanes: int,
         may_grow: bool,
+        fields: Array | None = None,
+        blobs: list[Any] = ...,
     ) -> None: ...
     def add_env_rows(
-        self, envs: EnvRuns, arrays: list[Array], leaves: Array, whose: Array, next_id: int
+        self,
+        envs: EnvRuns,
+        arrays: list[Array],
+        leaves: Array,
+        whose: Array,
+        next_id: int,
+        fields: Array | None = None,
+        blobs: list[Any] = ...,
     ) -> None: ...
+    # From the next frame on, rows are compact, or with None whole; at most so many bytes behind a
+    # header.
+    def set_shared(self, form: SharedForm | None, most: int) -> None: ...
     def take(self, open: bool) -> OutFrame | None: ...
     @property
     def next(self) -> int: ...
@@ -526,6 +768,7 @@ class Inflight:
     def limit(self, max_bytes: int, near: bool) -> None: ...
     def heartbeat(self, seconds: float) -> None: ...
     def resume(self, seen: int, requests: list[builtins.bytes]) -> int: ...
+    def reshape(self, form: SharedForm | None, most: int) -> None: ...
     def close(self) -> None: ...
     def stop(self) -> None: ...
     def leave(self, seconds: float) -> None: ...

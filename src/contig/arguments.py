@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import ipaddress
 import math
 import numbers
 from typing import Any
@@ -11,11 +12,13 @@ import numpy as np
 
 __all__ = [
     "check_kind",
+    "is_loopback",
     "number",
     "port_number",
     "ranks",
     "seconds",
     "seconds_or_none",
+    "trajectory_ids",
     "whole",
     "whole_numbers",
 ]
@@ -56,6 +59,17 @@ def port_number(name: str, value: Any, least: int) -> int:
     return port
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address. Names are not asked for: whoever owns one says
+    what it resolves to."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def seconds(name: str, value: Any) -> float:
     """A number of seconds, which may be 0 or infinite, and is neither negative nor NaN: no clock
     ever gets past a deadline that is.
@@ -82,18 +96,30 @@ def seconds_or_none(name: str, value: Any) -> float | None:
         raise ValueError(f"{error}, or None to wait for ever") from None
 
 
-def whole_numbers(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def whole_numbers(
+    name: str, array: np.ndarray[Any, Any], give: str = "`index` as a sample has it"
+) -> np.ndarray[Any, Any]:
     """An array of whole numbers, flat, int64.
+
+    Args:
+        give: where they come from.
 
     Raises:
         TypeError: they are floats, booleans or something else.
     """
     kind = array.dtype.kind
     if kind != "i" and array.size and (kind != "u" or array.max() >= 2**63):
-        raise TypeError(
-            f"{name}: expected whole numbers, got {array.dtype}; give `index` as a sample has it"
-        )
+        raise TypeError(f"{name}: expected whole numbers, got {array.dtype}; give {give}")
     return np.ascontiguousarray(array, np.int64).reshape(-1)
+
+
+def trajectory_ids(ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Trajectories by their `id`, flat, int64.
+
+    Raises:
+        TypeError: they are no whole numbers.
+    """
+    return whole_numbers("ids", ids, '`episodes()["id"]`, or some of it')
 
 
 def check_kind(name: str, value: Any, kind: type, hint: str = "") -> None:

@@ -2,6 +2,8 @@
 
 A batch owns its block: it stays valid, and unchanged, as long as it or any array taken from it is
 referenced. Arrays are made when they are asked for. Not thread-safe to modify, safe to read.
+
+The column of a leaf of any size is a Ragged or a Blob: flat rows, whatever the batch dims are.
 """
 
 from __future__ import annotations
@@ -12,17 +14,31 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from .convert import as_array, cast, leaf_spec, plain_tree, to_jax, to_tensordict, to_torch
+from .convert import moved, pinned_copy, plain_tree, register_nodes, to_tensordict, to_torch
 from .errors import LayoutError
-from .layout import Layout
-from .tree import Path, as_path, flatten, show_path, unflatten
+from .forms import (
+    block_tensors,
+    host_tree,
+    is_rows,
+    jax_tree,
+    named_tensors,
+    one_row,
+    plain_tensors,
+    row_index,
+    torch_columns,
+)
+from .layout import (
+    Layout,
+    RaggedBlock,
+    block_of,
+    columns_of_records,
+    spec_of_column,
+)
+from .tree import Nested, Path, as_path, flatten, show_path, unflatten
 
 __all__ = ["Batch", "stack_batches"]
 
 Array = np.ndarray[Any, Any]
-
-# Per-row scalars that TensorDict users expect as [N, 1].
-_TRAILING_DIM = ("reward", "done", "terminated", "truncated", "is_init")
 
 
 class Batch:
@@ -51,18 +67,40 @@ class Batch:
         self._extras = extras
         self._rows = shape[0] if len(shape) == 1 else int(np.prod(shape, dtype=np.int64))
         self._columns = layout.block_columns(self._rows)
-        self._cache: dict[int, Array] = {}
+        self._cache: dict[int, Any] = {}
 
     @staticmethod
-    def empty(layout: Layout, shape: tuple[int, ...]) -> Batch:
-        """A batch of uninitialised rows."""
+    def empty(
+        layout: Layout, shape: tuple[int, ...], extras: frozenset[Path] = frozenset()
+    ) -> Batch:
+        """A batch of uninitialised rows; leaves of any size have no elements in them."""
         n = int(np.prod(shape, dtype=np.int64))
-        return Batch(_native.Block(layout.block_columns(n).nbytes), layout, shape)
+        out = Batch(_native.Block(layout.block_columns(n).nbytes), layout, shape, extras)
+        for i in layout.ragged:
+            out._ragged.offsets(i)[...] = 0
+        return out
 
     @staticmethod
-    def from_records(layout: Layout, records: Array) -> Batch:
-        """A batch from packed rows ``[n, record_size]``."""
+    def of(layout: Layout, shape: tuple[int, ...], columns: Sequence[Any]) -> Batch:
+        """A batch with a copy of some columns, one per leaf; of leaves of any size, a Ragged."""
+        n = int(np.prod(shape, dtype=np.int64))
+        out = Batch(block_of(layout, n, columns), layout, shape)
+        for i, column in enumerate(columns):
+            if i not in layout.ragged:
+                out._leaf(i)[...] = column
+        return out
+
+    @staticmethod
+    def from_records(layout: Layout, records: Array, blobs: Array | None = None) -> Batch:
+        """A batch from packed rows ``[n, record_size]``.
+
+        Args:
+            blobs: the bytes of leaves of any size, uint8, where the records say.
+        """
         n = len(records)
+        if layout.ragged:
+            assert blobs is not None, "rows have leaves of any size: give their bytes"
+            return Batch.of(layout, (n,), columns_of_records(layout, records, blobs))
         out = Batch.empty(layout, (n,))
         starts = np.array([offset for _, _, offset in out._columns.views], np.int64)
         flat = np.ascontiguousarray(records).reshape(-1)
@@ -77,44 +115,45 @@ class Batch:
         tree, shape = plain_tree(tree)
         if shape is not None:
             batch_ndim = len(shape)
-        full = Layout(tree)
+        full = Layout.of_rows(tree)
         for leaf in full.leaves:
-            if len(leaf.shape) < batch_ndim:
+            if len(leaf.shape) < batch_ndim and not leaf.ragged:
                 raise LayoutError(
                     f"{show_path(leaf.path)}: shape {list(leaf.shape)} has fewer than the "
                     f"{batch_ndim} batch dims"
                 )
-        layout = Layout.of(
-            full.structure, [(x.path, x.shape[batch_ndim:], x.dtype) for x in full.leaves]
-        )
-        columns, batch = layout.columns(tree, batch_ndim)
-        out = Batch.empty(layout, batch)
-        for i, column in enumerate(columns):
-            out._leaf(i)[...] = column
-        return out
+        layout = full.row(batch_ndim)
+        return Batch.of(layout, *reversed(layout.columns(tree, batch_ndim)))
 
     @staticmethod
     def one(row: Any) -> Batch:
         """A batch of one row, from a tree without batch dims."""
         tree, _ = plain_tree(row)
         paths, values, structure = flatten(tree)
-        arrays = (cast(as_array(v), leaf_spec(v, p)[1], p)[None] for p, v in zip(paths, values))
-        return Batch.from_tree(unflatten(structure, arrays), 1)
+        columns = (one_row(v, p) for p, v in zip(paths, values))
+        return Batch.from_tree(unflatten(structure, columns), 1)
 
     # -- access -----------------------------------------------------------------------------
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Batch dims: ``(rows,)``, or more after `reshape`."""
         return self._shape
 
     @property
     def layout(self) -> Layout:
+        """What a row is."""
         return self._layout
 
     @property
     def extras(self) -> frozenset[Path]:
         """Leaves that a sampler added to what is stored."""
         return self._extras
+
+    @property
+    def block_layout(self) -> Layout:
+        """The leaves that are in the block: all of them, unless some are on a device."""
+        return self._layout
 
     @property
     def memory(self) -> Any:
@@ -126,12 +165,23 @@ class Batch:
         """All bytes of the batch, uint8."""
         return np.frombuffer(self._block, np.uint8)
 
+    @property
+    def sealed_block(self) -> Array:
+        """As `block`, for others: between columns are zeros, not what was in memory before."""
+        return self._ragged.sealed()
+
     def __len__(self) -> int:
         return self._shape[0] if self._shape else 1
 
-    def _leaf(self, number: int) -> Array:
+    @property
+    def _ragged(self) -> RaggedBlock:
+        return RaggedBlock(self._layout, self._columns, self._block)
+
+    def _leaf(self, number: int) -> Any:
         array = self._cache.get(number)
-        if array is None:
+        if array is None and number in self._layout.ragged:
+            array = self._cache[number] = self._ragged.column(number)
+        elif array is None:
             shape, dtype, offset = self._columns.views[number]
             if len(self._shape) != 1:
                 shape = (*self._shape, *shape[1:])
@@ -141,8 +191,8 @@ class Batch:
     def __getitem__(self, key: Any) -> Any:
         """The column at a path, the subtree below one, or some rows: by number, slice or range, or
         a list, array or tensor of numbers or booleans."""
-        if not isinstance(key, (str, tuple)) and _is_rows(key):
-            return self._rows_at(_row_index(key))
+        if not isinstance(key, (str, tuple)) and is_rows(key):
+            return self._rows_at(row_index(key))
         path = as_path(key)
         number = self._layout.number.get(path)
         if number is not None:
@@ -160,6 +210,7 @@ class Batch:
         return any(p[: len(path)] == path for p in self._layout.by_path)
 
     def get(self, key: Any, default: Any = None) -> Any:
+        """The leaf or subtree at `key`, or `default` if there is none."""
         return self[key] if key in self else default  # noqa: SIM401 (this is get)
 
     def keys(self) -> Iterator[Path]:
@@ -167,12 +218,25 @@ class Batch:
         return iter(self._layout.by_path)
 
     def _rows_at(self, rows: Any) -> Batch:
+        if self._layout.ragged:
+            return self._ragged_rows_at(rows)
         picked = [self._leaf(i)[rows] for i in range(len(self._layout.leaves))]
         ndim = picked[0].ndim - len(self._layout.leaves[0].shape)
         out = Batch.empty(self._layout, picked[0].shape[:ndim])
         out._extras = self._extras
         for i, column in enumerate(picked):
             out._leaf(i)[...] = column
+        return out
+
+    def _ragged_rows_at(self, rows: Any) -> Batch:
+        numbers = np.asarray(np.arange(self._rows).reshape(self._shape)[rows])
+        ragged = self._layout.ragged
+        columns = [
+            self._leaf(i).take(numbers.reshape(-1)) if i in ragged else self._leaf(i)[rows]
+            for i in range(len(self._layout.leaves))
+        ]
+        out = Batch.of(self._layout, numbers.shape, columns)
+        out._extras = self._extras
         return out
 
     def __repr__(self) -> str:
@@ -185,12 +249,14 @@ class Batch:
         """The plain pytree of numpy arrays."""
         return self._layout.build_tree(self._leaves())
 
-    def _leaves(self) -> Sequence[Array]:
+    def _leaves(self) -> Sequence[Any]:
         columns = self._columns
         if len(self._shape) == 1 and columns.fields is not None:
             # All columns as fields of one structure: half the time of an array for each.
             whole = np.ndarray((), columns.fields, self._block)
             leaves = [whole[name] for name in columns.names]
+            for number in self._layout.ragged:
+                leaves[number] = self._leaf(number)
             for number, array in self._cache.items():
                 leaves[number] = array
             return leaves
@@ -199,46 +265,52 @@ class Batch:
     numpy = tree
 
     def torch(self, device: Any = None, pin: bool = False) -> Any:
-        """The pytree as torch tensors; to another device in one copy of the whole block.
+        """The pytree as torch tensors; to another device in one copy of the whole block. A Ragged
+        is a jagged nested tensor; a Blob stays one: bytes and text are no tensors.
 
         Args:
-            device: where to; None or "cpu" shares this batch's memory.
-            pin: go through page-locked memory, so that the copy is asynchronous.
+            device: where to; None or "cpu" shares this batch's memory. Copies to CUDA are
+                asynchronous, and in order for the stream that the calling thread computes on.
+            pin: tensors in page-locked memory, if they stay on the host.
         """
         return self._layout.build_tree(self._tensors(device, pin))
 
     def _tensors(self, device: Any, pin: bool = False) -> list[Any]:
-        if device is None and not pin:
-            return [to_torch(leaf) for leaf in self._leaves()]
-        block = to_torch(self.block)
+        if device is not None and str(device) != "cpu":
+            return block_tensors(self._ragged, moved(self.block, device), self._shape)
         if pin:
-            block = block.pin_memory()
-        if device is not None:
-            block = block.to(device, non_blocking=pin)
-        return [self._tensor(i, block) for i in range(len(self._columns.views))]
+            return block_tensors(self._ragged, to_torch(self.block).pin_memory(), self._shape)
+        return torch_columns(self._leaves(), not self._layout.ragged)
 
-    def _tensor(self, number: int, block: Any) -> Any:
-        leaf = self._layout.leaves[number]
-        start = self._columns.views[number][2]
-        dtype = to_torch(np.empty(0, leaf.dtype)).dtype
-        column = block[start : start + leaf.nbytes * self._rows].view(dtype)
-        return column.view((*self._shape, *leaf.shape))
+    def to(self, device: Any) -> Any:
+        """The tensors of `torch` on a device, as ``output="torch"`` has them: nested dicts that
+        take paths, too."""
+        return Nested.of(self.torch(device))
 
-    def jax(self) -> Any:
-        """The pytree as jax arrays, copied."""
-        leaves = zip(self._leaves(), self._layout.leaves)
-        return self._layout.build_tree([to_jax(array, leaf.path) for array, leaf in leaves])
+    def pin(self) -> Batch:
+        """This batch in page-locked memory, from which others copy to a device faster; itself, if
+        it is in such memory or there is no CUDA device. `to` needs none: it has blocks of its own.
+        """
+        block = pinned_copy(self.block)
+        return self if block is None else Batch(block, self._layout, self._shape, self._extras)
+
+    def jax(self, copy: bool = True) -> Any:
+        """The pytree as jax arrays. A Ragged is (values, offsets); a Blob stays one. Without `copy`
+        large columns may be this batch's memory: do not write to it then.
+        """
+        return jax_tree(self._leaves(), self._layout, copy)
 
     def to_tensordict(self, device: Any = None) -> Any:
-        """A TensorDict; per-row rewards and flags get the trailing dim TorchRL gives them."""
+        """A TensorDict; per-row rewards and flags get the trailing dim TorchRL gives them. A Ragged
+        is a jagged nested tensor, a Blob a NonTensorStack.
+        """
         if self._layout.structure.kind != "dict":
             raise LayoutError("only a batch whose tree is a mapping can become a TensorDict")
-        flat = {}
-        for leaf, tensor in zip(self._layout.leaves, self._tensors(device)):
-            if leaf.shape == () and leaf.path[-1] in _TRAILING_DIM:
-                tensor = tensor.unsqueeze(-1)
-            flat[tuple(str(k) for k in leaf.path)] = tensor
-        return to_tensordict(flat, self._shape, device)
+        if type(self) is Batch and device is None and not self._layout.ragged:
+            flat = plain_tensors(self._layout, self._leaves())
+        else:
+            flat = named_tensors(self._ragged, self._tensors(device), self._shape)
+        return to_tensordict(flat, self._shape, device, checked=not self._layout.ragged)
 
     def reshape(self, *shape: int) -> Batch:
         """The same block with other batch dims; one of them may be -1."""
@@ -254,24 +326,29 @@ class Batch:
         Raises:
             LayoutError: other batch dims, or a path through a leaf or to a subtree.
         """
-        ndim = len(self._shape)
-        for key, value in columns.items():
-            if value.shape[:ndim] != self._shape:
-                raise LayoutError(
-                    f"{show_path(as_path(key))}: shape {list(value.shape)}, expected the batch's "
-                    f"{list(self._shape)} first"
-                )
-        specs = [(as_path(k), v.shape[ndim:], v.dtype) for k, v in columns.items()]
+        specs = [spec_of_column(value, as_path(key), self._shape) for key, value in columns.items()]
         layout, moved = self._layout.with_leaves(specs)
-        out = Batch.empty(layout, self._shape)
-        paths = {s[0] for s in specs}
-        out._extras = self._extras | (frozenset(paths) if extra else frozenset())
-        for i, number in enumerate(moved):
-            if self._layout.leaves[i].path not in paths:
-                out._leaf(number)[...] = self._leaf(i)
-        for key, value in columns.items():
-            out[key][...] = value
+        paths = {s.path for s in specs}
+        extras = self._extras | (frozenset(paths) if extra else frozenset())
+        given: dict[int, Any] = {layout.number[as_path(k)]: v for k, v in columns.items()}
+        if not layout.ragged:
+            out = Batch.empty(layout, self._shape)
+            out._extras = extras
+            for i, number in enumerate(moved):
+                if number not in given:
+                    out._leaf(number)[...] = self._leaf(i)
+            for number, value in given.items():
+                out._leaf(number)[...] = value
+            return out
+        kept = {number: self._leaf(i) for i, number in enumerate(moved) if number not in given}
+        all_columns = {**kept, **given}
+        out = Batch.of(layout, self._shape, [all_columns[i] for i in range(len(layout.leaves))])
+        out._extras = extras
         return out
+
+    def put(self, path: Path, places: Array, values: Any) -> None:
+        """Replaces a leaf of some rows."""
+        self[path][places] = values
 
     def stored(self, but: Collection[Path] = ()) -> Any:
         """The tree without what a sampler added: what a buffer would store.
@@ -286,27 +363,20 @@ class Batch:
         return unflatten(structure, (self[p] for p in structure.paths()))
 
     def __reduce__(self) -> Any:
-        return _rebuild, (self._layout, self.block, self._shape, self._extras)
+        return _rebuild, (self._layout, self.sealed_block, self._shape, self._extras)
 
 
-def _is_rows(key: Any) -> bool:
-    if isinstance(key, list):  # of keys it is a path
-        return not any(isinstance(k, str) for k in key)
-    return isinstance(key, (int, float, slice, range)) or hasattr(key, "dtype")
-
-
-def _row_index(key: Any) -> Any:
-    """What numpy takes for some rows."""
-    if isinstance(key, slice):
-        return key
-    index = as_array(key)
-    if index.size == 0:
-        return np.empty(0, np.int64)
-    if index.dtype.kind not in "iu" and not (index.dtype.kind == "b" and index.ndim):
-        raise IndexError(
-            f"rows by {index.dtype}: expected whole numbers, a slice, or a boolean for each row"
-        )
-    return index if index.ndim else int(index)
+def _stack_ragged(batches: Sequence[Batch], rows: int) -> Batch:
+    first, others = batches[0], batches[1:]
+    columns = [
+        first._leaf(i).joined([b._leaf(i) for b in others])
+        if leaf.ragged
+        else np.concatenate([b._leaf(i) for b in batches])
+        for i, leaf in enumerate(first.layout.leaves)
+    ]
+    out = Batch.of(first.layout, (rows,), columns)
+    out._extras = first._extras
+    return out
 
 
 def _rebuild(
@@ -331,7 +401,11 @@ def stack_batches(batches: Sequence[Batch]) -> Batch:
             raise LayoutError(
                 "batches of different layouts cannot be joined:\n" + first.layout.diff(other.layout)
             )
+    if hasattr(first, "joined"):  # leaves of it are elsewhere
+        return first.joined(batches[1:])  # type: ignore[no-any-return]
     rows = [len(b) for b in batches]
+    if first.layout.ragged:
+        return _stack_ragged(batches, sum(rows))
     out = Batch.empty(first.layout, (sum(rows),))
     out._extras = first._extras
     at = 0
@@ -340,3 +414,8 @@ def stack_batches(batches: Sequence[Batch]) -> Batch:
             out._leaf(i)[at : at + n] = batch._leaf(i)
         at += n
     return out
+
+
+# So that functions of jax take a batch as it is: its columns are numpy's, which `jit` copies faster
+# than anybody can make jax arrays of them.
+register_nodes(Batch, lambda batch: host_tree(batch._leaves(), batch._layout))

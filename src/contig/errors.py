@@ -4,6 +4,7 @@ ContigError
  ├─ EmptyBufferError        nothing has been written yet       (also a RuntimeError)
  ├─ NothingEligibleError    rows, but none the sampler may draw (also a ValueError)
  ├─ LayoutError             data of another layout             (also a ValueError)
+ ├─ CodecError              encoded bytes that cannot be decoded (also a ValueError)
  ├─ ClosedError             used after close()                 (also a RuntimeError)
  ├─ RateLimitError          the rate limiter's deadline passed (also a TimeoutError)
  ├─ OverloadError           too much is in flight              (also a RuntimeError)
@@ -23,6 +24,7 @@ __all__ = [
     "EmptyBufferError",
     "NothingEligibleError",
     "LayoutError",
+    "CodecError",
     "ClosedError",
     "RateLimitError",
     "OverloadError",
@@ -50,6 +52,10 @@ class LayoutError(ContigError, ValueError):
     """Data does not fit the layout it should have."""
 
 
+class CodecError(ContigError, ValueError):
+    """What is stored of a leaf with a codec cannot be decoded."""
+
+
 class ClosedError(ContigError, RuntimeError):
     """A storage or buffer was used after it was closed."""
 
@@ -72,3 +78,8 @@ class WorkerError(ContigError, RuntimeError):
 
 class ConnectionClosedError(ContigError, ConnectionError):
     """The connection to a server is gone, and could not be made again in time."""
+
+
+# Native code raises these, so it makes them; what they mean is said here.
+TapeBusy.__doc__ = """A process held the lock of a storage for too long; the text names it."""
+StorageFull.__doc__ = """There is no memory, or no disk, for more rows; nothing was written."""

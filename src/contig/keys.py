@@ -4,17 +4,21 @@ from __future__ import annotations
 
 __all__ = [
     "BURN_IN",
+    "CHUNK_MASK",
     "DONE",
+    "FIELDS",
     "FLAGS",
     "INDEX",
     "INIT",
     "MASK",
     "NEXT",
+    "RELABELED",
     "REWARD",
     "SLICE_END",
     "STEPS",
     "TERMINATED",
     "TRAJ_IDS",
+    "TRAJ_LENGTH",
     "TRUNCATED",
     "VERSION",
     "WEIGHT",
@@ -41,3 +45,7 @@ STEPS = ("steps_to_next_obs",)
 MASK = ("collector", "mask")
 SLICE_END = ("collector", "slice_end")
 BURN_IN = ("collector", "burn_in")
+RELABELED = ("collector", "relabeled")
+CHUNK_MASK = ("collector", "chunk_mask")
+TRAJ_LENGTH = ("collector", "traj_length")
+FIELDS = ("fields",)  # below it, fields of the row's trajectory

@@ -18,6 +18,7 @@ import pytest
 
 from contig import (
     Batch,
+    ChunkSampler,
     ClosedError,
     ConnectionClosedError,
     EmptyBufferError,
@@ -52,6 +53,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "prioritized": lambda: PrioritizedSampler(alpha=1.0),
     "prioritized slices": lambda: PrioritizedSliceSampler(slice_len=4),
     "n steps": lambda: NStepSampler(n=3, gamma=0.9),
+    "chunks": lambda: ChunkSampler(3),
 }
 
 

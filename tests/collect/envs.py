@@ -186,3 +186,21 @@ def check_storage(storage: Any, *, anywhere: bool = False) -> list[Any]:
         ids.append(int(rows["collector", "traj_ids"][0]))
     assert len(set(ids)) == len(ids)
     return found
+
+
+class ToldSteps(Steps):
+    """Its last info says whose episode it was; infos before it say something else."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        last = terminated or truncated
+        told = [self.id, self.episode] if last else [-1, -1]
+        return obs, reward, terminated, truncated, {"told": np.array(told), "nested": {"t": self.t}}
+
+
+class SilentSteps(Steps):
+    """Says nothing but in its first episode."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, {"told": 7} if self.episode == 0 else {}

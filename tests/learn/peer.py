@@ -1,4 +1,4 @@
-"""torchrl's estimators on arrays from a file; runs in the peers' environment, without contig.
+"""torchrl's estimators on arrays from a file; runs in a process of its own, without contig.
 
 ``python peer.py in.npz out.npz``: arrays are [T, B]; torchrl takes [B, T, 1].
 """

@@ -50,6 +50,14 @@ def test_data_parallel() -> None:
     assert run("data_parallel", "--steps", "20")
 
 
+def test_sb3_dqn() -> None:
+    assert run("sb3_dqn", "--frames", "1500")
+
+
+def test_torchrl_dqn() -> None:
+    assert "episodes, the longest" in run("torchrl_dqn", "--frames", "1000")
+
+
 @pytest.mark.soak
 def test_ray_r2d2() -> None:
     assert run("ray_r2d2", "--seconds", "5")
@@ -70,6 +78,22 @@ def test_dqn() -> None:
     assert example.main(frames=1500, seed=0) > 10
 
 
+def test_jax_dqn(monkeypatch: pytest.MonkeyPatch) -> None:
+    example = load("jax_dqn")
+    monkeypatch.setattr(example, "WARM_UP", 500)
+    priorities: list[float] = []
+    update = example.ReplayBuffer.update_priority
+
+    def look(self: Any, index: Any, priority: Any) -> None:
+        priorities.append(float(priority.mean()))
+        update(self, index, priority)
+
+    monkeypatch.setattr(example.ReplayBuffer, "update_priority", look)
+    assert example.main(frames=1500, seed=0) > 10
+    assert len(priorities) == (1500 - 500) // 4 and min(priorities) > 0
+    assert example.update._cache_size() == 1  # batches are alike: traced once
+
+
 def test_sac(monkeypatch: pytest.MonkeyPatch) -> None:
     example = load("sac")
     kept: list[Any] = []
@@ -87,6 +111,25 @@ def test_sac(monkeypatch: pytest.MonkeyPatch) -> None:
     learner, actor, target = kept[0]
     assert not torch.equal(weights(learner.actor), actor)
     assert not torch.equal(weights(learner.target), target)
+
+
+def test_demo_mixing(monkeypatch: pytest.MonkeyPatch) -> None:
+    example = load("demo_mixing")
+    seen: list[tuple[int, int, int]] = []
+    step = example.Learner.step
+
+    def look(self: Any, rows: Any) -> None:
+        demo = rows["buffer_ids"] == 0
+        assert rows["intervened"][demo].all()  # only what humans did is a demonstration
+        share, acted = rows["fields"]["human"], rows["intervened"]
+        assert (share[demo] == 1).all() and (share[acted] > 0).all()
+        seen.append((int(demo.sum()), int((~demo).sum()), int(acted[~demo].sum())))
+        step(self, rows)
+
+    monkeypatch.setattr(example.Learner, "step", look)
+    assert example.main(episodes=15, seed=1) > 0.4  # without demonstrations: 0.1
+    assert all(demos == online == example.BATCH // 2 for demos, online, _ in seen)
+    assert any(corrected > 0 for _, _, corrected in seen)
 
 
 def test_r2d2(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,25 +14,36 @@ from __future__ import annotations
 import random
 from dataclasses import fields
 
+from tests.model.blobs import Ring, check
+from tests.model.fields import Mirror, current
 from tests.model.memory import NONE, Memory, Process, Rules, Violation
 from tests.model.reader import Reader
-from tests.model.writer import Writer, repair
+from tests.model.repair import repair
+from tests.model.writer import Writer
 
 
 class World:
     """Some writers, which are killed now and then, and some readers, in one random interleaving."""
 
-    def __init__(self, seed: int, rules: Rules | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        rules: Rules | None = None,
+        any_size: bool = False,
+        fields: bool = False,
+    ) -> None:
         self.rnd = random.Random(seed)
         self.rules = rules or Rules()
         self.writers = self.rnd.choice((1, 2, 2, 3))
-        self.m = Memory(self.rnd.choice((2, 3, 3, 4, 5, 6)), self.writers)
+        capacity = self.rnd.choice((2, 3, 3, 4, 5, 6))
+        ring = Ring(self.rnd.choice((1, 2, 3, 5, 8))) if any_size else None
+        self.m = Memory(capacity, self.writers, ring, fields)
         self.readers = [
             Reader(self.m, self.rules, self.rnd) for _ in range(self.rnd.choice((1, 1, 2)))
         ]
         self.kill = self.rnd.choice((0.0, 0.002, 0.01, 0.02))
         self.numbers = 0
-        self.kills = self.undone = 0
+        self.kills = self.undone = self.half_changed = 0
 
     def start_writer(self, slot: int) -> tuple[Writer, Process]:
         self.numbers += 1
@@ -64,6 +75,7 @@ class World:
                 if m.lock is writer:
                     m.lock = None  # the next taker is told and repairs
                     self.undone += m.undo_head == m.head
+                    self.half_changed += m.pending != 0
                 writers[who] = self.start_writer(who)
         self.settle(writers)
 
@@ -93,6 +105,20 @@ class World:
                     pass
             if reader.last != living:
                 raise Violation(f"a reader knows {reader.last}, the index has {living}")
+            if m.fields:
+                self.check_fields(reader.mirror, living)
+
+    def check_fields(self, mirror: Mirror, living: dict[int, int]) -> None:
+        """What a reader that keeps up by the log knows is what there is."""
+        m = self.m
+        for _ in mirror.refresh():
+            pass
+        for ordinal, number in living.items():
+            there = current(m.slots[number % m.capacity])
+            if there != m.records[number][-1]:
+                raise Violation(f"entry {number} has {there} of {m.records[number]}")
+            if mirror.known[ordinal] != (number, there):
+                raise Violation(f"a reader knows {mirror.known[ordinal]}, {number} has {there}")
 
     def check_at_rest(self) -> None:
         m = self.m
@@ -101,9 +127,11 @@ class World:
         if not 0 <= m.head - m.tail <= m.capacity:
             raise Violation(f"tail {m.tail}, head {m.head} of {m.capacity} rows")
         for seq in range(m.tail, m.head):
-            pair = m.rows[seq % m.capacity]
+            pair = m.rows[seq % m.capacity][:2]
             if pair[0] != pair[1] or pair[0] != m.committed[seq]:
                 raise Violation(f"row {seq} is {pair}, committed was {m.committed[seq]}")
+            if m.ring is not None:
+                self.check_bytes(seq)
         at = m.tail
         for n in range(m.index_tail, m.index_head):
             e = m.index[n % m.capacity]
@@ -129,5 +157,22 @@ class World:
         if m.trajectories != m.begun:
             raise Violation(f"{m.trajectories} trajectories counted, {m.begun} committed")
 
+    def check_bytes(self, seq: int) -> None:
+        m = self.m
+        place = (m.rows[seq % m.capacity][2], m.rows[seq % m.capacity][3])
+        if place != m.ring.committed[seq]:
+            raise Violation(f"row {seq} has its bytes at {place}, not {m.ring.committed[seq]}")
+        position, size = place
+        found = [m.ring.bytes[(position + k) % m.ring.size] for k in range(size)]
+        check(m.committed[seq], seq, found, m.ring)
+
 
 RULES = [field.name for field in fields(Rules)]
+# Those of leaves of any size.
+ANY_SIZE = {
+    "evict_for_bytes",
+    "blob_head_before_head",
+    "tail_before_lengths",
+    "evict_before_skipped",
+    "count_skipped",
+}

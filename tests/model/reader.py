@@ -6,6 +6,8 @@ import itertools
 import random
 from typing import Any, NamedTuple
 
+from tests.model import blobs
+from tests.model.fields import Mirror
 from tests.model.memory import BEGINS, ENDED, NONE, Memory, Process, Row, Rules, Violation
 
 
@@ -35,11 +37,15 @@ class Reader:
         self.last: dict[int, int] = {}  # ordinal -> its last run
         self.runs: dict[int, int] = {}  # ordinal -> its living runs
         self.head = self.tail = self.index_tail = 0
+        self.mirror = Mirror(self)
         self.accepted = {"rows": 0, "slices": 0, "links": 0, "complete": 0, "entries": 0}
+        self.accepted["bytes"] = 0
 
     def process(self) -> Process:
         while True:
             yield from self.refresh()
+            if self.m.fields:
+                yield from self.mirror.refresh()
             for _ in range(self.rnd.choice((1, 2))):
                 kind = self.rnd.random()
                 if kind < 0.2:
@@ -203,6 +209,9 @@ class Reader:
     def gather(self, seqs: list[int]) -> Reading:
         """Rows, each as its two words; None for those that were evicted meanwhile."""
         m = self.m
+        places = None
+        if m.ring is not None:
+            places = yield from blobs.measure(m, m.ring, self.rules, seqs)
         out = []
         for seq in seqs:
             slot = m.rows[seq % m.capacity]
@@ -210,8 +219,13 @@ class Reader:
             yield
             out.append((first, slot[1]))
             yield
+        found = [] if places is None else (yield from blobs.read(m.ring, places))
         tail = m.tail if self.rules.tail_again else 0
         yield
+        for seq, part in zip(seqs, found):
+            if seq >= tail:
+                blobs.check(m.committed[seq], seq, part, m.ring)
+                self.accepted["bytes"] += len(part)
         return [None if seq < tail else pair for seq, pair in zip(seqs, out)]
 
     # What is accepted is compared with the truth.

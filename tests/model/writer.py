@@ -1,10 +1,26 @@
-"""Appends and repairs of the tape's protocol, as native/tape/tape.cpp does them."""
+"""Appends of the tape's protocol, as native/tape/tape.cpp does them."""
 
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
-from tests.model.memory import BEGINS, CHUNK, CUT, ENDED, NONE, Memory, Process, Row, Rules
+from tests.model import blobs
+from tests.model.fields import Given, current, fill, flip, give, set_fields
+from tests.model.memory import (
+    BEGINS,
+    CHUNK,
+    CUT,
+    ENDED,
+    NONE,
+    Memory,
+    Process,
+    Record,
+    Row,
+    Rules,
+    Violation,
+)
+from tests.model.repair import repair
 
 
 class Track:
@@ -14,6 +30,20 @@ class Track:
         self.steps = self.ret = 0
         self.known = False
         self.starts = True  # the next row begins a trajectory
+        self.fields: Record = (0, 0)
+
+
+Run = tuple[Track, list[Row], bool]  # whether it starts a trajectory
+
+
+class NewFields(NamedTuple):
+    """An entry's, as an append wrote them."""
+
+    number: int
+    traj: int
+    record: Record
+    given: Given | None
+    linked: bool  # to the trajectory's previous run
 
 
 class Writer:
@@ -28,10 +58,10 @@ class Writer:
         self.trajectories += 1
         return Track(self.number * 1000 + self.trajectories)
 
-    def plan(self) -> list[tuple[Track, list[Row], bool]]:
-        """Runs of the next append: track, rows, whether it starts a trajectory."""
-        runs: list[tuple[Track, list[Row], bool]] = []
-        room = self.m.capacity
+    def plan(self) -> list[Run]:
+        """The next append."""
+        runs: list[Run] = []
+        room = self.m.capacity + (2 if self.m.ring is not None else 0)
         for _ in range(self.rnd.choice((1, 1, 1, 2, 3))):
             n = self.rnd.choice((1, 1, 2))
             if n > room:
@@ -60,6 +90,9 @@ class Writer:
                 yield
             m.lock = self
             yield from repair(m, self.rules)
+            if m.fields and self.rnd.random() < 0.5:
+                for _ in range(self.rnd.choice((1, 1, 2, 4))):
+                    yield from set_fields(m, self.rules, self.rnd)
             yield from self.append(runs)
             if self.rnd.random() < 0.02:  # empty()
                 m.tail = m.head
@@ -69,11 +102,18 @@ class Writer:
             m.lock = None
             yield
 
-    def append(self, runs: list[tuple[Track, list[Row], bool]]) -> Process:
+    def append(self, runs: list[Run]) -> Process:
         m, rules = self.m, self.rules
         capacity = m.capacity
         head, index_head = m.head, m.index_head  # only the holder changes these
         rows = [row for _, part, _ in runs for row in part]
+        sizes, skip, dropped = [], 0, 0
+        if m.ring is not None:
+            sizes = blobs.lengths(self.rnd, m.ring, len(rows))
+            skip = blobs.skipped(m, m.ring, sizes)
+            runs, dropped = self.skip(runs, skip)
+            rows, sizes = rows[skip:], sizes[skip:]
+            m.skipped += skip
         new_head = head + len(rows)
 
         def evict() -> Process:
@@ -92,6 +132,9 @@ class Writer:
             yield
 
         tail, index_tail = max(m.tail, new_head - capacity), m.index_tail
+        if m.ring is not None:
+            tail = blobs.tail_for(m, m.ring, rules, tail, sum(sizes), skip)
+            places = m.ring.head
         if rules.evict_first:
             yield from evict()
         for i, row in enumerate(rows):
@@ -100,15 +143,22 @@ class Writer:
             yield
             slot[1] = row
             yield
+        if m.ring is not None:
+            yield from blobs.write(m, m.ring, rules, rows, sizes)
         if not rules.evict_first:
             yield from evict()
 
         lead, _, starts = runs[0]
+        given = [self.give() for _ in runs]
+        self.new_fields: list[NewFields] = []
         grows = False
-        if not starts and lead.known and index_head > index_tail:
+        if not starts and not skip and lead.known and index_head > index_tail:
             newest = m.index[(index_head - 1) % capacity]
             if lead.last_entry == index_head - 1 or not rules.grow_own_only:
                 grows = newest.first + newest.sf[0] == head and not newest.sf[1] & CUT
+            if grows and given[0] is not None and rules.fields_new_run:
+                has = current(m.slots[(index_head - 1) % capacity])
+                grows = given[0].over(has) == has
 
         if rules.undo and rules.undo_before_entries:
             yield from self.fill_undo(head, index_head, grows)
@@ -127,6 +177,8 @@ class Writer:
                 yield
                 e.ret = track.ret
                 yield
+                if given[0] is not None:
+                    yield from self.change_grown(index_head - 1, track, given[0])
             else:
                 stamps = number % CHUNK == 0 or number == index_head
                 if number % CHUNK == 0:
@@ -134,9 +186,12 @@ class Writer:
                 if stamps:
                     m.stamps[m.stamp_place(number, slot)] = (self.number, self.appends)
                     yield
+                if m.fields and rules.fields_before_commit:
+                    yield from self.write_fields(number, track, run_starts, given[i], index_tail)
                 yield from self.write_run(
-                    number, track, part, run_starts, flags, seq, index_tail, slot
+                    number, track, part, run_starts, flags, seq, index_tail, slot, dropped
                 )
+                dropped = 0
                 number += 1
             seq += len(part)
             if not rules.one_commit:
@@ -154,11 +209,69 @@ class Writer:
         if rules.head_last:
             m.index_head = number
             yield
+        if m.ring is not None:
+            for size in sizes:
+                m.ring.committed.append((places, size))
+                places += size
         self.commit(rows, 0, len(rows), True)
         yield
+        if m.ring is not None and not rules.blob_head_before_head:
+            m.ring.head += sum(sizes)
+            yield
+        if m.fields and not rules.fields_before_commit:
+            for i, (track, _, _) in enumerate(runs[grows:]):
+                fields = given[grows:][i]
+                record = track.fields if fields is None else fields.over(track.fields)
+                m.records[index_head + i], m.owner[index_head + i] = [record], track.traj
+                yield from fill(m, index_head + i, record)
         if not rules.head_last:
             m.index_head = number
             yield
+
+    def skip(self, runs: list[Run], skip: int) -> tuple[list[Run], int]:
+        """What is left of runs when so many rows get no seq; and how many of the first that is left
+        do not. Of those dropped whole, only the tracks go on."""
+        for i, (track, part, starts) in enumerate(runs):
+            if skip < len(part):
+                dropped = skip if self.rules.count_skipped else 0
+                return [(track, part[skip:], starts), *runs[i + 1 :]], dropped
+            if starts:
+                track.steps = track.ret = 0
+                track.fields = (0, 0)
+            if self.rules.count_skipped:
+                track.steps += len(part)
+                track.ret += len(part)
+            track.known, track.last_entry = True, NONE
+            given = self.give()
+            if given is not None:
+                track.fields = given.over(track.fields)
+            skip -= len(part)
+        raise AssertionError("the last row of an append fits")
+
+    def give(self) -> Given | None:
+        return give(self.m, self.rnd) if self.m.fields and self.rnd.random() < 0.3 else None
+
+    def write_fields(
+        self, number: int, track: Track, starts: bool, given: Given | None, index_tail: int
+    ) -> Process:
+        """Of a new run: what its previous one has, or its track; and what is given."""
+        m = self.m
+        linked = not starts and track.last_entry != NONE and track.last_entry >= index_tail
+        record = (0, 0) if starts else track.fields
+        if linked and self.rules.fields_from_tape:
+            record = current(m.slots[track.last_entry % m.capacity])
+        if given is not None:
+            record = given.over(record)
+        track.fields = record
+        self.new_fields.append(NewFields(number, track.traj, record, given, linked))
+        yield from fill(m, number, record)
+
+    def change_grown(self, number: int, track: Track, given: Given) -> Process:
+        """Where an entry may grow though its fields change."""
+        record = given.over(current(self.m.slots[number % self.m.capacity]))
+        yield from flip(self.m, self.rules, number, record)
+        self.new_fields.append(NewFields(number, track.traj, record, given, True))
+        yield
 
     def first_slot(self, number: int) -> int:
         """Where an append's stamp goes in the chunk of its first entry."""
@@ -172,6 +285,15 @@ class Writer:
         self.m.head = len(self.m.committed)
         self.m.appended[self.slot] += last
         self.m.begun = self.m.trajectories
+        for new in self.new_fields:
+            if new.linked:
+                has = self.m.has[new.traj]
+                wanted = has if new.given is None else new.given.over(has)
+                if new.record != wanted:
+                    raise Violation(f"entry {new.number} has {new.record}, expected {wanted}")
+            self.m.records.setdefault(new.number, []).append(new.record)
+            self.m.owner[new.number] = new.traj
+            self.m.has[new.traj] = new.record
 
     def fill_undo(self, head: int, index_head: int, grows: bool) -> Process:
         m = self.m
@@ -208,14 +330,16 @@ class Writer:
         first: int,
         index_tail: int,
         stamp: int,
+        dropped: int,
     ) -> Process:
         m = self.m
         if starts:
             track.steps = track.ret = 0
             track.last_entry = NONE
-        before = track.steps
+        before = track.steps + dropped
+        track.ret += dropped
         linked = track.last_entry != NONE and track.last_entry >= index_tail
-        if starts:
+        if starts and not before:
             flags |= BEGINS
         if not linked:
             track.ordinal = m.trajectories
@@ -247,37 +371,3 @@ class Writer:
         e.ret = track.ret
         yield
         track.last_entry = number
-
-
-def repair(m: Memory, rules: Rules) -> Process:
-    if m.undo_head != m.head:
-        return
-    if not rules.repair_clears_last:
-        m.undo_head = NONE
-        yield
-    if m.undo_entry != NONE:
-        e = m.index[m.undo_entry % m.capacity]
-        steps, flags = m.undo_sf
-        if rules.repair_marks_cut:
-            flags |= CUT
-        if rules.repair_ret_first:
-            e.ret = m.undo_ret
-            yield
-            e.sf = (steps, flags)
-            yield
-        else:
-            e.sf = (steps, flags)
-            yield
-            e.ret = m.undo_ret
-            yield
-    if m.undo_producer != NONE:
-        m.producers[m.undo_producer] = m.undo_producer_seq
-        yield
-    if rules.repair_trajectories:
-        m.trajectories = m.undo_trajectories
-        yield
-    if rules.repair_index_head:
-        m.index_head = m.undo_index_head
-        yield
-    m.undo_head = NONE
-    yield

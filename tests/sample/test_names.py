@@ -34,6 +34,7 @@ def poisoned(number: int, length: int = 12) -> Tree:
     data["collector"] |= {
         "mask": n % 2 == 0,
         "burn_in": np.ones(length, bool),
+        "chunk_mask": np.ones((length, 2), np.int8),
         "slice_end": np.ones((length, 1), np.float32),
     }
     return data
@@ -89,7 +90,9 @@ def test_every_sampler(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("output", ["torch", "jax", "tensordict"])
-@pytest.mark.parametrize("name", ["prioritized", "slices, all options", "n-step of priorities"])
+@pytest.mark.parametrize(
+    "name", ["prioritized", "slices, all options", "n-step of priorities", "chunks"]
+)
 def test_every_output(name: str, output: str) -> None:
     pytest.importorskip(output)
     expected = made(LazyTensorStorage(100), name, plain, output=output)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contig import (
+    ChunkSampler,
     FifoSampler,
     LazyTensorStorage,
     LifoSampler,
@@ -280,6 +281,22 @@ def test_n_steps() -> None:
         assert np.allclose(batch["next", "reward"], want)
 
 
+def test_chunks() -> None:
+    shards = Shards(ChunkSampler(3, keys=("at",)), UNEQUAL)
+    lasts: dict[int, int] = {}
+    for _ in range(50):
+        batch = shards.sample(64)
+        at, real = batch["at"], batch["collector", "chunk_mask"]
+        k = real.sum(1, keepdims=True)
+        want = at[:, :1] + np.minimum(np.arange(3), k - 1)
+        assert np.array_equal(at, want) and np.array_equal(real, np.arange(3) < k)
+        lasts.update((int(a), int(n)) for a, n in zip(at[:, 0], k[:, 0]))
+    ends = {a for a, n in lasts.items() if n == 1}
+    assert ends == {a for a in lasts if a + 1 not in lasts}
+    shards.sampler.chunk = 2  # type: ignore[attr-defined]
+    assert shards.sample(8)["at"].shape == (8, 2)
+
+
 @pytest.mark.parametrize("sampler", [FifoSampler(), LifoSampler()], ids=["fifo", "lifo"])
 def test_no_order_between_shards(sampler: Sampler) -> None:
     with pytest.raises(TypeError, match="in the order of writing"):
@@ -295,6 +312,7 @@ SAMPLERS: dict[str, Callable[[], Sampler]] = {
     "prioritized-slices": lambda: PrioritizedSliceSampler(slice_len=4),
     "window": lambda: WindowSampler(last_rows=40),
     "n-step": lambda: NStepSampler(3, 0.9),
+    "chunks": lambda: ChunkSampler(3, keys=(("next", "reward"),)),
 }
 
 

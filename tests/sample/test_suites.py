@@ -12,13 +12,17 @@ from contig.testing import SamplerSuite, StorageSuite
 
 
 class TestLazyTensorStorage(StorageSuite):
-    def make_storage(self, capacity: int, *, ndim: int = 1, example: Any = None) -> contig.Storage:
-        return contig.LazyTensorStorage(capacity, ndim=ndim, example=example)
+    def make_storage(
+        self, capacity: int, *, ndim: int = 1, example: Any = None, fields: Any = None
+    ) -> contig.Storage:
+        return contig.LazyTensorStorage(capacity, ndim=ndim, example=example, fields=fields)
 
 
 class TestSharedStorage(StorageSuite):
-    def make_storage(self, capacity: int, *, ndim: int = 1, example: Any = None) -> contig.Storage:
-        return contig.SharedStorage(capacity, ndim=ndim, example=example)
+    def make_storage(
+        self, capacity: int, *, ndim: int = 1, example: Any = None, fields: Any = None
+    ) -> contig.Storage:
+        return contig.SharedStorage(capacity, ndim=ndim, example=example, fields=fields)
 
 
 # -- samplers of rows -----------------------------------------------------------------------------
@@ -87,6 +91,36 @@ class TestNStepOverPriorities(TestNStepSampler):
 
     def make_sampler(self) -> Sampler:
         return contig.NStepSampler(3, 0.9, contig.PrioritizedSampler())
+
+
+class TestChunkSampler(SamplerSuite):
+    def make_sampler(self) -> Sampler:
+        return contig.ChunkSampler(4)
+
+
+class TestChunkSamplerInSharedStorage(TestChunkSampler):
+    def make_storage(self, capacity: int) -> contig.Storage:
+        return contig.SharedStorage(capacity)
+
+
+class TestChunkSamplerWhere(SamplerSuite):
+    def make_sampler(self) -> Sampler:
+        return contig.ChunkSampler(3, contig.SamplerWithoutReplacement(), where=("steps", ">", 1))
+
+
+class TestChunksOverPriorities(SamplerSuite):
+    has_priorities = True
+
+    def make_sampler(self) -> Sampler:
+        inner = contig.NStepSampler(3, 0.9, contig.PrioritizedSampler())
+        return contig.ChunkSampler(3, inner)
+
+
+class TestChunksOfSlices(SamplerSuite):
+    batch_size = 12
+
+    def make_sampler(self) -> Sampler:
+        return contig.ChunkSampler(5, contig.SliceSampler(slice_len=4))
 
 
 # -- samplers of slices ---------------------------------------------------------------------------
@@ -187,6 +221,78 @@ class TestFifoTrajectories(SamplerSuite):
 class TestLifoTrajectories(TestFifoTrajectories):
     def make_sampler(self) -> Sampler:
         return contig.LifoSampler(per="trajectories")
+
+
+# -- whole trajectories ---------------------------------------------------------------------------
+
+
+class TestTrajectorySampler(SamplerSuite):
+    batch_size = 3
+    refused = (2, 12)
+
+    def make_sampler(self) -> Sampler:
+        return contig.TrajectorySampler(3)
+
+    def longest_group(self, request: Request) -> int:
+        return 100
+
+
+class TestTrajectorySamplerOfAny(TestTrajectorySampler):
+    def make_sampler(self) -> Sampler:
+        return contig.TrajectorySampler(3, complete_only=False, where=("steps", ">", 1))
+
+
+class TestTrajectorySamplerThatConsumes(TestTrajectorySampler):
+    runs_out = True
+
+    def make_sampler(self) -> Sampler:
+        return contig.TrajectorySampler(3, consume=True)
+
+
+# -- predicates -----------------------------------------------------------------------------------
+
+
+class TestSliceSamplerWhere(SamplerSuite):
+    batch_size = 12
+
+    def make_sampler(self) -> Sampler:
+        return contig.SliceSampler(slice_len=4, where=[("steps", ">=", 2), ("age", "<", 90)])
+
+
+class TestSliceSamplerWithoutReplacementWhere(SamplerSuite):
+    batch_size = 12
+
+    def make_sampler(self) -> Sampler:
+        return contig.SliceSamplerWithoutReplacement(
+            slice_len=3, where=lambda c: c["terminated"] | (c["steps"] > 1)
+        )
+
+
+class TestPrioritizedSliceSamplerWhere(SamplerSuite):
+    batch_size = 12
+    has_priorities = True
+
+    def make_sampler(self) -> Sampler:
+        return contig.PrioritizedSliceSampler(slice_len=3, where=("return", ">", -1e9))
+
+
+class TestWindowWhere(SamplerSuite):
+    def make_sampler(self) -> Sampler:
+        return contig.WindowSampler(where=lambda c: (c["age"] < 90) & (c["steps"] > 1))
+
+
+class TestWindowWhereOverPriorities(TestWindowWhere):
+    has_priorities = True
+
+    def make_sampler(self) -> Sampler:
+        return contig.WindowSampler(contig.PrioritizedSampler(), where=("steps", "!=", 1))
+
+
+class TestWindowWhereWithoutReplacement(SamplerSuite):
+    def make_sampler(self) -> Sampler:
+        return contig.WindowSampler(
+            contig.SamplerWithoutReplacement(), last_rows=100, where=("steps", "in", [2, 3, 4, 5])
+        )
 
 
 # -- windows --------------------------------------------------------------------------------------

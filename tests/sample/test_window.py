@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -183,6 +184,30 @@ def test_newest_version_is_that_of_the_rows_there_are() -> None:
     assert set(buffer.sample()["index"].tolist()) <= world.stored()
 
 
+def test_a_newest_version_that_is_not_on_the_tape() -> None:
+    world = World(contig.LazyTensorStorage(100))
+    for world.version in (3, 4):
+        world.extend(4)
+    sampler = WindowSampler(max_staleness=2)
+    uniform(draw(world, sampler, 800).seqs.tolist(), range(8))
+    sampler.newest_version = 6
+    uniform(draw(world, sampler, 400).seqs.tolist(), range(4, 8))
+    sampler.newest_version = 2  # the tape knows better
+    uniform(draw(world, sampler, 800).seqs.tolist(), range(8))
+
+
+def test_damaged_trajectories_do_not_count(tmp_path: Path) -> None:
+    with contig.DiskStorage(tmp_path / "tape", 100) as storage:
+        writer = storage.writer()
+        for k in range(6):  # rows 4 k to 4 k + 3
+            writer.extend_trajectory({"k": np.full(4, k)})
+        storage.quarantine({3: "broken", 5: "broken", 0: "broken"})
+        for last, there in ((1, {4}), (2, {2, 4}), (3, {1, 2, 4}), (100, {1, 2, 4})):
+            sampler = WindowSampler(last_trajectories=last)
+            batch = ReplayBuffer(storage, sampler, batch_size=200, seed=0).sample()
+            assert set(batch["k"].tolist()) == there
+
+
 def test_rows_of_a_version_that_fell() -> None:
     # Rows are judged by their own version, also where a trajectory went on under an older one.
     world = World(contig.LazyTensorStorage(100))
@@ -220,3 +245,50 @@ def test_whole_floats_are_numbers() -> None:
     assert set(buffer.sample()["x"].tolist()) <= {3, 4}
     with pytest.raises(ValueError, match="last_rows"):
         WindowSampler(last_rows=1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("window", [1, 3, 7, 20])
+def test_whole_trajectories_are_drawn_as_the_rows_they_are(window: int) -> None:
+    """One append each: a window of trajectories is one of rows, and draws the same ones."""
+    lengths = [1 + n * 7 % 5 for n in range(12)]
+
+    def made(sampler: WindowSampler) -> ReplayBuffer:
+        buffer = ReplayBuffer(contig.LazyTensorStorage(30), sampler, batch_size=64, seed=5)
+        for number, length in enumerate(lengths):
+            buffer.extend_trajectory({"n": np.full(length, number)}, truncated=True)
+        return buffer
+
+    stored = made(WindowSampler(last_trajectories=1)).storage.episodes()["steps"]
+    rows = int(stored[-window:].sum())
+    by_rows, by_trajectories = (
+        made(WindowSampler(**bound))
+        for bound in ({"last_rows": rows}, {"last_trajectories": window})
+    )
+    for _ in range(5):
+        expected, found = by_rows.sample(), by_trajectories.sample()
+        np.testing.assert_array_equal(found["index"], expected["index"])
+        assert set(found["n"]) <= set(range(12)[-window:])
+
+
+def test_rows_that_others_go_on_with_are_not_in_it() -> None:
+    """As many runs as trajectories, but one is an earlier trajectory's: its rows are not drawn."""
+    buffer = ReplayBuffer(
+        contig.LazyTensorStorage(100), WindowSampler(last_trajectories=2), batch_size=64, seed=0
+    )
+    one, other = buffer.storage.writer(), buffer.storage.writer()
+    one.extend({"n": np.full(4, 0)}, continues=True)
+    other.extend_trajectory({"n": np.full(3, 1)}, truncated=True)
+    one.extend({"n": np.full(4, 0)}, continues=True)  # goes on, behind it
+    other.extend_trajectory({"n": np.full(3, 2)}, truncated=True)
+    assert set(buffer.sample()["n"]) == {1, 2}
+
+
+def test_a_trajectory_that_lost_its_first_run() -> None:
+    """What is left of it lies behind a later trajectory, and before an earlier one."""
+    buffer = ReplayBuffer(
+        contig.LazyTensorStorage(5), WindowSampler(last_trajectories=2), batch_size=64, seed=0
+    )
+    first, second, third = (buffer.storage.writer() for _ in range(3))
+    for number, writer in enumerate((first, second, third, second, first, first, first)):
+        writer.extend({"n": np.array([number])}, continues=True)
+    assert set(buffer.sample()["n"]) == {2, 3}  # of the third, and of the second

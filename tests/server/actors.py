@@ -498,8 +498,11 @@ def hold_interpreter(say: Say, hear: Hear, port: int, seconds: float, how: str) 
         say(held=client.resends == 0)
 
 
-def send_items(say: Say, hear: Hear, port: int, who: int, count: int, every: int = 1) -> None:
-    """Sends items and says how many are acked, from time to time."""
+def send_items(
+    say: Say, hear: Hear, port: int, who: int, count: int, every: int = 1, waits_at: int = -1
+) -> None:
+    """Sends items and says how many are acked, from time to time. When so many are, it waits until
+    it is told to go on."""
     from contig import TcpClient
     from tests.server import items
 
@@ -510,6 +513,8 @@ def send_items(say: Say, hear: Hear, port: int, who: int, count: int, every: int
             if n % every == every - 1:
                 client.wait(30)
                 say(acked=n + 1)
+                if n + 1 == waits_at:
+                    hear()
     say(closed=True)
 
 
@@ -532,6 +537,18 @@ def stream_rows(say: Say, hear: Hear, port: int, who: int) -> None:
             if episode % 5 == 4:
                 client.wait(30)
                 say(acked=episode + 1)
+
+
+def send_rich(say: Say, hear: Hear, port: int, who: int) -> None:
+    """Trajectories with fields and leaves of any size, for as long as it lives."""
+    from contig import TcpClient
+    from tests.server import rich
+
+    client = TcpClient("127.0.0.1", port)
+    rich.send(client, who, 0)
+    say(ready=True)
+    for episode in range(1, 1 << 30):
+        rich.send(client, who, episode)
 
 
 def exit_while_waiting(say: Say, hear: Hear, how: str) -> None:

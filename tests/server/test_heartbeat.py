@@ -164,13 +164,15 @@ def test_a_client_whose_interpreter_is_busy(call: str) -> None:
 
 def test_a_stopped_client_is_given_up_and_comes_back() -> None:
     with Server(items.example(), 4, TcpTransport(heartbeat_s=BEAT_S), num_buffers=64) as server:
-        with Actor("send_items", port=server.port, who=3, count=200, every=20) as actor:
+        task = {"port": server.port, "who": 3, "count": 200, "every": 20, "waits_at": 20}
+        with Actor("send_items", **task) as actor:
             while actor.hear().get("acked") != 20:
                 pass
             actor.signal(signal.SIGSTOP)
             until(lambda: server.stats().rejected.get("silent", 0) >= 1, "that it is missed")
             until(lambda: server.info().active_connections == 0, "the end of its connection")
             actor.signal(signal.SIGCONT)
+            actor.say(go=True)
             while "closed" not in actor.hear():
                 pass
         got: list[tuple[int, int]] = []

@@ -21,6 +21,7 @@ from contig import (
     ReplayBuffer,
     Server,
     ServerError,
+    SharedStorage,
     TcpClient,
     TcpTransport,
 )
@@ -232,6 +233,31 @@ def test_age_and_ratio_of_a_known_case() -> None:
         table = server.stats().tables["default"]
         assert table["samples_per_insert"] == 10.4
         assert table["sampled_age_rows"] == pytest.approx((4 + (10 - seqs).sum()) / 104)
+
+
+@pytest.mark.parametrize("process", [False, True])
+def test_bytes_of_a_table_beside_the_plain_form(process: bool) -> None:
+    port, n = free_port(), 300
+    seen = np.random.default_rng(0).integers(0, 256, (n + 4, 40, 40), np.uint8)
+    stacks = np.stack([seen[i : i + n + 1] for i in range(4)], 1)
+    flags = {"reward": np.zeros(n, np.float32), "done": np.arange(n) == n - 1}
+    rows = {"obs": stacks[:-1], "next": {"obs": stacks[1:], **flags}}
+    first = {
+        "obs": stacks[0],
+        "next": {"obs": stacks[1], "reward": flags["reward"][0], "done": False},
+    }
+    storage = SharedStorage(n, example=first, stack={"obs": 4})
+    buffer = ReplayBuffer(storage, batch_size=4)
+    with serving(buffer, process=process, metrics_port=port) as server:
+        with client(server) as far:
+            far.extend(rows)
+            far.wait(20)
+        table = server.stats().tables["default"]
+        assert buffer.storage.layout is not None
+        assert table["plain_bytes"] == n * buffer.storage.layout.record_size
+        assert table["bytes"] == buffer.storage.nbytes < table["plain_bytes"] / 5
+        assert value(scrape(port), "table_bytes", table="default") == table["bytes"]
+        np.testing.assert_array_equal(buffer[:]["next", "obs"], stacks[1:])
 
 
 def test_reading_an_episode_is_no_sampling() -> None:

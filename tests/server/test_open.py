@@ -16,6 +16,7 @@ from contig import (
     TcpTransport,
 )
 from contig._native import RunFlag
+from contig.client.stream import TrajectoryPart
 from tests.processes import rss
 from tests.waiting import Threads, until
 
@@ -37,7 +38,7 @@ def begin_many(client: TcpClient, who: int, count: int) -> bool:
     record = tape.schema.layout.pack_one({**row, "n": who})
     try:
         for n in range(count):
-            tape.send_part(record, RunFlag.BEGINS, who * count + n + 1, -1)
+            tape.send_part(TrajectoryPart(record, RunFlag.BEGINS, who * count + n + 1, -1))
         client.wait(60)
     except ConnectionClosedError as error:
         assert "(open)" in str(error) and "end them" in str(error), error
@@ -90,7 +91,9 @@ def test_trajectories_that_end_are_not_counted() -> None:
             tape = client._need_tape()
             record = tape.schema.layout.pack_one({**row, "n": 7})
             for n in range(60_000):
-                tape.send_part(record, RunFlag.BEGINS | RunFlag.TRUNCATED, n + 1, -1)
+                tape.send_part(
+                    TrajectoryPart(record, RunFlag.BEGINS | RunFlag.TRUNCATED, n + 1, -1)
+                )
             client.wait(60)
         stats = server.stats()
         assert stats.rejected == {} and stats.open_bytes < OPEN // 2

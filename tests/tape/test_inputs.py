@@ -172,3 +172,11 @@ def test_empty_leaves():
     batch = buffer.sample(5)
     assert batch["x"].shape == (5, 0)
     np.testing.assert_array_equal(batch["n"], batch["index"] % 3)
+
+
+def test_a_capacity_by_torchrls_name() -> None:
+    assert LazyTensorStorage(max_size=7).capacity == LazyTensorStorage(7).capacity == 7
+    with pytest.raises(TypeError, match="capacity, or max_size"):
+        LazyTensorStorage(7, max_size=7)
+    with pytest.raises(ValueError, match="capacity"):
+        LazyTensorStorage()

@@ -97,7 +97,7 @@ def test_ndim_is_checked(make, ndim):
 def test_a_refused_construction_leaves_no_segment_behind(name):
     """Neither its name nor its descriptor: nothing owns them any more."""
     path = Path("/dev/shm") / f"contig-{name}"
-    for options in ({"ndim": 0}, {"example": {}}, {"example": {"x": "text"}}):
+    for options in ({"ndim": 0}, {"example": {}}, {"example": {"x": object()}}):
         with pytest.raises(ValueError):
             SharedStorage(4, name, **options)
         assert not path.exists(), options

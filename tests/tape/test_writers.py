@@ -8,8 +8,9 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
-from contig import LazyTensorStorage, ReplayBuffer, SharedStorage
+from contig import DiskStorage, LazyTensorStorage, ReplayBuffer, SharedStorage
 from tests.tape.rows import pieces, row, rows
 
 
@@ -205,3 +206,37 @@ def test_one_append_of_many_runs_is_one_append():
     buffer.extend(rows(range(9), "..t..t..t"))
     stats = buffer.stats()
     assert stats.appends == 1 and stats.trajectories == 3 and stats.rows_written == 9
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+@pytest.mark.parametrize(
+    ("told", "flags"),
+    [
+        ({}, (False, True)),
+        ({"terminated": True}, (True, False)),
+        ({"truncated": True}, (False, True)),
+        ({"terminated": False, "truncated": False}, (False, False)),
+    ],
+)
+def test_whole_trajectories_without_flags_in_their_rows(kind, told, flags, tmp_path):
+    """As they are stored, or to be cast first: the same."""
+    fields = {"score": np.float32(0)}
+    storage = LazyTensorStorage(100, fields=fields)
+    if kind == "disk":
+        storage = DiskStorage(tmp_path / "tape", 100, fields=fields)
+    with storage:
+        writer = storage.writer()
+        known = {"traj_id": 7, "policy_version": 3, **told}
+        x = np.arange(12, dtype=np.float32).reshape(4, 3)
+        for n, data in enumerate([x, x.astype(np.float64), torch.from_numpy(x), x[:0]]):
+            seqs = writer.extend_trajectory({"x": data}, fields={"score": n}, **known)
+            assert seqs.tolist() == list(range(4 * n, 4 * n + len(data)))
+        episodes = storage.episodes()
+        assert episodes["score"].tolist() == [0, 1, 2] and set(episodes["steps"]) == {4}
+        assert set(episodes["traj_id"]) == {7} and set(episodes["policy_version"]) == {3}
+        for episode in episodes:
+            assert (episode["terminated"], episode["truncated"]) == flags
+            assert np.array_equal(storage.read_episode(episode["id"])["x"], x)
+        with pytest.raises(ValueError, match="shape"):
+            writer.extend_trajectory({"x": x[:, :2]}, fields={"score": 9}, **known)
+        assert len(storage) == 12

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contig import LayoutError, ShapeDtype, TrajectoryReplayBuffer
+from contig.tape.disk.extents import row_stride
 from contig.tape.disk.index import DiskIndex
-from contig.trajectory import checkpoint
+from contig.trajectory import buffer as buffers
 from contig.trajectory.folder import shard
 from tests.trajectory.made import check, drawn, filled, made
 
@@ -226,7 +227,7 @@ def test_a_failed_save_leaves_the_earlier_one(
     def failing(path: Path, value: Any) -> None:
         raise OSError(28, "no space left")
 
-    monkeypatch.setattr(checkpoint, "write_json", failing)
+    monkeypatch.setattr(buffers, "write_json", failing)
     with pytest.raises(OSError, match="no space"):
         buffer.save_checkpoint(tmp_path / "saved")
     assert [p.name for p in tmp_path.iterdir()] == ["saved"]
@@ -253,8 +254,11 @@ def test_what_is_not_there_or_damaged_changes_nothing(tmp_path: Path) -> None:
     for change, error in (
         (lambda p: (p / "metadata.json").write_text("{"), LayoutError),
         (lambda p: (p / "metadata.json").write_text("[]"), LayoutError),
-        (lambda p: (p / "layout.json").write_text("{}"), ValueError),
-        (lambda p: (p / "index.sqlite").write_bytes(b"x" * 5000), ValueError),
+        (lambda p: (p / "checkpoint.json").write_text("{}"), LayoutError),
+        (lambda p: (p / "checkpoint.json").unlink(), FileNotFoundError),
+        (lambda p: (p / "index.bin").write_bytes(b"x" * 5000), LayoutError),
+        (lambda p: (p / "fields.bin").write_bytes(b"x" * 5000), LayoutError),
+        (lambda p: (p / "records.bin").unlink(), FileNotFoundError),
     ):
         with pytest.raises(error):
             buffer.load_checkpoint(broken(change))
@@ -267,7 +271,7 @@ def test_metadata(tmp_path: Path) -> None:
     about = json.loads((tmp_path / "saved/metadata.json").read_text())
     assert about.pop("rng") and about == {
         "trajectory_format": "contig",
-        "format": 1,
+        "format": 2,
         "size": 3,
         "total_samples": 24,
         "trajectory_counter": 3,
@@ -285,10 +289,13 @@ def test_a_checkpoint_can_be_read_where_nothing_can_be_written(tmp_path: Path) -
 
 
 def test_damaged_rows_of_a_checkpoint(tmp_path: Path) -> None:
-    filled(5, 64, 8).save_checkpoint(tmp_path / "saved")
+    with filled(5, 64, 8, auto_save=True, auto_save_path=tmp_path / "rows") as saved:
+        saved.save_checkpoint(tmp_path / "saved")
+        entry = saved._rows.entries()[3]
+        stride = row_stride(saved._rows.storage.tape.record_size)
     extent = next((tmp_path / "saved/extents").iterdir())
     with open(extent, "r+b") as file:
-        file.seek(64 * 8 * 3 * 48 + 7)  # the fourth trajectory
+        file.seek(entry.first * stride + 7)
         byte = file.read(1)
         file.seek(-1, 1)
         file.write(bytes([byte[0] ^ 4]))
@@ -315,7 +322,6 @@ def test_a_directory_that_somebody_writes_to_can_be_loaded(tmp_path: Path) -> No
                 check(other.sample(20), 20)
             seen.append(len(ids))
         assert seen == sorted(seen)
-        assert buffer._store.rows.storage is not None
         buffer.flush()
         other.load_checkpoint(tmp_path / "rows")
         assert other.size == 12

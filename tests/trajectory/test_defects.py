@@ -126,20 +126,19 @@ def test_an_add_writes_as_much_however_many_there_are(
 def test_what_the_prefetcher_fails_with_is_raised_by_the_next_sample() -> None:
     buffer = filled(3, prefetch=2)
     buffer.sample(4)
-    assert buffer._store.rows.storage is not None
-    real = buffer._store.rows.storage.gather
+    real = buffer._rows.storage.gather
     broken = threading.Event()
 
     def failing(*args: Any) -> Any:
         broken.set()
         raise OSError(5, "the disk is gone")
 
-    buffer._store.rows.storage.gather = failing  # type: ignore[method-assign]
+    buffer._rows.storage.gather = failing  # type: ignore[method-assign]
     with pytest.raises(OSError, match="the disk is gone"):
         for _ in range(5):  # what was drawn before it broke is still good
             check(buffer.sample(4), 4)
     assert broken.is_set()
-    buffer._store.rows.storage.gather = real  # type: ignore[method-assign]
+    buffer._rows.storage.gather = real  # type: ignore[method-assign]
     for _ in range(10):
         check(buffer.sample(4), 4)
     buffer.close()

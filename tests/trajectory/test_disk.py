@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ import pytest
 from contig import EmptyBufferError, LayoutError, ShapeDtype, TrajectoryReplayBuffer
 from contig.tape.disk import files
 from contig.tape.disk.extents import row_stride
-from contig.trajectory.journal import JOURNAL, read_journal
 from tests.trajectory.made import check, drawn, filled, made
 
 
@@ -148,51 +149,12 @@ for n in itertools.count():
         assert buffer.add_trajectories([{"rewards": np.zeros((1, 3), int)}]) == [len(found)]
 
 
-# -- the journal --------------------------------------------------------------------------------
-
-
-def test_lines_without_rows_are_ignored(tmp_path: Path) -> None:
-    with filled(3, auto_save=True, auto_save_path=tmp_path) as buffer:
-        before = buffer.trajectory_index
-    lines = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)
-    stray = list(read_journal(tmp_path / JOURNAL)[0].values())[-1]
-    with opened(tmp_path) as buffer:
-        buffer._store.rows._journal.add(stray._replace(first=10**6))  # type: ignore[union-attr]
-    with open(tmp_path / JOURNAL, "ab") as file:
-        file.write(b"0000 {half a line")
-    with opened(tmp_path) as buffer:
-        assert buffer.trajectory_index == before
-        buffer.add_trajectories([made(3)])
-    assert len((tmp_path / JOURNAL).read_bytes().splitlines()) == len(lines) + 2
-    with opened(tmp_path) as buffer:
-        assert len(buffer) == 4 and set(check(buffer.sample(200))[:, 0]) == {0, 1, 2, 3}
-
-
-@pytest.mark.parametrize("line", [0, 1, 2])
-def test_a_damaged_line_sets_its_trajectory_aside(tmp_path: Path, line: int) -> None:
-    with filled(3, auto_save=True, auto_save_path=tmp_path) as buffer:
-        index = buffer.trajectory_index
-    data = bytearray((tmp_path / JOURNAL).read_bytes())
-    length = len(data) // 3
-    for at in range(line * length, (line + 1) * length, 9):
-        changed = bytearray(data)
-        changed[at] ^= 1
-        (tmp_path / JOURNAL).write_bytes(changed)
-        with opened(tmp_path) as buffer:
-            assert len(buffer) >= 2  # a newline that is gone joins two lines
-            assert buffer.get_stats()["damaged_trajectories"] == 3 - len(buffer)
-            assert all(entry in index for entry in buffer.trajectory_index)
-            who = check(buffer.sample(100))
-            assert set(who[:, 0]) == {e["trajectory_id"] for e in buffer.trajectory_index}
-
-
 def test_damaged_rows_are_not_sampled(tmp_path: Path) -> None:
     with filled(5, 64, 8, auto_save=True, auto_save_path=tmp_path) as buffer:
-        assert buffer._store.rows.storage is not None
-        entry = buffer._store.table.entries()[2]
+        entry = buffer._rows.entries()[2]
         buffer.flush()
         extent = next((tmp_path / "extents").iterdir())
-        stride = row_stride(buffer._store.rows.storage.tape.record_size)
+        stride = row_stride(buffer._rows.storage.tape.record_size)
         with open(extent, "r+b") as file:
             file.seek(entry.first * stride + 5)
             byte = file.read(1)
@@ -209,28 +171,34 @@ def test_damaged_rows_are_not_sampled(tmp_path: Path) -> None:
         assert 2 not in check(buffer.sample(2000))[:, 0]
 
 
-def test_the_journal_does_not_grow_for_ever(tmp_path: Path) -> None:
+def kept_pages(path: Path) -> int:
+    """Pages of the index in which there are fields."""
+    with closing(sqlite3.connect(path / "index.sqlite")) as db:
+        return int(db.execute("SELECT count(*) FROM fields").fetchone()[0])
+
+
+def test_what_is_known_of_cleared_trajectories_goes(tmp_path: Path) -> None:
     with opened(tmp_path) as buffer:
         for _ in range(6):
             buffer.add_trajectories([made(n) for n in range(20)])
             buffer.clear()
-        assert (tmp_path / JOURNAL).stat().st_size == 0
+            assert kept_pages(tmp_path) == 0
         buffer.add_trajectories([made(1)])
     with opened(tmp_path) as buffer:
         assert drawn(buffer) and len(buffer) == 1
 
 
-def test_lines_of_trajectories_that_are_gone_are_dropped_on_opening(tmp_path: Path) -> None:
+def test_what_is_known_of_trajectories_that_are_gone_goes(tmp_path: Path) -> None:
     with opened(tmp_path, max_bytes=4096 * 20) as buffer:
         for number in range(150):
             buffer.add_trajectories([made(number, 32, 8)])
+        buffer.flush()
         index = buffer.trajectory_index
-    assert len((tmp_path / JOURNAL).read_bytes().splitlines()) == 150
+        assert len(index) < 20 and kept_pages(tmp_path) <= len(index) + 1
     for _ in range(2):
         with opened(tmp_path, max_bytes=4096 * 20) as buffer:
             assert buffer.trajectory_index == index and buffer.trajectory_counter == 150
             check(buffer.sample(20), 20)
-        assert len((tmp_path / JOURNAL).read_bytes().splitlines()) == len(index) < 20
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +218,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for room in (0, 7, 100, 250, 400, 700):
             left[0] = room
             with pytest.raises(OSError) as raised:
-                buffer.add_trajectories([made(2, 6, 2)])
+                buffer.add_trajectories([made(2, 6, 3)])
             assert raised.value.errno == errno.ENOSPC
             left[0] = 1 << 60
             assert buffer.trajectory_index == before

@@ -72,7 +72,7 @@ def test_the_traceback_of_a_failure_is_that_of_the_thread() -> None:
     def broken_draw(*args: Any) -> Any:
         raise ZeroDivisionError("deep inside")
 
-    buffer._drawing.draw_own = broken_draw  # type: ignore[method-assign]
+    buffer._rows.draw_own = broken_draw  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError, match="deep inside") as raised:
         buffer.sample(2)
     assert any("broken_draw" in str(entry.name) for entry in raised.traceback)

@@ -112,8 +112,7 @@ def test_memory_is_that_of_the_window() -> None:
     buffer = TrajectoryReplayBuffer(sample_window_size=4)
     for number in range(60):
         buffer.add_trajectories([made(number, 64, 32)])
-    assert buffer._store.rows.storage is not None
-    assert buffer._store.rows.storage.capacity == 5 * 64 * 32
+    assert buffer._rows.storage.capacity == 5 * 64 * 32
     assert buffer.size == 4 and buffer.trajectory_counter == 60
     assert buffer.is_ready(60) and not buffer.is_ready(61)
 

@@ -95,8 +95,6 @@ def test_containers() -> None:
 @pytest.mark.parametrize(
     ("leaf", "says"),
     [
-        ("text", ["str", "token ids"]),
-        (b"bytes", ["bytes", "token ids"]),
         (np.array(["a", "bc"]), ["<U2", "token ids"]),
         (np.array([b"a"]), ["S1", "token ids"]),
         (np.array([[1, 2], [3]], dtype=object), ["object", "ragged", "pad it"]),

@@ -178,3 +178,25 @@ def test_a_tensordict_is_taken_back() -> None:
 def test_only_mappings_become_tensordicts() -> None:
     with pytest.raises(LayoutError, match="mapping"):
         Batch.from_tree((np.arange(3),)).to_tensordict()
+
+
+def test_a_tensordict_is_as_if_checked() -> None:
+    """It is made without tensordict's own checks: nothing may be missing of what they set."""
+    batch = Batch.from_tree(
+        {
+            "observation": np.arange(12, dtype=np.float32).reshape(4, 3),
+            "next": {"reward": np.zeros(4, np.float32), "deep": {"done": np.zeros(4, np.bool_)}},
+        }
+    )
+    made = batch.to_tensordict()
+    checked = TensorDict(made.to_dict(), batch_size=[4])
+    assert made.batch_size == checked.batch_size == torch.Size([4])
+    assert made["next", "deep"].batch_size == torch.Size([4]) and made.device is None
+    assert made["next", "reward"].shape == made["next", "deep", "done"].shape == (4, 1)
+    assert (made == checked).all() and not made.is_locked
+    made["next", "value"] = torch.zeros(4, 1)
+    assert torch.stack([made, made.clone()]).shape == (2, 4)
+    with pytest.raises(RuntimeError):
+        made["short"] = torch.zeros(3)
+    made["observation"][0, 0] = 7  # over the batch's memory
+    assert batch["observation"][0, 0] == 7

@@ -165,7 +165,7 @@ class Judge:
             self.gets += 1
         elif fields.type == 14:
             pass  # a sign of life
-        elif fields.type in (9, 11, 12):
+        elif fields.type in (9, 11, 12, 15):
             self.requests += 1
             if self.requests > 64:
                 raise Refusal("busy")
@@ -252,10 +252,12 @@ class Arena:
         if self.half:
             return
         self.rest = hello[48:]
-        version = struct.unpack_from("<I", hello, 8)[0]
+        oldest, newest = struct.unpack_from("<II", hello, 8)
+        spoken = min(max(oldest, newest), 3)
         greeting = bytes(transport.written[:64])
-        assert greeting[:16] == struct.pack("<8sII", b"contig/1", 1, self.token is not None)
-        if version != 1:
+        said = struct.pack("<8sII", b"contig/1", max(spoken, 1), self.token is not None)
+        assert greeting[:16] == said
+        if not max(oldest, 1) <= spoken:
             raise Refusal("version")
         self.nonces = greeting[16:48], hello[16:48]
 
@@ -380,7 +382,7 @@ class Arena:
             elif how < 0.75:
                 data = mutate.mutated(rng, number % 2**64, size, judge.tape)
             else:
-                kind = rng.choice([6, 7, 7, 9, 11, 12, *range(1, 15)])
+                kind = rng.choice([6, 7, 7, 9, 11, 12, *range(1, 16)])
                 data = frame(kind, rng.choice(mutate.NUMBERS), rng.randbytes(rng.choice([0, 8, 9])))
                 if kind in (9, 12):
                     data *= rng.choice([1, 1, 66])

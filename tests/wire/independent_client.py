@@ -5,6 +5,7 @@ Values travel as flat lists of numbers in C order, one per leaf; nothing here kn
 
 import hashlib
 import hmac
+import itertools
 import json
 import os
 import socket
@@ -29,9 +30,9 @@ def crc32c(data, crc=0):
     return crc ^ 0xFFFFFFFF
 
 
-def make_frame(kind, number=0, payload=b"", runs=0, rows=0):
+def make_frame(kind, number=0, payload=b"", runs=0, rows=0, flags=0):
     number &= (1 << 64) - 1
-    head = HEADER.pack(b"cFrm", kind, 0, 0, number, runs, rows, len(payload), crc32c(payload))
+    head = HEADER.pack(b"cFrm", kind, flags, 0, number, runs, rows, len(payload), crc32c(payload))
     return head + struct.pack("<I", crc32c(head)) + payload
 
 
@@ -44,7 +45,9 @@ def places(layout, rows=1, align=None):
     found, end, largest = [], 0, 1
     for leaf in layout["leaves"]:
         count, code = rows, CODES[leaf["dtype"]]
-        for size in leaf["shape"]:
+        if "kind" in leaf:  # its place, or the offsets of all rows
+            count, code = (2, "Q") if align is None else (rows + 1, "q")
+        for size in leaf["shape"] if "kind" not in leaf else ():
             count *= size
         step = align or struct.calcsize("<" + code)
         end, largest = up(end, step), max(largest, step)
@@ -65,21 +68,108 @@ def unpack(layout, raw, rows=1, align=None):
     return {p: list(struct.unpack_from(f, raw, at)) for p, f, at in places(layout, rows, align)[0]}
 
 
+def pack_rows(layout, trees):
+    """Records of some rows, and the bytes of their leaves of any size."""
+    records, data = [], b""
+    for tree in trees:
+        row = dict(tree)
+        for leaf in layout["leaves"]:
+            if "kind" in leaf:
+                value = row[tuple(leaf["path"])]
+                if leaf["kind"] == "ragged":
+                    value = struct.pack(f"<{len(value)}{CODES[leaf['dtype']]}", *value)
+                row[tuple(leaf["path"])] = [len(data), len(value)]
+                data += value
+        records.append(pack_record(layout, row))
+    return records, data
+
+
+def frame_of(leaf, value, frames, leading, number):
+    """The bytes of one frame of a leaf that is a stack."""
+    size = struct.calcsize("<" + CODES[leaf["dtype"]])
+    whole = len(value) if leading else leaf["shape"][-1] * size
+    part = whole // frames
+    starts = range(number * part, len(value), whole)
+    return b"".join(value[at : at + part] for at in starts)
+
+
+def compact(schema, records):
+    """Compact rows of some records, and their slots, each different one once."""
+    layout, shared = schema["layout"], schema["shared"]
+    found, _ = places(layout)
+    where = {path: (at, struct.calcsize(spelled)) for path, spelled, at in found}
+    leaves = {tuple(leaf["path"]): leaf for leaf in layout["leaves"]}
+    k = max(frames for _, frames, _ in shared["leaves"])
+    sides = [(), ("next",)] if shared["paired"] else [()]
+    taken = {(*side, *path) for side in sides for path, *_ in shared["leaves"]}
+    rows, slots = [], []
+    for record in records:
+        numbers = []
+        for side in sides:
+            for j in range(k):
+                slot = b""
+                for path, frames, leading in shared["leaves"]:
+                    at, n = where[(*side, *path)]
+                    own = max(j - (k - frames), 0)
+                    slot += frame_of(leaves[tuple(path)], record[at : at + n], frames, leading, own)
+                slot = slot.ljust(up(len(slot), 4), b"\0")
+                if slot not in slots:
+                    slots.append(slot)
+                numbers.append(slots.index(slot))
+        row = struct.pack(f"<{len(numbers)}I", *numbers)
+        for unit in (8, 4, 2, 1):
+            for path, (at, n) in where.items():
+                if path not in taken and unit == next(u for u in (8, 4, 2, 1) if n % u == 0):
+                    row = row.ljust(up(len(row), unit), b"\0") + record[at : at + n]
+        rows.append(row.ljust(up(len(row), 4), b"\0"))
+    return rows, slots
+
+
+def pack_given(layout, given):
+    """Fields, of which some are given."""
+    mask, tree = 0, {}
+    for i, leaf in enumerate(layout["leaves"]):
+        path, count = tuple(leaf["path"]), 1
+        for size in leaf["shape"]:
+            count *= size
+        mask |= (path in given) << i
+        tree[path] = given.get(path, [0] * count)
+    record = pack_record(layout, tree)
+    return struct.pack("<Q", mask) + record.ljust(up(len(record), 8), b"\0")
+
+
+def values_of(layout, raw, rows):
+    """Of a block: the bytes of each row of its leaves of any size, by path."""
+    found, end = places(layout, rows, 64)
+    out = {}
+    for leaf, (path, spelled, at) in zip(layout["leaves"], found):
+        if "kind" in leaf:
+            size = struct.calcsize("<" + CODES[leaf["dtype"]])
+            for dim in leaf["shape"]:
+                size *= dim
+            offsets = [size * n for n in struct.unpack_from(spelled, raw, at)]
+            out[path] = [raw[end + a : end + b] for a, b in itertools.pairwise(offsets)]
+            end += up(offsets[-1], 64)
+    return out
+
+
 def described(payload):
     size = struct.unpack_from("<Q", payload)[0]
     return json.loads(payload[8 : 8 + size]), payload[8 + size :]
 
 
 class Client:
-    def __init__(self, host, port, *, table="default", layout=None, token=None, **opening):
+    def __init__(
+        self, host, port, *, table="default", layout=None, token=None, newest=0, **opening
+    ):
         self.acked, self.batch_layout = 0, None
         self.sock = socket.create_connection((host, port), timeout=30)
         mine = os.urandom(32)
-        self.sock.sendall(struct.pack("<8sII32s", b"contig/1", 1, 0, mine))
+        self.sock.sendall(struct.pack("<8sII32s", b"contig/1", 1, newest, mine))
         magic, version, flags, theirs, self.max_frame, _ = struct.unpack(
             "<8sII32sQQ", self._exactly(64)
         )
-        assert (magic, version) == (b"contig/1", 1) and flags & 1 == (token is not None)
+        assert (magic, version) == (b"contig/1", newest or 1) and flags & 1 == (token is not None)
 
         def proof(text):
             return hmac.new(token.encode(), text, hashlib.sha256).hexdigest() if token else ""
@@ -92,8 +182,8 @@ class Client:
         assert hmac.compare_digest(self.accept["proof"], proof(b"contig server" + mine + theirs))
         self.next = self.accept["seen"]
 
-    def send(self, kind, number=0, payload=b"", runs=0, rows=0):
-        self.sock.sendall(make_frame(kind, number, payload, runs, rows))
+    def send(self, kind, number=0, payload=b"", runs=0, rows=0, flags=0):
+        self.sock.sendall(make_frame(kind, number, payload, runs, rows, flags))
 
     def send_records(self, records):
         """Into a queue: each record is an item."""
@@ -106,6 +196,29 @@ class Client:
         records = [record for run in runs for record in run[0]]
         self.send(ITEMS, self.next, b"".join(entries + records), len(runs), len(records))
         self.next += len(runs)
+
+    def send_rich(self, layout, fields, runs):
+        """The same in version 2: each of (trees, flags, trajectory, version, lanes, given)."""
+        entries, said, trees = [], [], []
+        for rows, flags, *told, given in runs:
+            flags |= 128 * bool(given)
+            entries.append(struct.pack("<IIqqII", len(rows), flags, *told, len(given)))
+            said += [pack_given(fields, one) for one in given]
+            trees += rows
+        records, data = pack_rows(layout, trees)
+        payload = b"".join([*entries, *said, *records, data])
+        self.send(ITEMS, self.next, payload, len(runs), len(trees))
+        self.next += len(runs)
+
+    def send_compact(self, runs):
+        """As `send_runs`, in version 3."""
+        entries = [struct.pack("<IIqqII", len(r), *told, 0) for r, *told in runs]
+        records = [record for run in runs for record in run[0]]
+        rows, slots = compact(self.accept["schema"], records)
+        payload = b"".join(entries + rows + slots)
+        self.send(ITEMS, self.next, payload, len(runs), len(records), 1)
+        self.next += len(runs)
+        return len(slots)
 
     def wait(self):
         while self.acked < self.next:
@@ -127,6 +240,7 @@ class Client:
             raise RuntimeError(json.loads(payload))
         head, raw = described(payload)
         self.batch_layout = head["layout"] or self.batch_layout
+        self.batch_values = values_of(self.batch_layout, raw, head["shape"][0])
         return unpack(self.batch_layout, raw, head["shape"][0], 64)
 
     def ask(self, kind, request, payload=b""):

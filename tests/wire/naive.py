@@ -53,6 +53,8 @@ def items_fit(fields: Fields, payload: bytes, record_size: int, tape: bool) -> b
     """Whether an ITEMS frame is one for a table with such records."""
     if fields.rows == 0 or tape != (fields.runs > 0):
         return False
+    if fields.flags & 1:  # compact rows, and here are only tables that store whole ones
+        return False
     if fields.runs * 32 + fields.rows * record_size != len(payload):
         return False
     runs = runs_of(payload, fields.runs)
@@ -99,7 +101,7 @@ class NaiveReceiver:
         if crc32c(self.data[:36]) != struct.unpack_from("<I", self.data, 36)[0]:
             return "header_crc"
         self.fields = Fields(*struct.unpack_from("<BBHQIIQ", self.data, 4))
-        if not 1 <= self.fields.type <= 14:
+        if not 1 <= self.fields.type <= 16:
             return "type"
         if self.needed > self.max_frame:
             return "size"

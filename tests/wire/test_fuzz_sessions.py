@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 from collections import Counter
 
@@ -38,5 +39,5 @@ def test_sessions() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_soak() -> None:
-    for seed in range(20):
+    for seed in range(int(os.environ.get("CONTIG_SOAK_SEEDS", "20"))):
         run_sessions(random.Random(f"sessions {seed}"), 100_000)

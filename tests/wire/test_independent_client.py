@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contig import LazyTensorStorage, PrioritizedSampler, ReplayBuffer
+from contig import LazyTensorStorage, PrioritizedSampler, Ragged, ReplayBuffer
 from contig.server import Server, TcpTransport
 from tests.wire import independent_client as wire
 from tests.wire.independent_client import Client, pack_record
@@ -238,6 +238,83 @@ def test_samples_of_a_tape(tape: Server, buffer: ReplayBuffer, token: str | None
     client.bye()
 
 
+def test_fields_and_leaves_of_any_size(token: str | None) -> None:
+    """Version 2, as the page says it."""
+    row = {"blob": b"", "n": np.int64(0), "tokens": Ragged(np.int16, (2,)), "words": ""}
+    fields = {"score": np.zeros(3, np.float32), "task": np.int8(0)}
+    storage = LazyTensorStorage(100, example=row, fields=fields)
+    buffer = ReplayBuffer(storage, batch_size=4, seed=0)
+    with Server(buffer=buffer, transport=TcpTransport(token=token)) as server:
+        client = Client("127.0.0.1", server.port, token=token, newest=2)
+        schema = client.accept["schema"]
+        layout, of = schema["layout"], schema["fields"]
+        kinds = {tuple(x["path"]): x.get("kind") for x in layout["leaves"]}
+        assert kinds == {("blob",): "blob", ("n",): None, ("tokens",): "ragged", ("words",): "text"}
+        assert client.accept["max_row"] == 256 << 20
+
+        def tree(n: int) -> dict[Any, Any]:
+            words, tokens = f"{n}\u00df".encode() * (n % 3), [n] * 2 * (n % 4)
+            return {("blob",): bytes([n]) * n, ("n",): [n], ("tokens",): tokens, ("words",): words}
+
+        client.send_rich(
+            layout,
+            of,
+            [
+                ([tree(0), tree(1)], 1 | 2, 7, -1, 0, [{("task",): [5]}]),
+                ([tree(2)], 1, 8, -1, 0, []),
+                (
+                    [tree(n) for n in range(3, 7)],
+                    *(16, -1, -1, 2),
+                    [{("score",): [1.0, 2.0, 3.0]}, {("task",): [-1]}],
+                ),
+            ],
+        )
+        client.send_rich(layout, of, [([tree(7)], 2, 8, -1, 0, [{("task",): [6]}])])
+        client.wait()
+        table = storage.episodes()
+        assert [storage.read_episode(e)["n"].tolist() for e in table["id"]] == [
+            *([0, 1], [2, 7], [3, 4], [5, 6])
+        ]
+        assert table["task"].tolist() == [5, 6, 0, -1]
+        assert table["score"].tolist() == [[0, 0, 0], [0, 0, 0], [1, 2, 3], [0, 0, 0]]
+        given = wire.pack_given(of, {("task",): [9]})
+        told = struct.pack("<QQ2q", 2, 1, int(table["id"][0]), 1 << 40) + given
+        assert client.ask(15, 1, told) == {"there": 1}
+        assert storage.episodes()["task"].tolist() == [9, 6, 0, -1]
+        numbers = client.sample(2, 6)["n",]
+        for i, n in enumerate(numbers):
+            expected = tree(n)
+            assert client.batch_values["blob",][i] == expected["blob",]
+            assert client.batch_values["words",][i] == expected["words",]
+            tokens = struct.pack(f"<{len(expected['tokens',])}h", *expected["tokens",])
+            assert client.batch_values["tokens",][i] == tokens
+        client.bye()
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_bytes_that_no_codec_made_stop_no_learner(codec: str) -> None:
+    row = {"pixels": np.zeros((8, 8), np.uint8), "n": np.int64(0)}
+    storage = LazyTensorStorage(100, example=row, codecs={"pixels": codec})
+    buffer = ReplayBuffer(storage, batch_size=8, seed=0)
+    buffer.extend({"pixels": np.full((4, 8, 8), 9, np.uint8), "n": np.arange(4)})
+    with Server(buffer=buffer, transport=TcpTransport()) as server:
+        client = Client("127.0.0.1", server.port, newest=2)
+        layout = client.accept["schema"]["layout"]
+        for leaf in layout["leaves"]:
+            if "codec" in leaf:  # as the page says: in records it is one of any size
+                leaf.update(kind="blob", shape=[], dtype="uint8")
+        sent = [{("n",): [n], ("pixels",): b"no image" * (n % 3)} for n in range(100, 106)]
+        client.send_rich(layout, None, [(sent, 3, 7, -1, 0, [])])
+        client.wait()
+        assert len(buffer) == 10
+        for _ in range(8):
+            batch = buffer.sample()
+            assert (batch["n"] < 4).all() and (batch["pixels"] == 9).all() and len(batch) == 8
+            assert max(client.sample(1, 8)["n",]) < 4
+        assert storage.undecodable == 6
+        client.bye()
+
+
 REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"table": "nope"}, "table", "default"),
     ({"producer": 0}, "producer", "2^63"),
@@ -254,3 +331,55 @@ def test_refusals(queue: Server, token: str | None) -> None:
         answer = caught.value.args[0]
         assert answer["reason"] == reason and hint in answer["message"]
     assert queue.stats().rejected == {reason: 1 for _, reason, _ in REFUSALS}
+
+
+@pytest.mark.parametrize("leading", [True, False])
+def test_compact_rows(leading: bool) -> None:
+    """Observations come once, and go into the table so."""
+    shape = (3, 2) if leading else (2, 3)
+    row = {
+        "obs": np.zeros(shape, np.int16),
+        "state": np.zeros(3, np.float32),
+        "odd": np.zeros(3, np.uint8),
+        "next": {
+            "obs": np.zeros(shape, np.int16),
+            "state": np.zeros(3, np.float32),
+            "reward": np.float64(0),
+            "done": np.bool_(False),
+        },
+    }
+    stack = {"obs": (3, 0 if leading else -1)}
+    storage = LazyTensorStorage(100, example=row, share_next=True, stack=stack)
+    frames = np.arange(2 * 30, dtype=np.int16).reshape(30, 2)
+
+    def seen(t: int) -> list[int]:
+        obs = frames[t : t + 3] if leading else frames[t : t + 3].T
+        return [int(x) for x in np.asarray(obs).reshape(-1)]
+
+    with Server(buffer=ReplayBuffer(storage), transport=TcpTransport()) as server:
+        old = Client("127.0.0.1", server.port, newest=2)
+        assert "shared" not in old.accept["schema"]
+        old.bye()
+        client = Client("127.0.0.1", server.port, newest=3)
+        layout = client.accept["schema"]["layout"]
+        records = []
+        for t in range(20):
+            tree = {("obs",): seen(t), ("state",): [t, 0, -t], ("odd",): [t, 1, 2]}
+            tree |= {("next", "obs"): seen(t + 1), ("next", "state"): [t + 1, 0, -t - 1]}
+            done = t == 19
+            tree |= {("next", "done"): [done], ("next", "terminated"): [done]}
+            tree |= {("next", "truncated"): [False], ("next", "reward"): [t / 2]}
+            records.append(pack_record(layout, tree))
+        slots = client.send_compact([(records[:8], 1, 7, -1, 0), (records[8:15], 0, 7, -1, 0)])
+        assert slots == 3 * 16  # of 16 observations: each has another state
+        client.send_compact([(records[15:], 2, 7, -1, 0)])
+        client.wait()
+        client.bye()
+        (entry,) = storage.episodes()
+        batch = storage.read_episode(int(entry["id"]))
+    for t in range(20):
+        assert batch["obs"][t].reshape(-1).tolist() == seen(t)
+        assert batch["next", "obs"][t].reshape(-1).tolist() == seen(t + 1)
+        assert batch["state"][t].tolist() == [t, 0, -t]
+        assert batch["next", "state"][t].tolist() == [t + 1, 0, -t - 1]
+        assert batch["odd"][t].tolist() == [t, 1, 2] and batch["next", "reward"][t] == t / 2

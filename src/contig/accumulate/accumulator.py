@@ -88,7 +88,7 @@ class TrajectoryAccumulator:
                 f"example: expected a dict with timescale names as keys, got a "
                 f"{type(example).__name__}; wrap it: {{'step': example}}"
             )
-        layout = Layout(example)
+        layout = Layout(example).need_fixed("accumulators")
         block: Any = _native.Block(layout.record_size)
         record = np.ndarray(layout.record_size, np.uint8, block)  # keeps the block alive
         record.fill(0)

@@ -154,7 +154,7 @@ def _take(want: Structure, data: Any, path: Path, out: list[Any]) -> None:
         LayoutError: where the containers are others than those of `want`.
     """
     if not isinstance(data, dict):
-        data, _ = plain_tree(data)
+        data, _ = plain_tree(data, text=False)
     if want.spec is not None:
         _, leaves, found = flatten(data)
         if found == want:

@@ -1,5 +1,9 @@
 """``contig demo``: actors fill a shared tape while a recurrent agent learns from it.
 
+examples:
+  contig demo
+  contig demo --actors 4 --envs 16 --plot curve.png
+
     actor 0: CartPoles --append--> +--------+
     actor 1: CartPoles --append--> |  tape  | --slices of the newest rows--> learner
         ^                          +--------+                                   |
@@ -8,6 +12,8 @@
 Nobody waits for anybody, but for a limiter that keeps reading and writing in proportion. CartPole
 shows positions only, so the agent must remember. It is solved when the last 50 episodes return 400
 on average. Every slice is checked: each row must go on where the one before it ended.
+
+exit status: 0; 1 a slice crossed an episode; 2 something needed is missing.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ from ..keys import INIT, TRAJ_IDS, VERSION
 from ..replay import ReplayBuffer
 from ..sample import RateLimiter, SliceSampler, WindowSampler
 from ..tape import SharedStorage
+from .failure import fail
 
 __all__ = ["Checker", "TrainingPoint", "Returns", "add_arguments", "run"]
 
@@ -45,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--actors", type=int, default=2, help="actor processes (default: 2)")
     parser.add_argument("--envs", type=int, default=8, help="environments of each (default: 8)")
     parser.add_argument("--capacity", type=int, default=100_000, help="rows kept (default: 100000)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of all of it (default: 0)")
     parser.add_argument(
         "--plot", type=Path, default=Path("contig-demo.png"), metavar="PNG",
         help="the learning curve (default: contig-demo.png)",
@@ -214,8 +221,7 @@ def run(args: argparse.Namespace) -> int:
         import gymnasium  # noqa: F401
         import torch  # noqa: F401
     except ImportError as error:
-        print(f"contig demo: {error}: pip install 'contig[torch,gymnasium,plot]'", file=sys.stderr)
-        return 2
+        fail(f"{error}: pip install 'contig[torch,gymnasium,plot]'")
     with SharedStorage(args.capacity) as storage:
         print(
             f"{args.actors} actors with {args.envs} CartPoles each, velocities hidden, write to "

@@ -1,30 +1,39 @@
 """``contig export``: the trajectories of a storage on disk, in another format.
 
-contig export runs/demo episodes.parquet             the format is the suffix's
-contig export runs/demo --to rollouts demos          directories that RolloutDataset reads
-contig export runs/demo --to minari cartpole/mine-v0 a Minari dataset of that id
-contig export runs/demo s3://bucket/episodes.parquet to wherever fsspec reaches
-contig export runs/demo --to checkpoint s3://bucket/demo
+examples:
+  contig export runs/demo episodes.parquet              the format is the suffix's
+  contig export runs/demo demos --to rollouts           directories that RolloutDataset reads
+  contig export runs/demo cartpole/mine-v0 --to minari  a Minari dataset of that id
+  contig export runs/demo set --to lerobot --fps 20     a LeRobot v3 directory
+  contig export runs/demo s3://bucket/episodes.parquet  to wherever fsspec reaches
+  contig export runs/demo s3://bucket/demo --to checkpoint
+
+exit status: 0; 1 a complete trajectory could not be read, and is not in it; 2 nothing was written.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import re
+import shlex
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from ..replay.remote_files import downloaded, is_url, uploading
 from ..tape import LazyTensorStorage, Storage
 from ..tape.disk import DiskStorage
+from .failure import fail, one_line
+from .progress import Progress
 
 if TYPE_CHECKING:
     from ..dataset.episodes import Tally
 
-__all__ = ["FORMATS", "SUFFIXES", "Progress", "add_arguments", "opened", "run"]
+__all__ = ["FORMATS", "SUFFIXES", "add_arguments", "opened", "run"]
 
 # Which function of contig.dataset writes a format.
 FORMATS = {
@@ -33,13 +42,13 @@ FORMATS = {
     "hdf5": "to_hdf5",
     "minari": "to_minari",
     "rlinf": "to_rlinf",
+    "lerobot": "to_lerobot",
     "rollouts": "to_rollouts",
     "checkpoint": "to_checkpoint",
 }
 SUFFIXES = {".parquet": "parquet", ".arrow": "arrow", ".h5": "hdf5", ".hdf5": "hdf5"}
-_BAR = 30
+_OF_LEROBOT = ("fps", "tasks", "robot_type", "video")  # what only `to_lerobot` takes
 _NAMED = 10
-_REDRAW_S = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,8 +62,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LEAF",
         help="leave a leaf out, such as next.value; may be given several times",
     )
+    lerobot = parser.add_argument_group("of lerobot")
+    lerobot.add_argument("--fps", type=float, help="frames per second (30)")
+    lerobot.add_argument("--task", dest="tasks", help="what is to be done, in words")
+    lerobot.add_argument("--robot-type", help="the robot's name")
+    lerobot.add_argument(
+        "--video",
+        metavar="ENCODER",
+        help="FFmpeg's encoder of videos, such as libx264rgb; or none: images, exactly",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace what is at a url")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--json", action="store_true", help="what was written, as a JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,19 +81,23 @@ def run(args: argparse.Namespace) -> int:
     2 if nothing was written, with the reason on stderr."""
     form = args.to or SUFFIXES.get(Path(args.out).suffix)
     if form is None:
-        return _failed(f"{args.out}: say which format with --to {'|'.join(FORMATS)}")
+        fail(f"{args.out}: say which format with --to {'|'.join(FORMATS)}")
     if is_url(args.out):
         if form == "minari":
-            return _failed("minari keeps its datasets in its own place; choose another format")
+            fail("minari keeps its datasets in its own place; choose another format")
     elif args.overwrite:
-        return _failed(f"{args.out}: --overwrite is for urls; move what is there away")
+        fail(f"{args.out}: --overwrite is for urls; move what is there away")
     elif form != "minari" and Path(args.out).exists():
-        return _failed(f"{args.out} is there already; move it away, or choose another name")
+        fail(f"{args.out} is there already; move it away, or choose another name")
+    given = [name for name in _OF_LEROBOT if getattr(args, name) is not None]
+    if given and form != "lerobot":
+        option = "--task" if given[0] == "tasks" else f"--{given[0].replace('_', '-')}"
+        fail(f"{option}: only --to lerobot has it")
     try:
         with opened(args.path) as storage:
             return _export(storage, form, args)
     except (OSError, ValueError, ImportError) as error:
-        return _failed(str(error))
+        fail(_as_typed(one_line(error)))
 
 
 @contextmanager
@@ -94,7 +117,7 @@ def opened(path: str) -> Iterator[Storage]:
         contents = saved.whole()
         with LazyTensorStorage(max(contents.head - contents.tail, 1)) as storage:
             kept = contents.newest(storage.capacity)
-            storage.restore(kept, (0, 0), saved.layout, saved.keys)
+            storage.restore(kept, (0, 0), saved.layout, saved.keys, saved.fields)
             yield storage
 
 
@@ -105,16 +128,25 @@ def _export(storage: Storage, form: str, args: argparse.Namespace) -> int:
     left = len(storage.episodes()) - len(complete(storage))
     progress = Progress(sys.stderr, show=not args.quiet)
     tally = Tally(progress)
-    write = getattr(dataset, FORMATS[form])
+    write = partial(getattr(dataset, FORMATS[form]), drop=args.drop, on_episode=tally)
+    options = {name: value for name in _OF_LEROBOT if (value := getattr(args, name)) is not None}
+    if options.get("video") == "none":
+        options["video"] = False
     try:
         if is_url(args.out):
             with uploading(args.out, form, overwrite=args.overwrite) as made:
-                write(storage, made, drop=args.drop, on_episode=tally)
+                write(storage, made, **options)
         else:
-            write(storage, args.out, drop=args.drop, on_episode=tally)
+            write(storage, args.out, **options)
     finally:
         progress.end()
-    return _summary(args.out, tally, 0 if form == "checkpoint" else left)
+    left = 0 if form == "checkpoint" else left
+    if args.json:
+        unread = [int(id) for id in tally.left]
+        told = {"out": args.out, "format": form, "trajectories": tally.trajectories}
+        print(json.dumps({**told, "rows": tally.rows, "left_out": left, "unread": unread}))
+        return 1 if tally.left else 0
+    return _summary(args.out, tally, left)
 
 
 def _summary(out: str, tally: Tally, left: int) -> int:
@@ -132,41 +164,6 @@ def _summary(out: str, tally: Tally, left: int) -> int:
     return 1 if tally.left else 0
 
 
-def _failed(reason: str) -> int:
-    print(f"contig export: {reason}", file=sys.stderr)
-    return 2
-
-
-class Progress:
-    """A bar on a terminal: how many are done, and how long the rest takes. Elsewhere nothing.
-
-    Args:
-        stream: where it is drawn.
-        show: whether to, if that is a terminal.
-    """
-
-    def __init__(self, stream: TextIO, *, show: bool = True) -> None:
-        self._stream = stream
-        self._show = show and stream.isatty()
-        self._began = self._drawn = time.monotonic()
-        self._open = False
-        self.done = 0
-
-    def __call__(self, done: int, total: int) -> None:
-        self.done = done
-        now = time.monotonic()
-        if not self._show or (done < total and now - self._drawn < _REDRAW_S):
-            return
-        self._drawn = now
-        filled = _BAR * done // max(total, 1)
-        rest_s = (now - self._began) / done * (total - done)
-        bar = "#" * filled + "." * (_BAR - filled)
-        self._stream.write(f"\r[{bar}] {done:,} of {total:,} trajectories, {rest_s:,.0f} s left ")
-        self._stream.flush()
-        self._open = True
-
-    def end(self) -> None:
-        """Ends the bar's line."""
-        if self._open:
-            self._stream.write("\n")
-            self._open = False
+def _as_typed(reason: str) -> str:
+    """What the functions of contig.dataset advise, as it is given here."""
+    return re.sub(r'drop=\["(.*?)"\]', lambda m: f"--drop {shlex.quote(m[1])}", reason)

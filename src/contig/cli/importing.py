@@ -1,20 +1,27 @@
-"""``contig import``: trajectories of other formats into a storage on disk.
+"""``contig import``: trajectories of other formats, into a storage on disk.
 
-contig import episodes.parquet runs/demo             the format is the suffix's, or the directory's
-contig import s3://bucket/episodes.parquet runs/demo from wherever fsspec reaches
-contig import --from minari cartpole/mine-v0 runs/demo
+examples:
+  contig import episodes.parquet runs/demo              the format is the suffix's or directory's
+  contig import s3://bucket/episodes.parquet runs/demo  from wherever fsspec reaches
+  contig import cartpole/mine-v0 runs/demo --from minari
+
+exit status: 0; 2 it failed: the reason says how many trajectories were there before it did.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 from ..replay.remote_files import downloaded, is_url
 from ..tape.disk import DiskStorage
 from .export import SUFFIXES
+from .failure import fail, one_line
+from .progress import Progress, watching
 
 __all__ = ["FORMATS", "add_arguments", "run"]
 
@@ -48,36 +55,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="take what another program put at a url, of which nothing says that it is whole",
     )
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--json", action="store_true", help="what was read, as a JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit status: 0; 2 if it failed, with the reason on stderr."""
     if args.form == "minari":
         if is_url(args.source):
-            return _failed("minari keeps its datasets in its own place; choose another format")
+            fail("minari keeps its datasets in its own place; choose another format")
     elif not is_url(args.source) and not Path(args.source).exists():
-        return _failed(f"{args.source}: no such file or directory")
+        fail(f"{args.source}: no such file or directory")
     added = 0
     try:
         with _local(args) as source:
             form = args.form or _form_of(source)
             if form is None:
-                return _failed(f"{args.source}: say which format with --from {'|'.join(FORMATS)}")
+                fail(f"{args.source}: say which format with --from {'|'.join(FORMATS)}")
             from .. import dataset
 
             with DiskStorage(args.path) as storage:
                 before = len(storage.episodes())
+                shown = Progress(sys.stderr, show=not args.quiet)
+                taken = partial(_taken, storage, before)
                 try:
-                    count = getattr(dataset, FORMATS[form])(str(source), storage)
-                    storage.flush()
+                    with watching(shown, taken):
+                        count = getattr(dataset, FORMATS[form])(str(source), storage)
+                        storage.flush()
                 finally:
                     added = len(storage.episodes()) - before
     except (OSError, ValueError, ImportError) as error:
         more = f"; {added:,} trajectories before it are in {args.path}" if added else ""
-        return _failed(f"{error}{more}")
+        fail(f"{one_line(error)}{more}")
+    if args.json:
+        print(json.dumps({"path": str(args.path), "trajectories": count, "before": before}))
+        return 0
     there = f", behind {before:,} that were there" if before else ""
     print(f"{args.path}: {count:,} trajectories{there}")
     return 0
+
+
+def _taken(storage: DiskStorage, before: int) -> int:
+    """Trajectories that came so far."""
+    return max(int(storage.tape.trajectories) - before, 0)
 
 
 def _local(args: argparse.Namespace) -> AbstractContextManager[str | Path]:
@@ -92,8 +112,3 @@ def _form_of(source: str | Path) -> str | None:
     if known is not None:
         return known
     return next((form for mark, form in _MARKS.items() if (path / mark).exists()), None)
-
-
-def _failed(reason: str) -> int:
-    print(f"contig import: {reason}", file=sys.stderr)
-    return 2

@@ -1,70 +1,109 @@
-"""The ``contig`` command."""
+"""The ``contig`` command: a table of commands, each in a module that is loaded when it is used.
+
+A command's module has `add_arguments(parser)` and `run(args)`, which returns the exit status. Its
+docstring is its help: the first paragraph says what it does, the rest, as it stands, how.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-__all__ = ["command", "main"]
+from .. import __version__
+from .failure import FAILED, INTERRUPTED, CommandFailed, one_line
+
+__all__ = ["COMMANDS", "Command", "command", "main"]
+
+_STATUSES = """\
+exit status:
+  0    done
+  1    done, and what was looked at is not as it should be
+  2    not done: the reason is one line on stderr
+  130  interrupted (Ctrl-C)
+
+contig COMMAND --help shows each command's options, their defaults and examples."""
+
+
+class Command(NamedTuple):
+    """A command: the module of this package that has it, and what it does in a few words."""
+
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "demo": Command("demo", "actor processes fill a shared tape; a recurrent agent learns from it"),
+    "serve": Command("serve", "a server of its own, for actors and learners elsewhere"),
+    "worker": Command("worker", "steps environments with a policy for a server elsewhere"),
+    "dashboard": Command("dashboard", "a page that shows a table and its episodes, live"),
+    "top": Command("top", "the dashboard's numbers in a terminal"),
+    "inspect": Command("inspect", "what is in a storage on disk; verify and repair it"),
+    "export": Command("export", "the trajectories of a storage on disk, in another format"),
+    "import": Command("importing", "trajectories of other formats, into a storage on disk"),
+    "bench": Command("bench", "how fast the installed package is on this machine"),
+    "doctor": Command("doctor", "what is wrong with this machine or installation, and the remedy"),
+}
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Examples as they were written, and the default behind each option that has one."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            # That commands are indented once more is not counted: the longest would have its help
+            # on a line below it.
+            self._action_max_length += self._indent_increment
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help
+        said = text is not None and "default" in text
+        optional = bool(action.option_strings) and action.nargs != 0
+        if said or not optional or action.default in (None, False, argparse.SUPPRESS, []):
+            return text
+        return f"{text or ''} (default: %(default)s)".lstrip()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit status."""
+    """Runs a command; returns the exit status. Errors in what was typed raise SystemExit(2)."""
+    given = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
-        prog="contig", description="The trajectory data plane for reinforcement learning."
+        prog="contig",
+        description="The trajectory data plane for reinforcement learning.",
+        epilog=_STATUSES,
+        formatter_class=HelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    demo = commands.add_parser(
-        "demo", help="actor processes fill a shared tape while a recurrent agent learns from it"
-    )
-    from .demo import add_arguments as add_demo_arguments
+    parser.add_argument("--version", action="version", version=f"contig {__version__}")
+    parsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    wanted = next((word for word in given if not word.startswith("-")), None)
+    module: Any = None
+    for name, entry in COMMANDS.items():
+        own = parsers.add_parser(name, help=entry.help, formatter_class=HelpFormatter)
+        if name == wanted:
+            module = importlib.import_module(f".{entry.module}", __package__)
+            describe(own, module.__doc__ or "")
+            module.add_arguments(own)
+    args = parser.parse_args(given)
+    try:
+        return int(module.run(args))
+    except CommandFailed as failure:
+        print(f"contig {args.command}: {one_line(failure)}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print(f"contig {args.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
-    add_demo_arguments(demo)
-    serve = commands.add_parser("serve", help="a server of its own, for actors and learners")
-    from .serve import add_arguments
 
-    add_arguments(serve)
-    inspect = commands.add_parser(
-        "inspect", help="what is in a storage on disk; verify and repair it"
-    )
-    from .inspect import add_arguments as add_inspect_arguments
-
-    add_inspect_arguments(inspect)
-    export = commands.add_parser(
-        "export", help="the trajectories of a storage on disk, in another format"
-    )
-    from .export import add_arguments as add_export_arguments
-
-    add_export_arguments(export)
-    importing = commands.add_parser(
-        "import", help="trajectories of other formats, into a storage on disk"
-    )
-    from .importing import add_arguments as add_import_arguments
-
-    add_import_arguments(importing)
-    args = parser.parse_args(argv)
-    if args.command == "export":
-        from .export import run as run_export
-
-        return run_export(args)
-    if args.command == "import":
-        from .importing import run as run_import
-
-        return run_import(args)
-    if args.command == "inspect":
-        from .inspect import run as run_inspect
-
-        return run_inspect(args)
-    if args.command == "serve":
-        from .serve import run as run_server
-
-        return run_server(args)
-
-    from .demo import run
-
-    return run(args)
+def describe(parser: argparse.ArgumentParser, docstring: str) -> None:
+    """Makes a module's docstring a parser's help."""
+    first, _, rest = docstring.strip().partition("\n\n")
+    _, _, what = " ".join(first.split()).partition(": ")
+    parser.description = what[:1].upper() + what[1:] or first
+    parser.epilog = rest.rstrip() or None
 
 
 def command() -> int:

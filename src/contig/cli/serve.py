@@ -1,190 +1,187 @@
 """``contig serve``: a server of its own, for actors and learners elsewhere.
 
-    contig serve --example row.json --table online --port 5000
-    contig serve --example item.json --queue 256 --port 5000
-    contig serve --example row.json --table online --port 5000 --disk runs
+examples:
+  contig serve --example row.json --table online --port 5000 --metrics-port 9100
+  contig serve --example item.json --queue 256 --port 5000
+  contig serve --example row.json --table online --port 5000 --disk runs --durable
+  contig serve --config serve.toml --log-json
 
-The example is JSON: a nested object whose leaves are ``{"shape": [4], "dtype": "float32"}``, or a
-layout as `Layout.to_json` gives it.
+The example is JSON: a nested object whose leaves are {"shape": [4], "dtype": "float32"}, or a
+layout as Layout.to_json and contig worker --example give it. A TOML file may have every option
+under its name (slice_len for --slice-len), and [tables.NAME] with what is a table's own; the
+command line comes before it.
+
+SIGTERM and Ctrl-C end it in good order: clients are told to come back, and do so for their
+reconnect_s. It tells systemd when it is ready (Type=notify). Learners elsewhere publish weights
+through it: TcpClient.publish, RemoteReplayBuffer.publish.
+
+exit status: 0 ended as it was told; 2 it could not be started, or failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import logging
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
-from typing import Any
 
-from ..layout import Layout, ShapeDtype
-from ..replay import ReplayBuffer
-from ..sample import (
-    PrioritizedSampler,
-    PrioritizedSliceSampler,
-    RandomSampler,
-    RateLimiter,
-    Sampler,
-    SliceSampler,
-)
-from ..server import Server, TcpTransport
+from ..arguments import is_loopback
+from ..dashboard import PageOptions
+from ..errors import ServerError
+from ..server import Server
 from ..server.acceptor import raise_descriptor_limit
 from ..server.budget import Limits
-from ..tape import LazyTensorStorage, Storage
-from ..tape.disk import DiskStorage
+from ..server.logs import logging_lines
+from .failure import OK, fail, one_line
+from .serve_config import ServeConfig, read_config
+from .service import notify
+from .signals import handling
+from .tables import DEFAULTS, SAMPLERS
 
 __all__ = ["add_arguments", "run"]
 
+log = logging.getLogger("contig.serve")
+
+_LOOK_S = 0.2
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    # None stands for "not given", which a file may say: so defaults are told in words.
     what = parser.add_argument_group("what it holds")
-    what.add_argument("--example", type=Path, required=True, help="one row or item, as JSON")
+    what.add_argument("--config", type=Path, metavar="TOML", help="all of this from a file")
+    what.add_argument("--example", type=Path, metavar="JSON", help="one row or item")
     what.add_argument(
-        "--table", action="append", default=[], metavar="NAME", help="a table; may be repeated"
-    )
+        "--table", action="append", default=[], metavar="NAME",
+        help="a table; may be repeated (default: one, named default)",
+    )  # fmt: skip
     what.add_argument(
         "--queue", type=int, metavar="BATCH", help="a queue of batches instead of tables"
     )
-    what.add_argument("--capacity", type=int, default=1_000_000, help="rows of each table")
+    rows = f"rows of each table (default: {DEFAULTS.capacity})"
+    what.add_argument("--capacity", type=int, metavar="ROWS", help=rows)
     what.add_argument(
-        "--disk", type=Path, metavar="PATH", help="keep each table in files, in PATH/NAME"
-    )
-    what.add_argument(
-        "--durable", action="store_true", help="with --disk: committed rows survive power loss"
-    )
-    what.add_argument(
-        "--sampler", choices=("uniform", "prioritized", "slices", "prioritized-slices"),
-        default="uniform", help="how tables are sampled from",
+        "--disk", type=Path, metavar="PATH",
+        help="keep each table in files, in PATH/NAME (default: in memory)",
     )  # fmt: skip
-    what.add_argument("--slice-len", type=int, default=32, help="rows of a slice")
-    what.add_argument("--batch-size", type=int, default=256, help="rows of a sample")
     what.add_argument(
-        "--samples-per-insert", type=float, help="keep sampling and writing in this proportion"
+        "--durable", action="store_const", const=True,
+        help="with --disk: committed rows survive power loss",
+    )  # fmt: skip
+    what.add_argument(
+        "--sampler", choices=SAMPLERS, help="how tables are sampled from (default: uniform)"
     )
-    what.add_argument("--min-size", type=int, default=1, help="rows before the first sample")
+    what.add_argument("--slice-len", type=int, metavar="ROWS", help="of a slice (default: 32)")
+    size = f"of a sample (default: {DEFAULTS.batch_size})"
+    what.add_argument("--batch-size", type=int, metavar="ROWS", help=size)
+    what.add_argument(
+        "--samples-per-insert", type=float, metavar="RATIO",
+        help="keep sampling and writing in this proportion (default: neither waits)",
+    )  # fmt: skip
+    least = "with --samples-per-insert: before the first sample (default: 1)"
+    what.add_argument("--min-size", type=int, metavar="ROWS", help=least)
     how = parser.add_argument_group("how it is reached")
-    how.add_argument("--host", default="127.0.0.1")
-    how.add_argument("--port", type=int, default=0, help="0: any free one")
     how.add_argument(
-        "--token-file", type=Path, help="what clients must know; or the variable CONTIG_TOKEN"
+        "--host", help="the address to listen at (default: 127.0.0.1); others need a token"
     )
+    how.add_argument("--port", type=int, help="0: any free one (default: 0)")
+    how.add_argument(
+        "--token-file", type=Path, metavar="FILE",
+        help="what clients must know (default: the variable CONTIG_TOKEN, if it is set)",
+    )  # fmt: skip
     how.add_argument("--tls", nargs=2, metavar=("CERTIFICATE", "KEY"), help="PEM files")
-    how.add_argument("--metrics-port", type=int, help="serve Prometheus text here")
-    how.add_argument("--max-restarts", type=int, default=0, help="of the ingest process")
+    how.add_argument(
+        "--metrics-port", type=int, metavar="PORT",
+        help="/metrics, /healthz and /readyz; 0: any free one (default: nowhere)",
+    )  # fmt: skip
+    frame = f"largest message, also of weights (default: {Limits().max_frame})"
+    how.add_argument("--max-frame", type=int, metavar="BYTES", help=frame)
+    how.add_argument(
+        "--max-restarts", type=int, metavar="TIMES",
+        help="that the process with the sockets is started again if it dies (default: 0)",
+    )  # fmt: skip
+    how.add_argument(
+        "--log-json", action="store_const", const=True, help="log lines as JSON, one object each"
+    )
+    how.add_argument(
+        "--dashboard", type=int, metavar="PORT",
+        help="serve the dashboard here; 0: any free one (default: nowhere)",
+    )  # fmt: skip
+    how.add_argument(
+        "--dashboard-host", metavar="HOST",
+        help="with --dashboard: where (default: 127.0.0.1); elsewhere viewers need the token",
+    )  # fmt: skip
+    levels = ("debug", "info", "warning", "error")
+    how.add_argument("--log-level", choices=levels, help="of log lines on stderr (default: info)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Serves until SIGTERM or Ctrl-C; returns the exit status."""
     try:
-        server = _server(args)
-    except (ValueError, OSError) as error:
-        print(f"contig serve: {error}", file=sys.stderr)
-        return 2
+        config = read_config(args)
+        page = config.page()
+        server = config.make_server()
+    except (ValueError, OSError, ImportError) as error:
+        fail(one_line(error))
     raise_descriptor_limit(Limits().max_connections)
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    with (
+        logging_lines(config["log_level"], bool(config["log_json"])),
+        handling(lambda *_: stop.set(), signal.SIGTERM, signal.SIGINT),
+    ):
+        return _serve(server, config, page, stop)
+
+
+def _serve(
+    server: Server, config: ServeConfig, page: PageOptions | None, stop: threading.Event
+) -> int:
     try:
         server.start()
-        tables = ", ".join(args.table or ["default"])
-        print(f"listening on {args.host}:{server.port} tables: {tables}", flush=True)
-        while not stop.wait(0.2):
+        shown = None
+        if page is not None:
+            shown = server.dashboard(page.port, host=page.host, token=page.token).url
+        _announce(server, config, shown)
+        while not stop.wait(_LOOK_S):
             server.check()
+    except (OSError, ServerError) as error:
+        log.debug("the server failed", exc_info=True)
+        fail(_ends(error))
     finally:
+        notify("STOPPING=1")
         server.close(final=False)  # it may be started again: clients come back
-    stats = server.stats()
-    for buffer in server.buffers.values():
-        buffer.storage.close()  # commits what is left
-    print(f"closed: {sum(t['rows_in'] for t in stats.tables.values())} rows taken in", flush=True)
-    return 0
+        rows = sum(buffer.stats().rows_written for buffer in server.buffers.values())
+        if not server.buffers:
+            rows = server.info().samples_inserted_total
+        for buffer in server.buffers.values():
+            buffer.storage.close()  # commits what is left
+    log.info("ended: %d rows taken in", rows, extra={"event": "stop", "rows": rows})
+    print(f"closed: {rows} rows taken in", flush=True)
+    return OK
 
 
-def _server(args: argparse.Namespace) -> Server:
-    example = read_example(args.example)
-    transport = TcpTransport(
-        port=args.port,
-        host=args.host,
-        token=_token(args.token_file),
-        tls=tuple(args.tls) if args.tls else None,
-        metrics_port=args.metrics_port,
-        max_restarts=args.max_restarts,
-    )
-    if args.durable and args.disk is None:
-        raise ValueError("--durable needs --disk PATH: what is in memory survives no power loss")
-    if args.queue is not None:
-        if args.table:
-            raise ValueError("give --queue or --table, not both")
-        if args.disk is not None:
-            raise ValueError("a queue is in memory: give --disk with tables")
-        return Server(example, args.queue, transport)
-    tables = {}
-    for name in args.table or ["default"]:
-        limiter = None
-        if args.samples_per_insert is not None:
-            buffer = args.samples_per_insert * max(args.batch_size, args.min_size)
-            least = max(1.0, args.samples_per_insert, args.batch_size)
-            limiter = RateLimiter(args.samples_per_insert, args.min_size, max(buffer, least))
-        tables[name] = ReplayBuffer(
-            _storage(args, name, example),
-            _sampler(args.sampler, args.slice_len),
-            batch_size=args.batch_size,
-            limiter=limiter,
-        )
-    return Server(tables=tables, transport=transport)
+def _announce(server: Server, config: ServeConfig, shown: str | None) -> None:
+    """Tells whoever started it where it is."""
+    where, tables, metrics = config["host"], ", ".join(config.names), server.metrics_port
+    told = {
+        "event": "start",
+        "host": where,
+        "port": server.port,
+        "metrics_port": metrics,
+        "tables": config.names,
+        "pid": os.getpid(),
+    }
+    log.info("listening on %s:%d, tables: %s", where, server.port, tables, extra=told)
+    print(f"listening on {where}:{server.port} tables: {tables}", flush=True)
+    if metrics is not None:
+        scheme = "http" if is_loopback(where) else "https"
+        print(f"metrics on {scheme}://{where}:{metrics}/metrics", flush=True)
+    if shown is not None:
+        print(f"dashboard on {shown.partition('?')[0]}", flush=True)
+    notify(f"READY=1\nSTATUS=listening on {where}:{server.port}")
 
 
-def _storage(args: argparse.Namespace, name: str, example: Any) -> Storage:
-    if args.disk is None:
-        return LazyTensorStorage(args.capacity, example=example)
-    if Path(name).name != name or name in (".", ".."):
-        raise ValueError(f"table {name!r}: a name that can be a directory's")
-    durability = "durable" if args.durable else "committed"
-    return DiskStorage(args.disk / name, args.capacity, durability=durability, example=example)
-
-
-def _sampler(name: str, length: int) -> Sampler:
-    if name == "uniform":
-        return RandomSampler()
-    if name == "prioritized":
-        return PrioritizedSampler()
-    if name == "slices":
-        return SliceSampler(slice_len=length)
-    return PrioritizedSliceSampler(slice_len=length)
-
-
-def _token(path: Path | None) -> str | None:
-    if path is not None:
-        return path.read_text().strip()
-    return os.environ.get("CONTIG_TOKEN")
-
-
-def read_example(path: Path) -> Any:
-    """A row or item described in a JSON file.
-
-    Raises:
-        ValueError: it is no JSON, or has a leaf that is no shape and dtype; it names the path.
-    """
-    try:
-        content = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not JSON: {error}") from None
-    if isinstance(content, dict) and {"structure", "leaves"} <= content.keys():
-        layout = Layout.from_json(content)
-        return layout.build_tree([ShapeDtype(x.shape, x.dtype) for x in layout.leaves])
-    return _specs(content, str(path))
-
-
-def _specs(node: Any, where: str) -> Any:
-    if isinstance(node, dict) and set(node) == {"shape", "dtype"}:
-        try:
-            return ShapeDtype(tuple(int(n) for n in node["shape"]), str(node["dtype"]))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{where}: shape and dtype: {error}") from None
-    if isinstance(node, dict) and node:
-        return {key: _specs(value, f"{where}: {key}") for key, value in node.items()}
-    raise ValueError(
-        f'{where}: expected an object of leaves, each {{"shape": [...], "dtype": "float32"}}, got '
-        f"{json.dumps(node)[:80]}"
-    )
+def _ends(error: BaseException) -> str:
+    """The first and the last line of an error that may have a child's traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return one_line(error) if len(lines) < 2 else f"{lines[0]} {lines[-1]}"

@@ -11,7 +11,12 @@ from ..batch import Batch
 from ..convert import plain_tree
 from ..layout import Layout, as_bytes
 
-__all__ = ["layout_of", "records_of"]
+__all__ = ["NO_FIELDS", "layout_of", "records_of"]
+
+NO_FIELDS = (
+    "fields: this table is a queue of single items, which have no trajectories; a server with a "
+    "ReplayBuffer has (Server(buffer=...) or Server(tables=...))"
+)
 
 
 def layout_of(sample: Any) -> Layout | None:

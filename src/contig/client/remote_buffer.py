@@ -7,32 +7,37 @@ add, extend ...   items, exactly once, like a TcpClient's
 
 from __future__ import annotations
 
-import json
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 
-from .. import _native, errors
-from ..arguments import seconds, whole, whole_numbers
+from .. import _native
+from ..arguments import seconds, trajectory_ids, whole, whole_numbers
 from ..batch import Batch
 from ..convert import as_array
-from ..errors import ConnectionClosedError
 from ..layout import Layout
 from ..replay.buffer import BufferStats
-from ..replay.output import info_of, to_output
+from ..replay.output import to_output
+from ..replay.samples import Samples
+from ..replay.typed import Out_co
+from ..tape.fields import pack_fields
 from ..weights.board import Weights
-from ..wire import Type, parse_described
+from ..wire import Type, pack_set_fields, parse_described
+from .replies import raise_error, read_reply
 from .requests import PendingRequest
 from .tcp import TcpClient
+
+if TYPE_CHECKING:
+    from ..convert.types import TensorDict
+    from ..tree import Nested
 
 __all__ = ["RemoteReplayBuffer"]
 
 
-class RemoteReplayBuffer:
+class RemoteReplayBuffer(Samples[Out_co]):
     """A table of a server: written to and sampled from over the network. Thread-safe.
 
     Args:
@@ -46,6 +51,50 @@ class RemoteReplayBuffer:
         sample_timeout_s: how long `sample` waits for an answer.
         client: more arguments for the TcpClient (`token`, `tls`, `reconnect_s`, ...).
     """
+
+    @overload
+    def __init__(
+        self: RemoteReplayBuffer[Batch],
+        host: str,
+        port: int,
+        table: str = "default",
+        *,
+        output: Literal["numpy"] = "numpy",
+        **options: Any,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: RemoteReplayBuffer[Nested],
+        host: str,
+        port: int,
+        table: str = "default",
+        *,
+        output: Literal["torch"],
+        **options: Any,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: RemoteReplayBuffer[dict[str, Any]],
+        host: str,
+        port: int,
+        table: str = "default",
+        *,
+        output: Literal["jax"],
+        **options: Any,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: RemoteReplayBuffer[TensorDict],
+        host: str,
+        port: int,
+        table: str = "default",
+        *,
+        output: Literal["tensordict"],
+        **options: Any,
+    ) -> None: ...
 
     def __init__(
         self,
@@ -74,18 +123,20 @@ class RemoteReplayBuffer:
 
     # -- writing ------------------------------------------------------------------------------
 
-    def add(self, step: Any) -> None:
+    def add(self, step: Any, fields: Any = None) -> None:
         """Sends one row, which goes on with the trajectory until a done row."""
-        self._client.send(step)
+        self._client.send(step, fields)
 
-    def extend(self, data: Any, *, continues: bool | None = None) -> None:
+    def extend(self, data: Any, *, continues: bool | None = None, fields: Any = None) -> None:
         """Sends rows, or lanes of rows; see `Writer.extend`."""
-        self._client.extend(data, continues=continues)
+        self._client.extend(data, continues=continues, fields=fields)
 
-    def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> None:
+    def add_step(
+        self, step: Any, env_ids: Any = None, mask: Any = None, fields: Any = None
+    ) -> None:
         """Sends one step of B envs, or of some of them; see `Writer.add_step`. Those of some are
         refused once this client has used `add` or `extend`."""
-        self._client.add_step(step, env_ids, mask)
+        self._client.add_step(step, env_ids, mask, fields)
 
     def extend_trajectory(self, data: Any, **end: Any) -> None:
         """Sends one whole trajectory."""
@@ -100,10 +151,17 @@ class RemoteReplayBuffer:
         """Returns when everything written is in the table."""
         self._client.wait(timeout)
 
+    def server_is_there(self) -> bool:
+        """Whether the server is, at the moment, for who waits in pieces of his own.
+
+        Raises:
+            ConnectionClosedError: it has been away for `reconnect_s`.
+        """
+        return self._client.server_is_there()
+
     # -- sampling -----------------------------------------------------------------------------
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """A batch, as `ReplayBuffer.sample` gives it."""
+    def _next_batch(self, batch_size: int | None) -> Batch:
         session, timeout_s = self._client.asking, self.sample_timeout_s
         if batch_size in (None, self.batch_size):
             with self._turn:
@@ -117,9 +175,7 @@ class RemoteReplayBuffer:
                 kind, _, payload = session.collect(self._ask(self.batch_size), timeout_s)
         else:
             kind, _, payload = session.collect(self._ask(batch_size), timeout_s)
-        batch = self._batch(kind, payload)
-        out = self._output(batch)
-        return (out, info_of(batch)) if return_info else out
+        return self._batch(kind, payload)
 
     def _ask(self, size: int | None) -> PendingRequest:
         asked = struct.pack("<Q", 0 if size is None else whole("batch_size", size, 1, "rows"))
@@ -127,17 +183,13 @@ class RemoteReplayBuffer:
 
     def _batch(self, kind: int, payload: bytes) -> Batch:
         if kind != Type.BATCH:
-            _raise(payload)
+            raise_error(payload)
         head, raw = parse_described(payload)
         layout = Layout.from_json(head["layout"])
         block = _native.Block(len(raw))
         memoryview(block)[:] = raw
         extras = frozenset(tuple(p) for p in head["extras"])
         return Batch(block, layout, tuple(head["shape"]), extras)
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            yield self.sample()
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Sets priorities of rows by their `index`; evicted rows are ignored and counted."""
@@ -148,28 +200,40 @@ class RemoteReplayBuffer:
         if len(values) != len(seqs):
             raise ValueError(f"{len(values)} priorities for {len(seqs)} rows")
         payload = struct.pack("<Q", len(seqs)) + seqs.tobytes() + values.tobytes()
-        self._reply(*self._client.asking.request(Type.PRIORITY, payload, self.sample_timeout_s))
+        read_reply(*self._client.asking.request(Type.PRIORITY, payload, self.sample_timeout_s))
+
+    def set_fields(self, ids: Any, fields: Any) -> int:
+        """Changes fields of trajectories that are stored, as `ReplayBuffer.set_fields` does.
+
+        Returns:
+            how many of the trajectories were still there.
+
+        Raises:
+            LayoutError: a field that is not known, or does not fit; nothing was changed.
+        """
+        numbers = trajectory_ids(as_array(ids))
+        given = pack_fields(self._client.fields, fields, (len(numbers),))
+        if given is None or not len(numbers):
+            return 0
+        payload = pack_set_fields(numbers, given)
+        asked = self._client.asking.request(Type.SET_FIELDS, payload, self.sample_timeout_s)
+        return int(read_reply(*asked)["there"])
 
     def stats(self) -> BufferStats:
         """Counters of the buffer."""
-        answer = self._reply(*self._client.asking.request(Type.STATS, b"", self.sample_timeout_s))
+        answer = read_reply(*self._client.asking.request(Type.STATS, b"", self.sample_timeout_s))
         return BufferStats(**answer)
 
     def __len__(self) -> int:
         return self.stats().rows
 
-    @staticmethod
-    def _reply(kind: int, payload: bytes) -> dict[str, Any]:
-        if kind != Type.REPLY:
-            raise ConnectionClosedError(f"expected a reply, got a frame of type {kind}")
-        answer = dict(json.loads(payload))
-        if "error" in answer:
-            _raise(payload)
-        return answer
-
     def weights(self, newer_than: int = -1, timeout_s: float = 0.0) -> Weights | None:
         """The newest published weights if they are newer than a version; None if none came."""
         return self._client.weights(newer_than, timeout_s)
+
+    def publish(self, version: int, tree: Any, timeout_s: float = 60.0) -> None:
+        """Makes weights the newest for all clients of the server; see `TcpClient.publish`."""
+        self._client.publish(version, tree, timeout_s)
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -177,17 +241,8 @@ class RemoteReplayBuffer:
         """Sends what is left and disconnects."""
         self._client.close(timeout)
 
-    def __enter__(self) -> RemoteReplayBuffer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: Any) -> None:
         self._client.__exit__(*exc)
-
-
-def _raise(payload: bytes) -> None:
-    """Raises the error that a server answered with, as its own kind if that is ours."""
-    answer = json.loads(payload)
-    kind = getattr(errors, answer.get("error", ""), None)
-    if kind is None:
-        kind = {"ValueError": ValueError, "TypeError": TypeError}.get(answer.get("error", ""))
-    raise (kind or RuntimeError)(answer.get("message", "the server failed"))

@@ -40,6 +40,7 @@ class Session:
         self.lock, self.inflight = thread.lock, thread.inflight
         self.builder, self.frame_bytes = thread.inflight.builder, thread.frame_bytes
         self.ndim, self.max_frame = thread.first.accepted.ndim, thread.first.max_frame
+        self.max_row = thread.first.accepted.max_row
         self.blocked = 0
         weakref.finalize(self, thread.leave, EXIT_S).atexit = False  # `lifetime` does that
         thread.start()
@@ -121,6 +122,19 @@ class Session:
     def check(self) -> None:
         """Raises if it is closed or failed."""
         self.thread.check()
+
+    def is_there(self) -> bool:
+        """Whether the server is, at the moment; for who waits in pieces of his own.
+
+        Raises:
+            ConnectionClosedError: it has been away for `reconnect_s`.
+        """
+        with self.lock:
+            self.check()
+            lost_at = self.thread.lost_at
+            if lost_at is not None:
+                self._check_patience(time.monotonic() - lost_at, 0.0, None, "server")
+            return lost_at is None
 
     # -- waiting ------------------------------------------------------------------------------
 

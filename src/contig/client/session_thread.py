@@ -21,10 +21,14 @@ import threading
 import time
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .. import _native, wire
 from ..arguments import seconds, seconds_or_none
 from ..errors import ClosedError, ConnectionClosedError
+from ..layout import Layout
 from ..process import lifetime
+from ..tape.sharing import shared_form
 from ..wire import Type, log
 from .connecting import BACKOFF_S, Connected, ServerAddress, connect
 from .requests import Requests
@@ -75,7 +79,7 @@ class SessionThread:
         first: the first connection.
         address, opening: how to come by another one; what OPEN says, `next` aside.
         options: see there.
-        record_size, padded: of what will be sent.
+        layout: of the records that will be sent; None: none will.
     """
 
     def __init__(
@@ -84,20 +88,28 @@ class SessionThread:
         address: ServerAddress,
         opening: dict[str, Any],
         options: SessionOptions,
-        record_size: int,
-        padded: bool,
+        layout: Layout | None,
     ) -> None:
         self.address, self.options, self.first = address, options, first
         accepted = first.accepted
         self._opening = dict(opening)
         if accepted.schema is not None:  # a server that comes back must be the same
             self._opening["layout"] = accepted.schema["layout"]
+            self._opening["fields"] = accepted.schema.get("fields")
         self.lock = threading.Lock()
-        most = min(first.max_frame, max(accepted.max_inflight, 256)) - wire.HEADER_BYTES
-        self.frame_bytes = min(_COALESCE_BYTES, most)
+        self.frame_bytes = min(_COALESCE_BYTES, _most_bytes(first))
+        size, padded = (1, False) if layout is None else (layout.record_size, layout.padded)
         self.inflight = _native.Inflight(
-            record_size, padded, accepted.seen, self.frame_bytes, options.max_inflight_msgs
+            size, padded, accepted.seen, self.frame_bytes, options.max_inflight_msgs
         )
+        if layout is not None and layout.variable:
+            places = np.array([x.offset for x in layout.variable], np.int64)
+            self.inflight.builder.set_variable(places)
+        self._sends = layout is not None
+        self._shared = self._shared_of(first)  # how observations are sent once; None: they are not
+        if self._shared is not None:
+            form = shared_form(first.accepted.schema or {})
+            self.inflight.builder.set_shared(form, _most_bytes(first))
         self.ready = False  # connected, and nothing went wrong
         self.requests = Requests(self.inflight)
         self.resends = 0
@@ -298,6 +310,8 @@ class SessionThread:
         self.inflight.notify()
         if self.options.reconnect_s == 0:
             raise ConnectionClosedError(f"the connection to the server was lost: {cause}")
+        where = f"{self.address.host}:{self.address.port}"
+        log.info("lost %s (%s): coming back", where, cause, extra={"event": "lost", "peer": where})
         while self.inflight.ended() is None:
             # Also a server that accepts and then breaks the connection is not hurried.
             if self._attempt:
@@ -311,6 +325,7 @@ class SessionThread:
                 continue
             with self.lock:
                 self._resume(connection)
+            log.info("back at %s", where, extra={"event": "back", "peer": where})
             return connection
         return None
 
@@ -319,11 +334,32 @@ class SessionThread:
         self._sock = connection.sock
         self._agree(connection)
         self.resends += self.inflight.resume(connection.accepted.seen, self.requests.again())
+        shared = self._shared_of(connection)
+        if shared != self._shared:  # what waits was made for another one
+            self._shared = shared
+            form = shared_form(connection.accepted.schema or {})
+            self.inflight.reshape(form, _most_bytes(connection))
         self.lost_at, self._up_at = None, time.monotonic()
         self.ready = not self.closing
         self.inflight.notify()
+
+    @property
+    def compact(self) -> bool:
+        """Whether observations are sent once."""
+        return self._shared is not None
+
+    def _shared_of(self, connection: Connected) -> Any:
+        """What the server says of how observations are stored once, as JSON."""
+        schema = connection.accepted.schema
+        return schema.get("shared") if self._sends and schema is not None else None
 
     def _agree(self, connection: Connected) -> None:
         """On what the server has said."""
         self.inflight.limit(connection.accepted.max_inflight, connection.near)
         self.inflight.heartbeat(connection.accepted.heartbeat_s)
+
+
+def _most_bytes(connection: Connected) -> int:
+    """That a frame may have behind its header."""
+    accepted = connection.accepted
+    return min(connection.max_frame, max(accepted.max_inflight, 256)) - wire.HEADER_BYTES

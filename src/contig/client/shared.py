@@ -30,10 +30,11 @@ from ..errors import (
 from ..layout import Layout
 from ..replay import Ingress
 from ..tape import BatchQueue, Storage
+from ..tape.fields import check_fields, fields_layout
 from ..weights.board import Weights, WeightsBoard, check_version
 from ..wire.announce import FoundServer
-from .items import layout_of, records_of
-from .stream import StreamWriter
+from .items import NO_FIELDS, layout_of, records_of
+from .stream import StreamWriter, TrajectoryPart
 
 __all__ = ["SharedClient"]
 
@@ -49,6 +50,8 @@ class SharedClient:
         server: its `name`.
         data_sample: an item (or a row), or its `Layout`, to be checked; None: whatever it takes.
         table: its name.
+        fields: an example of trajectories' fields, to be checked, or taken by a table that has no
+            layout yet; None: whatever it has.
         on_full: "block" or "raise" when a queue has no room.
         send_timeout_s: how long a blocked `send` waits; None: for ever.
 
@@ -61,6 +64,7 @@ class SharedClient:
         data_sample: Any = None,
         *,
         table: str = "default",
+        fields: Any = None,
         on_full: str = "block",
         send_timeout_s: float | None = None,
     ) -> None:
@@ -86,7 +90,10 @@ class SharedClient:
         self._closed = self._gone = False
         self.blocked = 0
         layout = layout_of(data_sample)
+        wanted = None if fields is None else fields_layout(fields)
         if tables[table]["kind"] == "queue":
+            if wanted is not None:
+                raise TypeError(NO_FIELDS)
             self._queue = BatchQueue.attach(tables[table]["name"])
             if layout is not None and layout != self._queue.layout:
                 diff = self._queue.layout.diff(layout)
@@ -94,9 +101,11 @@ class SharedClient:
                 raise LayoutError(f"the client's layout differs from the server's:\n{diff}")
             self.layout: Layout | None = self._queue.layout if layout is None else layout
         else:
-            self._attach_tape(table, tables[table], layout)
+            self._attach_tape(table, tables[table], data_sample, wanted)
 
-    def _attach_tape(self, table: str, config: dict[str, Any], layout: Layout | None) -> None:
+    def _attach_tape(
+        self, table: str, config: dict[str, Any], sample: Any, fields: Layout | None
+    ) -> None:
         if config["name"] is None:
             raise ValueError(
                 f"table {table!r} is a LazyTensorStorage, which has no name to attach to: make the "
@@ -105,20 +114,27 @@ class SharedClient:
         timeout_s = 1e9 if self._timeout_s is None else self._timeout_s
         self._ingress = Ingress.attach(config, block=self._on_full == "block", timeout_s=timeout_s)
         storage = self._ingress.storage
-        if layout is not None:
-            storage.publish(layout)
+        if isinstance(sample, Layout):
+            storage.publish(sample, fields)
+        elif sample is not None:
+            storage.publish_example(dict(sample) if isinstance(sample, Built) else sample, fields)
+        elif storage.schema is not None:
+            check_fields(storage.schema.fields, fields)
         self.layout = storage.layout
 
     # -- sending ------------------------------------------------------------------------------
 
-    def send(self, tree: Any) -> None:
-        """Appends one item; of a tape, one row that goes on with this thread's trajectory."""
+    def send(self, tree: Any, fields: Any = None) -> None:
+        """Appends one item; of a tape, one row that goes on with this thread's trajectory, and
+        some of its fields."""
         if self._queue is None:
             try:
-                self._ready().add(tree, self._check_server)
+                self._ready().add(tree, self._check_server, fields=fields)
             except RateLimitError as error:
                 raise self._no_room(error) from error
             return
+        if fields is not None:
+            raise TypeError(NO_FIELDS)
         native = self._open_queue().native
         if type(tree) is Built and tree.layout == self.layout:
             self._accept(tree.record)
@@ -158,13 +174,15 @@ class SharedClient:
                 raise TimeoutError(f"no room in the queue within {self._timeout_s} s")
             queue.native.wait_space(seen, min(left, _SLICE_S))
 
-    def extend(self, data: Any, *, continues: bool | None = None) -> None:
+    def extend(self, data: Any, *, continues: bool | None = None, fields: Any = None) -> None:
         """Appends rows to a tape as `ReplayBuffer.extend` takes them."""
-        self._append(Ingress.extend, data, continues)
+        self._append(Ingress.extend, data, continues, fields=fields)
 
-    def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> None:
+    def add_step(
+        self, step: Any, env_ids: Any = None, mask: Any = None, fields: Any = None
+    ) -> None:
         """Appends one step of B envs to a tape as `ReplayBuffer.add_step` does."""
-        self._append(Ingress.add_step, step, env_ids, mask)
+        self._append(Ingress.add_step, step, env_ids, mask, fields=fields)
 
     def send_trajectory(self, tree: Any, **end: Any) -> None:
         """Appends one whole trajectory ``[T, ...]``; arguments as in `extend_trajectory`."""
@@ -297,13 +315,7 @@ class _SharedTape:
         self._ids = (self._ids + 1) & (2**63 - 1)
         return self._ids
 
-    def send_part(
-        self,
-        record: np.ndarray[Any, Any],
-        flags: int,
-        traj_id: int,
-        version: int,
-        wait: bool = True,
-    ) -> None:
+    def send_part(self, part: TrajectoryPart, wait: bool = True) -> None:
         self._client._append(Ingress.await_room, 1 if wait else 0)
-        self._native.append_part(record, flags, traj_id, version)
+        told = (part.flags, part.traj_id, part.version)
+        self._native.append_part(part.record, *told, part.blobs, part.fields)

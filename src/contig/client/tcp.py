@@ -27,13 +27,16 @@ from ..accumulate import Built
 from ..arguments import check_kind, port_number, seconds, seconds_or_none, whole
 from ..convert import plain_tree
 from ..layout import Layout
+from ..tape.fields import fields_layout
 from ..tape.schema import Schema
 from ..weights.board import Weights, check_version, unpack_weights
 from ..wire import Accepted, Type, parse_described
 from ..wire.tls import client_context
 from .connecting import ServerAddress, wait_for_server
-from .items import layout_of, records_of
+from .items import NO_FIELDS, layout_of, records_of
+from .publishing import publication
 from .remote_tape import RemoteTape
+from .replies import read_reply
 from .session import Session
 from .session_thread import SessionOptions, SessionThread
 from .stream import StreamWriter
@@ -54,6 +57,8 @@ class TcpClient:
         reconnect_s: how long a call waits for a lost or silent server before it raises; 0: never
             reconnect. Making the client is such a call: it waits for a server that is not there.
         table: its name.
+        fields: an example of trajectories' fields, to be checked, or taken by a table that has no
+            layout yet; None takes the server's.
         token: what the server wants to be proven.
         tls: True, the path of a certificate authority (PEM), or an `ssl.SSLContext`.
         ack: what an ack means: "received" (in the server's memory), "committed" (in the table).
@@ -74,6 +79,7 @@ class TcpClient:
         reconnect_s: float = 30.0,
         *,
         table: str = "default",
+        fields: Any = None,
         token: str | None = None,
         tls: Any = None,
         ack: str = "committed",
@@ -86,16 +92,18 @@ class TcpClient:
                 check_kind(name, text, str, "give text")
         max_inflight_msgs = whole("max_inflight_msgs", max_inflight_msgs, 1, "frames")
         layout = layout_of(data_sample)
+        wanted = None if fields is None else fields_layout(fields)
         address = ServerAddress(host, port, table, token, client_context(tls))
         options = SessionOptions(ack, max_inflight_msgs, reconnect_s, on_full, send_timeout_s)
         options.check()
         self.producer = secrets.randbelow(2**63 - 1) + 1
         opening = _opening(self.producer, layout, ack)
+        if wanted is not None:
+            opening["fields"] = wanted.to_json()
         first = wait_for_server(address, opening, options.reconnect_s)
         try:
             schema, self.layout = _what_it_takes(first.accepted, layout)
-            size, padded = self.layout.record_size, self.layout.padded
-            self._thread = SessionThread(first, address, opening, options, size, padded)
+            self._thread = SessionThread(first, address, opening, options, self.layout)
         except BaseException:
             first.sock.close()
             raise
@@ -109,17 +117,20 @@ class TcpClient:
 
     # -- sending ------------------------------------------------------------------------------
 
-    def send(self, tree: Any) -> None:
-        """Sends one item; of a tape, one row that goes on with this client's trajectory.
+    def send(self, tree: Any, fields: Any = None) -> None:
+        """Sends one item; of a tape, one row that goes on with this client's trajectory, and some
+        of its fields.
 
         Raises:
-            LayoutError: the tree does not fit; nothing is sent.
+            LayoutError: the tree, or a field, does not fit; nothing is sent.
             ConnectionClosedError: the server is gone.
             OverloadError: too much is in flight and `on_full="raise"`.
         """
         if self._tape is not None:
-            self._tape.add(tree)
+            self._tape.add(tree, fields)
             return
+        if fields is not None:
+            raise TypeError(NO_FIELDS)
         thread, inflight = self._thread, self._inflight
         with self._lock:
             if thread.ready and type(tree) is not Built and not inflight.send(self._plan, tree):
@@ -147,28 +158,35 @@ class TcpClient:
         for at in range(0, len(records), step):
             self._session.add(partial(add_records, records[at : at + step]))
 
-    def extend(self, data: Any, *, continues: bool | None = None) -> None:
+    def extend(self, data: Any, *, continues: bool | None = None, fields: Any = None) -> None:
         """Sends rows to a tape as `ReplayBuffer.extend` takes them."""
-        self._need_tape().extend(data, continues)
+        self._need_tape().extend(data, continues, fields)
 
-    def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> None:
+    def add_step(
+        self, step: Any, env_ids: Any = None, mask: Any = None, fields: Any = None
+    ) -> None:
         """Sends one step of B envs, or of some of them, to a tape as `ReplayBuffer.add_step` takes
         it. Those of some are refused once this client has used `send` or `extend`."""
-        self._need_tape().add_step(step, env_ids, mask)
+        self._need_tape().add_step(step, env_ids, mask, fields)
 
     def send_trajectory(self, tree: Any, **end: Any) -> None:
         """Sends one whole trajectory ``[T, ...]``: one frame, one append.
 
         Args:
             tree: its rows.
-            end: `terminated`, `truncated`, `traj_id`, `policy_version`, as `extend_trajectory`
-                of a ReplayBuffer takes them.
+            end: `terminated`, `truncated`, `traj_id`, `policy_version`, `fields`, as
+                `extend_trajectory` of a ReplayBuffer takes them.
         """
         self._need_tape().extend_trajectory(tree, **end)
 
     def writer(self) -> StreamWriter:
         """A writer of single steps, which are grouped by trajectory; for one thread."""
         return StreamWriter(self._need_tape())
+
+    @property
+    def fields(self) -> Layout | None:
+        """What trajectories of the table have besides their rows; None: nothing."""
+        return None if self._tape is None else self._tape.schema.fields
 
     def _need_tape(self) -> RemoteTape:
         if self._tape is None:
@@ -210,6 +228,10 @@ class TcpClient:
     def wait_for_server(self, reconnect_s: float) -> None:
         """From now on, how long calls wait for a lost server, as `reconnect_s` says it."""
         self._session.be_patient(seconds("reconnect_s", reconnect_s))
+
+    def server_is_there(self) -> bool:
+        """Whether the server is, at the moment. Raises if it has been away for `reconnect_s`."""
+        return self._session.is_there()
 
     @property
     def resends(self) -> int:
@@ -255,6 +277,24 @@ class TcpClient:
         owned = np.frombuffer(record, np.uint8).copy()
         return Weights(version, unpack_weights(layout, owned))
 
+    def publish(self, version: int, tree: Any, timeout_s: float = 60.0) -> None:
+        """Makes weights (a pytree or state dict) the newest for all clients; returns when they are.
+
+        Raises:
+            ValueError: the version is negative, or not larger than the one before; or the server
+                takes no weights, or none so large.
+            LayoutError: a tree of another layout than the ones before.
+        """
+        seconds("timeout_s", timeout_s)
+        session = self.asking
+        if not session.thread.first.accepted.takes_weights:
+            raise ValueError(
+                "this server takes no weights from clients: make it with "
+                "TcpTransport(takes_weights=True), as contig serve does"
+            )
+        payload = publication(version, tree, session.max_frame)
+        read_reply(*session.request(Type.PUBLISH, payload, timeout_s))
+
     @property
     def asking(self) -> Session:
         """A connection for requests, so that items that wait for room do not hold them up."""
@@ -266,7 +306,7 @@ class TcpClient:
                 opening = _opening(secrets.randbelow(2**63 - 1) + 1, None, options.ack)
                 first = wait_for_server(address, opening, options.reconnect_s, session.check)
                 # Whole, or not at all: a signal may come at any time.
-                self._asking = Session(SessionThread(first, address, opening, options, 1, False))
+                self._asking = Session(SessionThread(first, address, opening, options, None))
             return self._asking
 
     # -- life ---------------------------------------------------------------------------------

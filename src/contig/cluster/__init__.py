@@ -13,7 +13,8 @@ _WHERE = {
     "channel": ("RayChannel",),
     "client": ("ShardClient", "ShardProducer"),
     "collector": ("DistributedCollector", "RayCollector"),
-    "replay": ("RayBufferStats", "RayReplayBuffer"),
+    "replay": ("RayReplayBuffer",),
+    "statistics": ("RayBufferStats",),
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _WHERE)
 
@@ -23,5 +24,5 @@ if TYPE_CHECKING:
     from .client import ShardProducer as ShardProducer
     from .collector import DistributedCollector as DistributedCollector
     from .collector import RayCollector as RayCollector
-    from .replay import RayBufferStats as RayBufferStats
     from .replay import RayReplayBuffer as RayReplayBuffer
+    from .statistics import RayBufferStats as RayBufferStats

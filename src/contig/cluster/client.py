@@ -28,6 +28,7 @@ from ..layout import Layout
 from ..tape.boundaries import complete_flags
 from ..tape.schema import row_layout
 from .engine import own_node, ray
+from .listening import LEAVE_S, answer
 from .place import Place
 
 __all__ = ["ShardClient", "ShardProducer"]
@@ -64,6 +65,13 @@ class ShardProducer:
     """Appends to one shard of a buffer, exactly once. Thread-safe; belongs to its process.
 
     `add`, `add_step`, `extend` and `extend_trajectory` are those of a ReplayBuffer, without seqs.
+
+    Args:
+        directory: the actor that knows where shards are.
+        token: what shards ask for.
+        data_sample: a row; None: the shard's layout.
+        wait_s: how long it looks for a shard, or waits for a lost one.
+        shard: which one; None: one of this node if there is one.
     """
 
     def __init__(
@@ -90,17 +98,19 @@ class ShardProducer:
 
     # -- writing ------------------------------------------------------------------------------
 
-    def add(self, step: Any) -> None:
+    def add(self, step: Any, fields: Any = None) -> None:
         """Appends one row, which goes on with the trajectory until a done row."""
-        self._write("send", step, 0, ())
+        self._write("send", step, 0, (), fields=fields)
 
-    def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> None:
+    def add_step(
+        self, step: Any, env_ids: Any = None, mask: Any = None, fields: Any = None
+    ) -> None:
         """Appends one step of B envs, ``[B, ...]``, or of some of them."""
-        self._write("add_step", step, 1, (env_ids, mask))
+        self._write("add_step", step, 1, (env_ids, mask), fields=fields)
 
-    def extend(self, data: Any, *, continues: bool | None = None) -> None:
+    def extend(self, data: Any, *, continues: bool | None = None, fields: Any = None) -> None:
         """Appends rows as `ReplayBuffer.extend` does."""
-        self._write("extend", data, 1, (), continues=continues)
+        self._write("extend", data, 1, (), continues=continues, fields=fields)
 
     def extend_trajectory(self, data: Any, **end: Any) -> None:
         """Appends one whole trajectory ``[T, ...]``; see `ReplayBuffer.extend_trajectory`."""
@@ -239,6 +249,8 @@ class ShardProducer:
             if client is not None:
                 client.close(timeout)
                 self._done += client.acked if isinstance(client, TcpClient) else 0
+        if self._watcher is not None:
+            self._watcher.join(LEAVE_S)
 
     def __enter__(self) -> ShardProducer:
         return self
@@ -255,6 +267,11 @@ _POLL_S = 10.0
 
 def _follow(producer: weakref.ref[ShardProducer]) -> None:
     """A producer's thread; it does not keep the producer alive."""
+
+    def left() -> bool:
+        held = producer()
+        return held is None or held._closed
+
     while True:
         held = producer()
         if held is None or held._closed:
@@ -263,7 +280,8 @@ def _follow(producer: weakref.ref[ShardProducer]) -> None:
         moved: Callable[[Place], None] = held._moved
         del held
         try:
-            found = ray.get(directory.successor.remote(place.slot, place.life, _POLL_S))
+            asked = directory.successor.remote(place.slot, place.life, _POLL_S)
+            found = answer(asked, left)
         except Exception:  # the cluster is gone: the client says so when it has waited
             return
         if found is not None:

@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 
 from ..batch import Batch
+from ..collect.specs import nest
 from ..layout import Layout
 from ..replay.shards import ShardLost, ShardReader, Source
 from ..sample import Mass, Request, Sampler
 from ..tape import SharedStorage, Storage
 from ..tape.disk import DiskStorage
+from ..tape.fields import Given, pack_fields
+from ..tree import flatten
 from .engine import own_node, ray
 from .place import Place
 
@@ -204,6 +207,27 @@ class Fleet:
             else:
                 source.update_priority(seqs[mine], priority[mine])
 
+    def set_fields(self, numbers: Array, ids: Array, fields: Any) -> int:
+        """Changes fields by shard and trajectory; how many were still there."""
+        layout = next((x for x in self.call("fields") if x is not None), None)
+        given = pack_fields(layout, fields, (len(ids),))
+        if layout is None or given is None:
+            return 0
+        by_number = {s.number: s for s in self.sources}
+        asked = []
+        for number in np.unique(numbers):
+            mine, source = numbers == number, by_number.get(int(number))
+            if source is not None:
+                some = _values(layout, given, mine)
+                asked.append((source, source.place.actor.set_fields.remote(ids[mine], some)))
+        there = 0
+        for source, ref in asked:
+            try:
+                there += int(Answer(ref).get())
+            except ShardLost:
+                self.lost(source)
+        return there
+
     def ask(self, verb: str, *given: Any) -> list[Any]:
         """What the shards say to something that each is asked; lost ones say nothing."""
         asked = [(s, getattr(s, verb)(*given)) for s in list(self.sources)]
@@ -230,6 +254,14 @@ class Fleet:
         for slot in list(self._by_slot):
             self._forget(slot)
         self.sources = []
+
+
+def _values(layout: Layout, given: Given, mine: Array) -> Any:
+    """Those of packed fields that are given, of some trajectories."""
+    records = given[0][mine] if len(given[0]) > 1 else given[0][0]
+    mask = int(given[1][0])
+    paths, columns, _ = flatten(layout.unpack(records))
+    return nest({p: c for i, (p, c) in enumerate(zip(paths, columns)) if mask >> i & 1})
 
 
 def _attach(place: Place) -> Storage:

@@ -14,34 +14,42 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import numpy as np
 
-from ..arguments import check_kind, ranks, seconds, whole, whole_numbers
+from ..arguments import check_kind, ranks, seconds, trajectory_ids, whole, whole_numbers
 from ..batch import Batch
 from ..convert import as_array
 from ..errors import ClosedError, EmptyBufferError, NothingEligibleError, ServerError
-from ..replay.buffer import priorities_in
 from ..replay.feeding import Feeding
-from ..replay.output import info_of, to_output
+from ..replay.output import to_output
 from ..replay.prefetch import Cancelled, Prefetcher
+from ..replay.samples import Samples
 from ..replay.shards import read_shards
+from ..replay.statistics import priorities_in
+from ..replay.typed import Out_co, ShardOptions
 from ..sample import RandomSampler, Request, Rng, Sampler
 from ..sample.shards import decode
 from ..tape import Storage
+from ..tape.episodes import EPISODE
 from . import saving
 from .client import ShardClient
 from .directory import open_directory, started
 from .engine import need_cluster, ray
 from .fleet import Fleet
-from .listening import listen
+from .listening import LEAVE_S, listen
 from .placement import checked_spec
+from .statistics import RayBufferStats
 from .writing import ShardedWrites
 
-__all__ = ["RayBufferStats", "RayReplayBuffer"]
+if TYPE_CHECKING:
+    from ..convert.types import TensorDict
+    from ..tree import Nested
+
+__all__ = ["RayReplayBuffer"]
 
 log = logging.getLogger("contig.cluster")
 
@@ -49,27 +57,7 @@ _POLL_S = 0.005
 _PASSING = (EmptyBufferError, NothingEligibleError)
 
 
-class RayBufferStats(NamedTuple):
-    """Counters of a sharded buffer; those of rows are sums over the shards that there are.
-
-    Attributes:
-        shards, shards_lost: how many there are now, and how many were ever lost.
-        stale_priority_updates: priorities set on rows that were evicted, or lost with their shard.
-    """
-
-    rows: int
-    capacity: int
-    rows_written: int
-    appends: int
-    trajectories: int
-    rows_sampled: int
-    batches_sampled: int
-    stale_priority_updates: int
-    shards: int
-    shards_lost: int
-
-
-class RayReplayBuffer(ShardedWrites):
+class RayReplayBuffer(ShardedWrites, Samples[Out_co]):
     """Samples over shards as a ReplayBuffer does over one tape. Thread-safe.
 
     Args:
@@ -88,6 +76,50 @@ class RayReplayBuffer(ShardedWrites):
     Raises:
         RuntimeError: this process is not connected to a Ray cluster.
     """
+
+    @overload
+    def __init__(
+        self: RayReplayBuffer[Batch],
+        shards: int,
+        storage: int | Callable[[int], Storage] = 1_000_000,
+        sampler: Sampler | None = None,
+        *,
+        output: Literal["numpy"] = "numpy",
+        **options: Unpack[ShardOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: RayReplayBuffer[Nested],
+        shards: int,
+        storage: int | Callable[[int], Storage] = 1_000_000,
+        sampler: Sampler | None = None,
+        *,
+        output: Literal["torch"],
+        **options: Unpack[ShardOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: RayReplayBuffer[dict[str, Any]],
+        shards: int,
+        storage: int | Callable[[int], Storage] = 1_000_000,
+        sampler: Sampler | None = None,
+        *,
+        output: Literal["jax"],
+        **options: Unpack[ShardOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: RayReplayBuffer[TensorDict],
+        shards: int,
+        storage: int | Callable[[int], Storage] = 1_000_000,
+        sampler: Sampler | None = None,
+        *,
+        output: Literal["tensordict"],
+        **options: Unpack[ShardOptions],
+    ) -> None: ...
 
     def __init__(
         self,
@@ -110,6 +142,7 @@ class RayReplayBuffer(ShardedWrites):
         need_cluster()
         self.sampler = RandomSampler() if sampler is None else sampler
         check_kind("sampler", self.sampler, Sampler, "give a sampler such as RandomSampler()")
+        batch_size = self.sampler.batch_size if batch_size is None else batch_size
         self.batch_size = None if batch_size is None else whole("batch_size", batch_size, 1, "rows")
         self.sample_timeout_s = seconds("sample_timeout_s", sample_timeout_s)
         prefetch = whole("prefetch", prefetch, 0, "a number of batches")
@@ -130,7 +163,7 @@ class RayReplayBuffer(ShardedWrites):
         self.version, places, self._lost = ray.get(self.directory.changes.remote(-1, 0.0))
         self._fleet.install(places)
         super().__init__(self.client(), self.spec.shards)
-        listen(self)
+        self._listening = listen(self)
         self._ahead = prefetch
         self._prefetcher = Prefetcher(self.draw, self._mark, prefetch) if prefetch else None
 
@@ -144,20 +177,11 @@ class RayReplayBuffer(ShardedWrites):
 
     # -- sampling -----------------------------------------------------------------------------
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """A batch; see `ReplayBuffer.sample`. Its `index` says shard and row
-        (`contig.sample.shards`), and is what `update_priority` takes.
-
-        Raises:
-            EmptyBufferError, NothingEligibleError: nothing to draw.
-            ServerError: no shard is left, and none was replaced in `sample_timeout_s`.
-        """
+    def _next_batch(self, batch_size: int | None) -> Batch:
         if self._prefetcher is not None and batch_size in (None, self.batch_size):
-            batch = self._prefetcher.take(_PASSING)
-        else:
-            batch = self.draw(batch_size)
-        out = self._output(batch)
-        return (out, info_of(batch)) if return_info else out
+            batch: Batch = self._prefetcher.take(_PASSING)
+            return batch
+        return self.draw(batch_size)
 
     def draw(self, batch_size: int | None = None) -> Batch:
         """A batch as numpy, past the prefetcher."""
@@ -225,10 +249,6 @@ class RayReplayBuffer(ShardedWrites):
         """Has every draw call `check`; see `ReplayBuffer.watch`."""
         return self._feeding.watch(check)
 
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            yield self.sample()
-
     # -- priorities ---------------------------------------------------------------------------
 
     def update_priority(self, index: Any, priority: Any) -> None:
@@ -247,6 +267,30 @@ class RayReplayBuffer(ShardedWrites):
     def update_tensordict_priority(self, data: Any, key: str = "td_error") -> None:
         """`update_priority` from a batch that has `index` and a priority, as TorchRL does it."""
         self.update_priority(*priorities_in(data, key))
+
+    # -- trajectories -------------------------------------------------------------------------
+
+    def episodes(self) -> np.ndarray[Any, Any]:
+        """Trajectories of all shards, as `Storage.episodes` has them; asks every shard. `id` and
+        `first` say shard and number (`contig.sample.shards`)."""
+        with self._turn:
+            found = [e for e in self._fleet.call("episodes") if e is not None]
+        return np.concatenate(found) if found else np.empty(0, EPISODE)
+
+    def set_fields(self, ids: Any, fields: Any) -> int:
+        """Changes fields of stored trajectories, each whole or not at all; see
+        `Storage.set_fields`.
+
+        Args:
+            ids: as `episodes()` has them, or one.
+            fields: a mapping of those to change; values of a field, or one for each id.
+
+        Returns:
+            how many were still there.
+        """
+        numbers, own = decode(trajectory_ids(as_array(ids)))
+        with self._turn:
+            return self._fleet.set_fields(numbers, own, fields)
 
     # -- state --------------------------------------------------------------------------------
 
@@ -339,8 +383,9 @@ class RayReplayBuffer(ShardedWrites):
                 ray.kill(self.directory)
             except ray.exceptions.RayError as error:
                 log.debug("shards were not closed in good order: %s", error)
+        self._listening.join(LEAVE_S)
 
-    def __enter__(self) -> RayReplayBuffer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: Any) -> None:

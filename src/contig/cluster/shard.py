@@ -18,10 +18,11 @@ import numpy as np
 
 from ..layout import Layout
 from ..replay import ReplayBuffer
-from ..replay.buffer import row_counts
 from ..replay.redistribute import load_shard, load_share, save_shard
 from ..replay.shards import ShardReader
+from ..replay.statistics import row_counts
 from ..sample import Request, Sampler
+from ..sample.shards import base_of
 from ..server import Server, TcpTransport
 from ..tape import SharedStorage
 from ..tape.disk import DiskStorage
@@ -122,7 +123,7 @@ class Shard:
             name = batch.layout.fingerprint
             if name not in self._layouts:
                 self._layouts[name] = (batch.layout, batch.extras)
-            return batch.block, name, len(batch), groups
+            return batch.sealed_block, name, len(batch), groups
 
     def layout(self, name: str) -> tuple[Layout, frozenset[Any]]:
         """A layout of shares, and which of its leaves were added."""
@@ -163,6 +164,23 @@ class Shard:
 
     def empty(self) -> None:
         self.storage.empty()
+
+    def episodes(self) -> Array | None:
+        """Its trajectories, numbered as those of the whole; None: it has never had any."""
+        if self.storage.schema is None:
+            return None
+        found = self.storage.episodes()
+        for column in ("id", "first"):
+            found[column] += base_of(self.number)
+        return found
+
+    def fields(self) -> Layout | None:
+        """Of its trajectories."""
+        return self.storage.fields
+
+    def set_fields(self, ids: Array, fields: Any) -> int:
+        """Changes fields of its trajectories, by its own numbers; how many were still there."""
+        return self.storage.set_fields(ids, fields)
 
     def save(self, path: str, sampler: Sampler, state: Any) -> bool:
         """Writes its rows, and what a sampler knows of them; False: it has never had any."""

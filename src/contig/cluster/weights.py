@@ -61,7 +61,7 @@ class WeightsObject:
         check_version(version, least=-1)
         if self.newest is not None and version <= self.newest.version:
             raise ValueError(f"version {version} after {self.newest.version}: versions must grow")
-        plain = plain_tree(tree)[0]
+        plain = plain_tree(tree, text=False)[0]
         layout = self._layout = self._layout or Layout(plain)
         try:
             record = np.frombuffer(layout.pack_one(plain), np.uint8)

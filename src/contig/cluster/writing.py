@@ -26,19 +26,32 @@ class ShardedWrites:
         self._threads = itertools.cycle(range(shards))
         self._own = threading.local()
 
-    def add(self, step: Any, *, shard: int | None = None) -> None:
+    def add(self, step: Any, fields: Any = None, *, shard: int | None = None) -> None:
         """Appends one row, which goes on with the trajectory until a done row."""
-        self._to(shard).add(step)
+        self._to(shard).add(step, fields)
 
     def add_step(
-        self, step: Any, env_ids: Any = None, mask: Any = None, *, shard: int | None = None
+        self,
+        step: Any,
+        env_ids: Any = None,
+        mask: Any = None,
+        fields: Any = None,
+        *,
+        shard: int | None = None,
     ) -> None:
         """Appends one step of B envs, ``[B, ...]``, or of some of them."""
-        self._to(shard).add_step(step, env_ids, mask)
+        self._to(shard).add_step(step, env_ids, mask, fields)
 
-    def extend(self, data: Any, *, continues: bool | None = None, shard: int | None = None) -> None:
+    def extend(
+        self,
+        data: Any,
+        *,
+        continues: bool | None = None,
+        fields: Any = None,
+        shard: int | None = None,
+    ) -> None:
         """Appends rows as `ReplayBuffer.extend` does."""
-        self._to(shard).extend(data, continues=continues)
+        self._to(shard).extend(data, continues=continues, fields=fields)
 
     def extend_trajectory(self, data: Any, *, shard: int | None = None, **end: Any) -> None:
         """Appends one whole trajectory to the next shard; see `ReplayBuffer.extend_trajectory`."""
@@ -50,6 +63,7 @@ class ShardedWrites:
             producer.flush(timeout)
 
     def close_writers(self) -> None:
+        """Sends what is left and closes this process's connections to shards."""
         for producer in self._producers.values():
             producer.close()
         self._producers.clear()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["PlainEnv", "is_env", "is_gymnasium", "is_vector", "raw_env"]
+__all__ = ["PlainEnv", "is_env", "is_gymnasium", "is_torchrl", "is_vector", "raw_env"]
 
 
 def raw_env(env: Any) -> Any:
@@ -41,6 +41,11 @@ def is_env(given: Any) -> bool:
 def is_vector(env: Any) -> bool:
     module = sys.modules.get("gymnasium")
     return module is not None and isinstance(env, module.vector.VectorEnv)
+
+
+def is_torchrl(env: Any) -> bool:
+    module = sys.modules.get("torchrl.envs.common")
+    return module is not None and isinstance(env, module.EnvBase)
 
 
 def is_dm_env(env: Any) -> bool:

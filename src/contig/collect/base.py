@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import threading
 import traceback
+import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
 from ..arguments import seconds
 from ..errors import ClosedError, WorkerError
@@ -23,12 +24,19 @@ from .sink import HasProducers, RemoteSink, StorageSink, buffers_of, sink_of
 
 __all__ = ["END", "BaseCollector"]
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Item_co = TypeVar("Item_co", covariant=True, default=Any)  # as in replay/typed.py
+else:
+    Item_co = typing.TypeVar("Item_co", covariant=True)
+
 END: Final = object()  # in place of a batch: all frames are collected
 _SLICE_S = 0.05
 _STOP_S = 10.0
 
 
-class BaseCollector(ABC):
+class BaseCollector(ABC, Generic[Item_co]):
     """A source of batches. Base of all collectors; subclass it for data from elsewhere.
 
     A subclass has `_collect`; `_close` and `update_policy_weights_` if there is something to do.
@@ -72,28 +80,28 @@ class BaseCollector(ABC):
             self._sink = sink_of(self.replay_buffer)
         return self._sink.write(batch, self._hold_still)
 
-    def _close(self) -> None:  # noqa: B027
+    def _close(self) -> None:
         """Lets go of environments and processes."""
 
-    def update_policy_weights_(self, policy_or_state: Any = None) -> None:  # noqa: B027
+    def update_policy_weights_(self, policy_or_state: Any = None) -> None:
         """Makes weights current: the policy's own, or those given."""
 
-    def _settle(self) -> None:  # noqa: B027
+    def _settle(self) -> None:
         """Returns when nothing that `_collect` began is still going on."""
 
-    def _release(self) -> None:  # noqa: B027
+    def _release(self) -> None:
         """Undoes what `_settle` did to make things stand still."""
 
-    def _watch(self) -> None:  # noqa: B027
+    def _watch(self) -> None:
         """Raises if something failed that nobody waits for."""
 
-    def _peek(self) -> None:  # noqa: B027
+    def _peek(self) -> None:
         """The same at once, from any thread, without doing anything about it."""
 
     # -- iteration ----------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Any]:
-        """Batches, or None for each one that went to the buffer, until `total_frames`."""
+    def __iter__(self) -> Iterator[Item_co]:
+        """Batches, until `total_frames`; with a buffer None for each, whatever their type says."""
         self._check_open()
         if self._thread is not None:
             raise RuntimeError(
@@ -250,7 +258,7 @@ class BaseCollector(ABC):
 
     shutdown = async_shutdown
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: Any, *exc: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..arguments import whole
 from ..batch import Batch
+from .episode_fields import EpisodeFields
 
 __all__ = ["CollectionSpec", "FrameBudget"]
 
@@ -20,6 +21,7 @@ class CollectionSpec:
     Attributes:
         policy, frames_per_batch, ..., seed: as in `Collector`.
         register_primers: give environments the hidden states that the policy needs.
+        fields: of trajectories, from infos.
     """
 
     policy: Any
@@ -36,6 +38,7 @@ class CollectionSpec:
     split_trajs: bool = False
     register_primers: bool = False
     seed: int | None = None
+    fields: EpisodeFields | None = None
 
     def check(self, buffered: bool) -> None:
         """Raises ValueError for what means nothing; frames are checked by their budget.

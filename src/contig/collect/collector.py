@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ..arguments import whole
@@ -15,12 +16,13 @@ from .base import END, BaseCollector
 from .batcher import Batcher
 from .collection import CollectionSpec, FrameBudget
 from .column_blocks import pad_trajectories
+from .episode_fields import episode_fields
 from .vector import as_env
 
 __all__ = ["Collector"]
 
 
-class Collector(BaseCollector):
+class Collector(BaseCollector[Batch]):
     """Steps an environment with a policy, here in this process.
 
     Batches are ``[T]`` of a single environment, ``[B, T]`` of a batched one; with
@@ -47,6 +49,10 @@ class Collector(BaseCollector):
             modules in the policy need.
         max_restarts: of worker processes; there are none here.
         seed: of the first lane; lane i has ``seed + i``.
+        fields: of trajectories, from the info of an episode's last step: an example of them, whose
+            names are keys of the info, or a function of the info that returns them (called with an
+            empty one at first). Yielded batches have them below `fields`, in each episode's last
+            row; a buffer's trajectories get them. Episodes that the collector cuts have zeros.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class Collector(BaseCollector):
         auto_register_policy_transforms: bool = False,
         max_restarts: int = 0,
         seed: int | None = None,
+        fields: Any = None,
     ) -> None:
         super().__init__(replay_buffer)
         whole("max_restarts", max_restarts, 0)
@@ -87,12 +94,13 @@ class Collector(BaseCollector):
             split_trajs=split_trajs,
             register_primers=auto_register_policy_transforms,
             seed=seed,
+            fields=episode_fields(fields),
         )
         self._spec.check(replay_buffer is not None)
         self.env, self.policy = as_env(env), policy
         lanes = self.env.num_envs
         self._budget = FrameBudget(self._spec, lanes, replay_buffer is not None)
-        self._batcher = Batcher(self.env, frames_per_batch // lanes, self._spec)
+        self._batcher = self._new_batcher()
         self._written = 0
         self.dropped_trajectories = self.dropped_frames = 0
         self._taking = threading.Lock()  # guards the next
@@ -102,6 +110,17 @@ class Collector(BaseCollector):
         if self._weights.from_elsewhere:
             self._batcher.lanes.poll = self._poll
             self._weights.begin()
+
+    def _new_batcher(self) -> Batcher:
+        rows = self._spec.frames_per_batch // self.env.num_envs
+        return Batcher(self.env, rows, self._spec)
+
+    def _begin_with(self, seed: int) -> None:
+        """Before the first frame: another seed."""
+        version, poll = self._batcher.lanes.version, self._batcher.lanes.poll
+        self._spec = replace(self._spec, seed=seed)
+        self._batcher = self._new_batcher()
+        self._batcher.lanes.version, self._batcher.lanes.poll = version, poll
 
     @property
     def policy_version(self) -> int:

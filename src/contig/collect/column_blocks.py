@@ -7,7 +7,7 @@ All lanes usually move together; where an environment spends steps on resets, th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class RowPlan:
         outputs: what it returned.
         obs: paths of the observation, in order.
         reward: of one step, ``[B, ...]``.
+        fields: leaves that carry fields of trajectories.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class RowPlan:
         outputs: dict[Path, Array],
         obs: Sequence[Path],
         reward: Array,
+        fields: Mapping[Path, ShapeDtype] = {},
     ) -> None:
-        own = (REWARD, DONE, TERMINATED, TRUNCATED, TRAJ_IDS, VERSION)
+        own = (REWARD, DONE, TERMINATED, TRUNCATED, TRAJ_IDS, VERSION, *fields)
         check_apart(
             {
                 "what the collector writes": own,
@@ -59,7 +61,9 @@ class RowPlan:
         leaves[REWARD] = ShapeDtype(self.reward, np.dtype(np.float32))
         leaves.update({p: flag for p in (DONE, TERMINATED, TRUNCATED)})
         leaves.update({p: word for p in (TRAJ_IDS, VERSION)})
+        leaves.update(fields)
         self.layout = Layout(nest(leaves))
+        self.fields = frozenset(fields)
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.next_obs = tuple((*NEXT, *p) for p in obs)
@@ -91,13 +95,16 @@ class Blocks:
         layout: of a row.
         lanes: B.
         rows: per lane and block.
+        extras: leaves that are not to be stored.
 
     Attributes:
         block_rows: the same for blocks made from now on.
     """
 
-    def __init__(self, layout: Layout, lanes: int, rows: int) -> None:
-        self.layout, self.lanes = layout, lanes
+    def __init__(
+        self, layout: Layout, lanes: int, rows: int, extras: frozenset[Path] = frozenset()
+    ) -> None:
+        self.layout, self.lanes, self._extras = layout, lanes, extras
         self.block_rows = rows
         self._blocks: list[tuple[int, Batch]] = []  # first row, columns; in order, without gaps
         self.position = np.zeros(lanes, np.int64)  # rows each lane has written, ever
@@ -111,7 +118,7 @@ class Blocks:
         end = self.first if not self._blocks else self._end()
         assert row >= end
         while True:
-            batch = Batch.empty(self.layout, (self.lanes, self.block_rows))
+            batch = Batch.empty(self.layout, (self.lanes, self.block_rows), self._extras)
             batch.block[:] = 0
             self._blocks.append((end, batch))
             end += self.block_rows
@@ -154,7 +161,8 @@ class Blocks:
 
     def copied(self, lanes: slice, first: int, last: int) -> Batch:
         """Rows [first, last) of some lanes, ``[lanes, last - first]``."""
-        out = Batch.empty(self.layout, (len(range(*lanes.indices(self.lanes))), last - first))
+        shape = (len(range(*lanes.indices(self.lanes))), last - first)
+        out = Batch.empty(self.layout, shape, self._extras)
         at = first
         while at < last:
             start, batch = self.block_at(at)
@@ -188,7 +196,7 @@ def join_batches(batches: Sequence[Batch], how: str | int) -> Batch:
         dims = list(first.shape)
         dims[axis] = sum(b.shape[axis] for b in batches)
         shape = tuple(dims)
-    out = Batch.empty(first.layout, shape)
+    out = Batch.empty(first.layout, shape, first.extras)
     for path in first.layout.by_path:
         columns = [b[path] for b in batches]
         if how == "stack":

@@ -13,7 +13,7 @@ Not thread-safe.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -92,6 +92,13 @@ class EnvBase(ABC):
         """The one raw environment behind this, if stepping it alone is all a step does."""
         return None
 
+    def loop(self, policy: Any) -> Any:
+        """A TensorDictLoop, or a class like it, if a policy and this have a way of their own."""
+        return None
+
+    def keep_infos(self) -> None:  # noqa: B027
+        """From now on somebody reads the `infos` of steps: for who would not send them else."""
+
     # -- specs --------------------------------------------------------------------------------
 
     @property
@@ -156,6 +163,7 @@ class EnvBase(ABC):
             self._unlaned(step.truncated),
             obs,
             step.stepped,
+            step.infos,
         )
 
     def _unlaned(self, array: Array) -> Any:
@@ -171,7 +179,7 @@ class EnvBase(ABC):
 
         return rollout(self, max_steps, policy, seed)
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: Any) -> None:
@@ -219,7 +227,7 @@ class EnvBase(ABC):
             if done.any():
                 fresh = self.begin_lanes(done)
                 obs = Leaves(np.where(wide(done, o), f, o) for o, f in zip(after, fresh))
-        return Step(after, reward, terminated, truncated, obs, given.stepped)
+        return Step(after, reward, terminated, truncated, obs, given.stepped, given.infos)
 
     def hidden(self) -> dict[Path, Array]:
         """Hidden states of all lanes at a reset, ``[B, ...]`` by path.

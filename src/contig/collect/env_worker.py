@@ -7,6 +7,9 @@ import struct
 import sys
 from typing import Any
 
+import cloudpickle
+
+from ..process.channel import Channel
 from ..process.spawn import enter, receive_job
 from ..process.trace import tell_failure
 from .batched import make_lane
@@ -18,8 +21,9 @@ from .specs import as_space, at_lane, nest, spec_of_space
 __all__ = ["main"]
 
 
-def _serve(env: EnvBase, line: socket.socket) -> None:
+def _serve(env: EnvBase, channel: Channel) -> None:
     """Steps when told to, until the socket ends."""
+    line = channel.line
     place, fds, _, _ = socket.recv_fds(line, 16, 1)
     if not fds:
         return
@@ -32,6 +36,7 @@ def _serve(env: EnvBase, line: socket.socket) -> None:
     single = actions.single
     while len(command := line.recv(COMMAND.size, socket.MSG_WAITALL)) == COMMAND.size:
         what, seed = COMMAND.unpack(command)
+        info = None
         if what == b"r":
             obs = env.begin(None if seed < 0 else seed)
         else:
@@ -42,9 +47,15 @@ def _serve(env: EnvBase, line: socket.socket) -> None:
             block["terminated"][lane] = step.terminated[0]
             block["truncated"][lane] = step.truncated[0]
             obs = step.obs
+            if what == b"i" and (step.terminated[0] or step.truncated[0]):
+                info = None if step.infos is None else step.infos[0]
         for column, leaf in zip(before, obs):
             column[lane] = leaf[0]
-        line.sendall(b"k")
+        if info is None:
+            line.sendall(b"k")
+        else:
+            line.sendall(b"d")
+            channel.send({}, cloudpickle.dumps(info))
 
 
 def _action(columns: dict[Any, Any], single: bool, lane: int, space: Any) -> Any:
@@ -59,13 +70,11 @@ def main() -> None:
     ready = False
     try:
         env = make_lane(receive_job(channel))
-        import cloudpickle
-
         spec = (env.spec.leaves, env.spec.root, env.spec.sources)
         about = (spec, env.action_space, env.primers, env.marks_init)
         channel.send({}, cloudpickle.dumps(about))
         ready = True
-        _serve(env, channel.line)
+        _serve(env, channel)
         env.close()
     except BaseException:
         try:

@@ -102,7 +102,7 @@ class GymEnv(EnvBase):
         )  # some use one array for ever
 
     def _step(self, action: Any) -> Step:
-        obs, reward, terminated, truncated, _ = self.raw.step(at_lane(action, 0))
+        obs, reward, terminated, truncated, info = self.raw.step(at_lane(action, 0))
         after = Leaves(leaf[None].copy() for leaf in self.spec.checked(obs))
         done = bool(terminated) or bool(truncated)
         return Step(
@@ -111,6 +111,7 @@ class GymEnv(EnvBase):
             np.array([bool(terminated)]),
             np.array([bool(truncated)]),
             self.begin() if done else after,
+            infos=[info],
         )
 
     def close(self) -> None:

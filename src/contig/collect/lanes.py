@@ -91,6 +91,13 @@ class Lanes:
         self.start = np.zeros(self.count, np.int64)
         self.finished: list[Finished] = []
 
+    @property
+    def together(self) -> bool:
+        """Whether all of them are at the same row."""
+        assert self.blocks is not None
+        place = self.blocks.position
+        return self.count == 1 or bool((place == place[0]).all())
+
     def say(self, stage: int) -> None:
         """Says what comes now."""
         if self.enter is not None:

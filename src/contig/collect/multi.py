@@ -16,6 +16,7 @@ from typing import Any
 
 from ..batch import Batch
 from .collection import CollectionSpec
+from .episode_fields import episode_fields
 from .processes import Processes
 from .workers import Supervision
 from .workers_collector import WorkersCollector
@@ -33,9 +34,11 @@ class MultiCollector(WorkersCollector):
     Args:
         envs: for each worker an environment, or a function that makes it; the same object may be
             given several times.
-        policy, frames_per_batch, ..., seed: as in Collector. With a buffer, `postproc` and
-            `post_collect_hook` run in the workers. Worker w with B environments is seeded from
-            ``seed + w * B``.
+        policy, frames_per_batch, total_frames, replay_buffer, trajs_per_batch, set_truncated,
+            init_random_frames, max_frames_per_traj, reset_at_each_iter, device, split_trajs,
+            auto_register_policy_transforms, fields: as in Collector.
+        postproc, post_collect_hook: as in Collector; with a buffer they run in the workers.
+        seed: worker w with B environments is seeded from ``seed + w * B``.
         sync: as above.
         cat_results: how batches of workers are joined: "stack" (``[W, ...]``), or 0 or -1, the
             batch dim along which they are concatenated.
@@ -70,6 +73,7 @@ class MultiCollector(WorkersCollector):
         auto_register_policy_transforms: bool = False,
         max_restarts: int = 0,
         seed: int | None = None,
+        fields: Any = None,
         step_timeout_s: float = 4.0,
         start_timeout_s: float = 120.0,
     ) -> None:
@@ -90,6 +94,7 @@ class MultiCollector(WorkersCollector):
             split_trajs=split_trajs,
             register_primers=auto_register_policy_transforms,
             seed=seed,
+            fields=episode_fields(fields),
         )
         spec.check(replay_buffer is not None)
         super().__init__(
@@ -105,14 +110,22 @@ class MultiCollector(WorkersCollector):
 
 
 class MultiSyncCollector(MultiCollector):
-    """A MultiCollector whose iterations wait for all workers."""
+    """A MultiCollector whose iterations wait for all workers.
+
+    Args:
+        envs, policy, options: as in MultiCollector, without `sync`.
+    """
 
     def __init__(self, envs: Sequence[Any], policy: Any = None, **options: Any) -> None:
         super().__init__(envs, policy, **{**options, "sync": True})
 
 
 class MultiAsyncCollector(MultiCollector):
-    """A MultiCollector whose iterations take the worker that is first."""
+    """A MultiCollector whose iterations take the worker that is first.
+
+    Args:
+        envs, policy, options: as in MultiCollector, without `sync`.
+    """
 
     def __init__(self, envs: Sequence[Any], policy: Any = None, **options: Any) -> None:
         super().__init__(envs, policy, **{**options, "sync": False})

@@ -1,7 +1,8 @@
 """ParallelEnv: environments in processes of their own, with their arrays in shared memory.
 
 parent   actions into the block, one byte to each child
-child i  steps, writes its lane of the block, one byte back
+child i  steps, writes its lane of the block, one byte back; at an episode's end its info, if
+         somebody reads it
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class ParallelEnv(BatchedEnv):
         start_timeout_s: float = 120.0,
     ) -> None:
         super().__init__(num_envs, make_env, policy=policy)
+        self._infos = False
         self._limits_s = (
             seconds("step_timeout_s", step_timeout_s),
             seconds("start_timeout_s", start_timeout_s),
@@ -108,11 +110,16 @@ class ParallelEnv(BatchedEnv):
         spec = children.actions
         for path, value in zip(spec.paths, spec.checked(action, (self.num_envs,))):
             children.block[path][...] = value
-        children.tell(b"s", list(range(self.num_envs)), [-1] * self.num_envs)
+        what = b"i" if self._infos else b"s"
+        infos = children.tell(what, list(range(self.num_envs)), [-1] * self.num_envs)
         after, terminated = children.read("next"), children.block["terminated"].copy()
         truncated = children.block["truncated"].copy()
         obs = children.read("obs") if (terminated | truncated).any() else after
-        return Step(after, children.block["reward"].copy(), terminated, truncated, obs)
+        reward = children.block["reward"].copy()
+        return Step(after, reward, terminated, truncated, obs, infos=infos)
+
+    def keep_infos(self) -> None:
+        self._infos = True
 
     def close(self) -> None:
         if self._lanes is not None:
@@ -170,8 +177,9 @@ class _Children:
             socket.send_fds(line, [struct.pack("<qq", number, lanes)], [fd])
         os.close(fd)
 
-    def tell(self, what: bytes, lanes: list[int], seeds: list[int]) -> None:
-        """Gives some children a command and waits for all of them."""
+    def tell(self, what: bytes, lanes: list[int], seeds: list[int]) -> list[Any]:
+        """Gives some children a command and waits for all of them; what some had to say beside."""
+        said: list[Any] = [None] * len(self._lines)
         limit_s = self._step_s if what in self._met else self._start_s
         if limit_s != self._limit_s:
             self._limit_s = limit_s
@@ -191,10 +199,21 @@ class _Children:
                 self._fail(lane, f"hangs for more than {limit_s} s:\n{where}")
             except OSError:
                 answer = b""
-            if answer != b"k":
+            if answer == b"d":
+                said[lane] = self._hear(lane)
+            elif answer != b"k":
                 message = self.children[lane].channel.receive() if answer else None
                 self._fail(lane, message.content["error"] if message else None)
         self._met.add(what)
+        return said
+
+    def _hear(self, lane: int) -> Any:
+        import cloudpickle
+
+        message = self.children[lane].channel.receive()
+        if message is None:
+            self._fail(lane, None)
+        return cloudpickle.loads(message.raw)
 
     def _fail(self, number: int, said: str | None) -> NoReturn:
         child = self.children[number]

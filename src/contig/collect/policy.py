@@ -44,7 +44,7 @@ class PolicyRunner:
         self.kind = _kind(self.policy)
         self._device = device
         self._flags: dict[bool, Any] = {}  # tensors of `is_init`, which are always the same two
-        self._no_grad: Any = _no_grad() if self.kind != "numpy" else None
+        self.no_grad: Any = _no_grad() if self.kind != "numpy" else None
 
     def __call__(self, inputs: dict[Path, Array]) -> dict[Path, Array]:
         """What the policy returns for inputs ``[B, ...]``, by path, as numpy arrays."""
@@ -57,7 +57,7 @@ class PolicyRunner:
         if self.kind == "numpy":
             return self.policy(nest({p: v.copy() for p, v in inputs.items()}))
         tensors = {p: self._tensor(v) for p, v in inputs.items()}
-        with self._no_grad:  # made once: that takes longer than entering it
+        with self.no_grad:  # made once: that takes longer than entering it
             if self.kind == "torch":
                 return self.policy(nest(tensors))
             tensors[INIT] = tensors[INIT].unsqueeze(-1)
@@ -80,7 +80,7 @@ class PolicyRunner:
             flag = self._flags[init] = self._tensor(np.array([init]))
         inputs = {n: self._tensor(x[None]) for n, x in zip(names, obs)}
         inputs["is_init"] = flag
-        with self._no_grad:
+        with self.no_grad:
             return self.policy(inputs)
 
     def _tensor(self, array: Array) -> Any:
@@ -94,7 +94,7 @@ class PolicyRunner:
             LayoutError: no action, or an output without the env dim.
         """
         lanes = len(inputs[INIT])
-        given, _ = plain_tree(given)
+        given, _ = plain_tree(given, text=False)
         if isinstance(given, Mapping):
             out = _flat_outputs(given, ())
         else:

@@ -55,11 +55,23 @@ def policy_primers(policy: Any) -> dict[Path, Array]:
             out.update(default_values(primer))
         elif isinstance(defaults := getattr(primer, "defaults", None), dict):
             out.update(defaults)  # a TensorDictPrimer's
+        elif hasattr(getattr(primer, "primers", None), "zero"):  # one of TorchRL's
+            out.update(_torchrl_defaults(primer))
         else:
             raise TypeError(
                 f"{type(part).__name__}.make_tensordict_primer: expected a "
                 f"contig.TensorDictPrimer or a mapping, got {type(primer).__name__}"
             )
+    return out
+
+
+def _torchrl_defaults(primer: Any) -> dict[Path, Array]:
+    """What a TensorDictPrimer of TorchRL's starts from: its `default_value`, of each or of all."""
+    given, out = primer.default_value, {}
+    for key, spec in primer.primers.items(True, True):
+        value = given.get(key, 0.0) if isinstance(given, Mapping) else given
+        zeros = np.array(as_array(spec.zero()))
+        out[as_path(key)] = np.full_like(zeros, 0.0 if value is None else as_array(value))
     return out
 
 

@@ -17,13 +17,16 @@ __all__ = ["Relay", "batch_parts"]
 
 def batch_parts(batch: Batch) -> tuple[dict[str, Any], Any]:
     """A batch as a message's content and bytes."""
-    return {"layout": batch.layout.to_json(), "shape": list(batch.shape)}, batch.block
+    extras = [list(path) for path in batch.extras]
+    about = {"layout": batch.layout.to_json(), "shape": list(batch.shape), "extras": extras}
+    return about, batch.sealed_block
 
 
 def _batch_of(content: dict[str, Any], raw: bytearray) -> Batch:
     block = _native.Block(len(raw))
     memoryview(block)[:] = raw
-    return Batch(block, Layout.from_json(content["layout"]), tuple(content["shape"]))
+    extras = frozenset(tuple(path) for path in content["extras"])
+    return Batch(block, Layout.from_json(content["layout"]), tuple(content["shape"]), extras)
 
 
 class Relay:

@@ -13,7 +13,6 @@ import numpy as np
 from ..batch import Batch
 from ..errors import LayoutError
 from ..keys import DONE, INIT, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, VERSION
-from ..layout import Layout
 from ..process.heartbeat import Stage
 from ..tree import Path, show_path
 from .actor import Actor
@@ -26,7 +25,7 @@ from .single_env_loop import SingleEnvLoop
 from .specs import Array
 from .stepping import Step, SteppedEnv, wide
 
-__all__ = ["Roller", "first_layout", "rollout"]
+__all__ = ["Roller", "first_rows", "rollout"]
 
 
 class Roller:
@@ -49,6 +48,9 @@ class Roller:
         self._actor: Actor | None = None  # once the environment was reset
         self._env, self._rows, self._spec = env, rows, spec
         self._most = spec.max_frames_per_traj
+        self._fields = spec.fields
+        if spec.fields is not None:
+            env.keep_infos()
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -92,9 +94,14 @@ class Roller:
             return
         blocks.block_rows = self._rows if lanes.keep else max(rows, 1)
         alone = self._env.single() is not None and not lanes.hidden
+        loop = None
+        if not lanes.hidden and self._most is None and self._fields is None:
+            loop = self._env.loop(self._spec.policy)
         while (blocks.position < lanes.goal).any():
             if alone and actor.random_left <= 0:
-                SingleEnvLoop(lanes, actor, self._most).run()
+                SingleEnvLoop(lanes, actor, self._most, self._fields).run()
+            elif loop is not None and actor.random_left <= 0 and lanes.together:
+                loop(lanes, actor).run()
             else:
                 self.step()
 
@@ -118,16 +125,35 @@ class Roller:
         if self._most is not None:
             truncated, obs, done = self._cut_long(step, done, self._most)
         if lanes.plan is None or lanes.blocks is None:
-            lanes.plan = RowPlan(inputs, outputs, self._env.spec.paths, step.reward)
-            lanes.blocks = Blocks(lanes.plan.layout, lanes.count, self._rows)
+            fields = {} if self._fields is None else self._fields.leaves
+            plan = RowPlan(inputs, outputs, self._env.spec.paths, step.reward, fields)
+            lanes.plan, extras = plan, plan.fields
+            lanes.blocks = Blocks(plan.layout, lanes.count, self._rows, extras)
         values = _row_values(lanes.plan, inputs, outputs, step)
         values[TRUNCATED], values[DONE] = truncated, done
+        if self._fields is not None:
+            values.update(self._field_values(step))
         values[TRAJ_IDS] = lanes.traj
         values[VERSION] = np.full(lanes.count, lanes.version, np.int64)
         self._count_random(actor, lanes.blocks, step.stepped)
         lanes.blocks.put(values, step.stepped)
         self._move_on(obs, outputs, done, step.stepped)
         return step
+
+    def _field_values(self, step: Step) -> dict[Path, Array]:
+        """What infos say of episodes that the environment ended, ``[B, ...]`` by path; zeros of the
+        others, those that the collector cuts among them."""
+        assert self._fields is not None
+        ended = step.terminated | step.truncated
+        if step.stepped is not None:
+            ended = ended & step.stepped
+        leaves = self._fields.leaves
+        out = {p: np.zeros((len(ended), *x.shape), x.dtype) for p, x in leaves.items()}
+        for lane in np.flatnonzero(ended):
+            info = None if step.infos is None else step.infos[int(lane)]
+            for path, value in self._fields.of({} if info is None else info).items():
+                out[path][lane] = value
+        return out
 
     def _count_random(self, actor: Actor, blocks: Blocks, stepped: Array | None) -> None:
         """Counts the rows of this step whose action was drawn, before they are put."""
@@ -195,8 +221,8 @@ def _row_values(
     return values
 
 
-def first_layout(env: SteppedEnv, spec: CollectionSpec) -> Layout:
-    """The layout of rows before any are collected: by one reset, policy call and step."""
+def first_rows(env: SteppedEnv, spec: CollectionSpec) -> Batch:
+    """What rows will be, before any are collected: by one reset, policy call and step."""
     probe = CollectionSpec(
         policy=spec.policy,
         frames_per_batch=1,
@@ -205,8 +231,8 @@ def first_layout(env: SteppedEnv, spec: CollectionSpec) -> Layout:
     )
     roller = Roller(env, 1, probe)
     roller.step()
-    assert roller.lanes.plan is not None
-    return roller.lanes.plan.layout
+    assert roller.lanes.blocks is not None
+    return roller.lanes.blocks.take(1)
 
 
 def rollout(env: SteppedEnv, max_steps: int, policy: object, seed: int | None) -> Batch:

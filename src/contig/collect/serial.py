@@ -63,6 +63,7 @@ class SerialEnv(BatchedEnv):
             np.concatenate([s.terminated for s in steps]),
             np.concatenate([s.truncated for s in steps]),
             obs,
+            infos=[None if s.infos is None else s.infos[0] for s in steps],
         )
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from ..keys import DONE, INIT, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, VERSION
 from ..process.heartbeat import Stage
 from .actor import Actor, SingleActor
 from .column_blocks import check_nan
+from .episode_fields import EpisodeFields
 from .lanes import Lanes
 from .specs import Array, as_reward
 
@@ -31,9 +32,12 @@ class SingleEnvLoop:
         lanes: one lane that has made a step already, by the Roller.
         actor: without random frames.
         most: steps after which a trajectory is cut.
+        fields: of trajectories, from infos.
     """
 
-    def __init__(self, lanes: Lanes, actor: Actor, most: int | None) -> None:
+    def __init__(
+        self, lanes: Lanes, actor: Actor, most: int | None, fields: EpisodeFields | None
+    ) -> None:
         blocks, plan, spec = lanes.blocks, lanes.plan, lanes.env.spec
         assert blocks is not None and plan is not None
         self._lanes, self._blocks, self._plan = lanes, blocks, plan
@@ -42,6 +46,7 @@ class SingleEnvLoop:
         self._from = self._looked = self._stamped = place - self._first
         self._stop = min(batch.shape[1], int(lanes.goal[0]) - self._first)
         self._most = 1 << 62 if most is None else most
+        self._fields = fields
         self._columns = columns = {p: batch[p][0] for p in plan.layout.by_path}
         self._before = [columns[p] for p in spec.paths]
         self._after = [columns[p] for p in plan.next_obs]
@@ -86,7 +91,7 @@ class SingleEnvLoop:
                     action = act([obs0] if single else obs, init, t)  # type: ignore[misc]
                 if enter is not None:
                     enter(Stage.STEPPING)
-                given, reward, terminated, truncated, _ = step(action)
+                given, reward, terminated, truncated, info = step(action)
                 if single:
                     fits = type(given) is np.ndarray and given.shape == shape
                     obs0 = given if fits and given.dtype == dtype else checked(given)[0]
@@ -102,6 +107,9 @@ class SingleEnvLoop:
                 init = False
                 if terminated or truncated or t - begun >= most:
                     since, begun = begun, t
+                    if self._fields is not None and (terminated or truncated):
+                        for path, value in self._fields.of(info).items():
+                            self._columns[path][t - 1] = value
                     obs = self._end_episode(since, t, bool(terminated), bool(truncated))
                     obs0, init = obs[0], True
                 if monotonic() > look_at:

@@ -20,6 +20,7 @@ from ..tape import LazyTensorStorage, SharedStorage, Storage
 from ..tape.entry import ends_of
 from ..tape.episodes import read_index
 from ..tape.stacking import count_rows
+from .episode_fields import pieces_with_fields, row_fields
 
 if TYPE_CHECKING:
     from ..replay import ReplayBuffer
@@ -46,7 +47,7 @@ _ROOM_S = 60.0
 class Producer(Protocol):
     """Writes to a buffer elsewhere, exactly once."""
 
-    def extend(self, data: Any) -> None: ...
+    def extend(self, data: Any, *, fields: Any = None) -> Any: ...
     def flush(self, timeout: float | None = None) -> None: ...
     def close(self) -> None: ...
 
@@ -117,10 +118,13 @@ class StorageSink:
             tell: called with True right before rows are there, with False if they are not after
                 all: whoever dies in between may have written them.
         """
+        fields = row_fields(batch, self._ingress.storage)
         batch = self._ingress.admit(batch, go_on)
+        if batch is None:  # a transform that keeps rows back, until it has seen what follows
+            return 0
         tell(True)
         try:
-            seqs = self._ingress.writer.extend(batch)
+            seqs = self._ingress.writer.extend(batch, fields=fields)
         except Exception:
             tell(False)
             raise
@@ -132,10 +136,10 @@ class StorageSink:
         """Its writer's number; 0 before the first row."""
         return self._ingress.writer.id
 
-    def fix(self, layout: Layout) -> None:
-        """Says what rows will be."""
+    def fix(self, rows: Batch, fields: Layout | None) -> None:
+        """Says what rows will be, by some of them, and fields of trajectories."""
         if self._ingress.transform is None:
-            self._ingress.storage.publish(layout)
+            self._ingress.storage.publish_like(rows, fields)
 
     def close(self) -> None:
         """The storage stays open: it is not ours."""
@@ -157,13 +161,19 @@ class RemoteSink:
     ) -> int:
         """Sends a batch and waits until it is in the table; returns its rows."""
         tell(True)
-        self._buffer.extend(batch)
+        for piece, fields in pieces_with_fields(batch):
+            if fields is None:
+                self._buffer.extend(piece)
+            else:
+                self._buffer.extend(piece, fields=fields)
         deadline = time.monotonic() + _ROOM_S
         while True:
             try:
                 self._buffer.flush(_SLICE_S)
                 return count_rows(batch, 1)
             except TimeoutError:
+                if not self._is_there():
+                    deadline = time.monotonic() + _ROOM_S  # no room and no server are two things
                 if time.monotonic() > deadline:
                     raise TimeoutError(
                         f"the server's table had no room for {len(batch)} rows in {_ROOM_S} s"
@@ -172,7 +182,12 @@ class RemoteSink:
             go_on()
             deadline += time.monotonic() - asked  # time it held us up does not count
 
-    def fix(self, layout: Layout) -> None:
+    def _is_there(self) -> bool:
+        """Whether its server is; raises when that has been away for too long."""
+        asked = getattr(self._buffer, "server_is_there", None)  # a shard of a cluster says it alone
+        return True if asked is None else bool(asked())
+
+    def fix(self, rows: Batch, fields: Layout | None) -> None:
         """The table checks rows against its own layout."""
 
     def close(self) -> None:

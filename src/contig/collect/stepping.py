@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ..tree import Path
@@ -23,6 +24,8 @@ class Step(NamedTuple):
         obs: what to act on next: the same, but the first observation after a reset. None: lanes
             that ended are yet to be reset.
         stepped: which lanes made a step; None: all. The others only reset.
+        infos: of each lane, what its environment said beside; None: nothing. Of lanes that did not
+            end it may be left out (None).
     """
 
     next: Any
@@ -31,6 +34,7 @@ class Step(NamedTuple):
     truncated: Any
     obs: Any = None
     stepped: Array | None = None
+    infos: Sequence[Any] | None = None
 
 
 class SteppedEnv(Protocol):
@@ -49,6 +53,8 @@ class SteppedEnv(Protocol):
 
     def single(self) -> Any: ...
 
+    def loop(self, policy: Any) -> Any: ...
+
     def begin(self, seed: int | None = None) -> Leaves: ...
 
     def begin_lanes(self, lanes: Array) -> Leaves: ...
@@ -56,6 +62,8 @@ class SteppedEnv(Protocol):
     def advance(self, action: Any) -> Step: ...
 
     def hidden(self) -> dict[Path, Array]: ...
+
+    def keep_infos(self) -> None: ...
 
 
 def wide(mask: Array, like: Array) -> Array:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import LayoutError
-from .adapters import is_env, is_vector
+from .adapters import is_env, is_torchrl, is_vector
 from .env import EnvBase
 from .gym_env import GymEnv
 from .primers import register_primers
@@ -26,6 +27,10 @@ def as_env(given: Any) -> EnvBase:
         return GymEnv(given)
     if is_vector(given):
         return VectorEnv(given)
+    if is_torchrl(given):
+        from .torchrl_env import TorchRLEnv
+
+        return TorchRLEnv(given)
     if not is_env(given) and callable(given):
         return as_env(given())
     return GymEnv(given)
@@ -75,16 +80,18 @@ class VectorEnv(EnvBase):
         terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
         reward = as_reward(np.array(reward), 1)
         done = terminated | truncated
+        infos = _LaneInfos(info, done, self._mode == "same_step") if done.any() else None
         if self._mode == "next_step":
             stepped = None if not self._ended.any() else ~self._ended
             self._ended = done
-            return Step(after, reward, terminated, truncated, after, stepped)
+            return Step(after, reward, terminated, truncated, after, stepped, infos)
         if not done.any():
             return Step(after, reward, terminated, truncated, after)
         if self._mode == "same_step":
-            return Step(self._finals(after, info, done), reward, terminated, truncated, after)
+            finals = self._finals(after, info, done)
+            return Step(finals, reward, terminated, truncated, after, infos=infos)
         fresh = self._leaves(self.raw.reset(options={"reset_mask": done.copy()})[0])
-        return Step(after, reward, terminated, truncated, fresh)
+        return Step(after, reward, terminated, truncated, fresh, infos=infos)
 
     def _finals(self, after: Leaves, info: dict[str, Any], done: Array) -> Leaves:
         finals = info.get("final_obs", info.get("final_observation"))
@@ -102,6 +109,36 @@ class VectorEnv(EnvBase):
 
     def close(self) -> None:
         self.raw.close()
+
+
+class _LaneInfos(Sequence[Any]):
+    """The infos of lanes that ended, from a vector environment's: an array for each key, with a
+    mask of the lanes that have it."""
+
+    def __init__(self, info: dict[str, Any], done: Array, final: bool) -> None:
+        self._info = info.get("final_info", info) if final else info
+        self._done = done
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def __getitem__(self, lane: Any) -> Any:
+        return _info_at(self._info, int(lane)) if self._done[lane] else None
+
+
+def _info_at(info: Any, lane: int) -> Any:
+    if not isinstance(info, dict):  # of older environments: one for each lane
+        return info[lane]
+    out = {}
+    for key, value in info.items():
+        has = info.get(f"_{key}")
+        if (key.startswith("_") and key[1:] in info) or (has is not None and not has[lane]):
+            continue
+        if isinstance(value, dict):
+            out[key] = _info_at(value, lane)
+        elif np.ndim(value):
+            out[key] = value[lane]
+    return out
 
 
 def _autoreset_mode(env: Any) -> str:

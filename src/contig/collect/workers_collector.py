@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..arguments import whole
-from ..batch import stack_batches
+from ..batch import Batch, stack_batches
 from ..errors import ClosedError
-from ..layout import Layout
 from ..weights.policy import get_weights, set_weights
 from ..weights.publisher import WeightPublisher
 from .adapters import is_env
@@ -23,7 +22,7 @@ from .collection import CollectionSpec, FrameBudget
 from .column_blocks import pad_trajectories
 from .env import EnvBase
 from .relay import Relay
-from .roller import first_layout
+from .roller import first_rows
 from .schedule import Schedule
 from .sink import sink_of
 from .vector import as_env
@@ -33,7 +32,7 @@ from .workers import Supervision, Workers
 __all__ = ["WorkersCollector"]
 
 
-class WorkersCollector(BaseCollector):
+class WorkersCollector(BaseCollector[Batch]):
     """Steps environments in workers, one or more in each. Base of those that have workers.
 
     Args:
@@ -77,10 +76,11 @@ class WorkersCollector(BaseCollector):
         self._budget = FrameBudget(spec, lanes * workers, buffer is not None)
         if self._weights.has_weights:
             self._carrier.publish(self._weights.version, get_weights(self.policy))
-        layout = _probe_layout(first, envs[0], spec, buffer is not None and spec.postproc is None)
-        if layout is not None and self._buffers:  # else the first worker to write decides
+        rows = _probe_rows(first, envs[0], spec, buffer is not None and spec.postproc is None)
+        fields = spec.fields
+        if rows is not None and self._buffers:  # else the first worker to write decides
             for number in range(self.num_workers):
-                sink_of(buffer, number).fix(layout)
+                sink_of(buffer, number).fix(rows, None if fields is None else fields.layout)
         like = WorkerSpec(
             number=0,
             env=None,
@@ -88,7 +88,7 @@ class WorkersCollector(BaseCollector):
             rows=spec.frames_per_batch // workers // lanes,
             lanes=lanes,
             address=None,
-            layout=None if layout is None else json.dumps(layout.to_json()),
+            layout=None if rows is None else json.dumps(rows.layout.to_json()),
         )
         find = None if buffer is None else lambda number: self._carrier.address(buffer, number)
         return specs_for(envs, like, find)
@@ -106,6 +106,7 @@ class WorkersCollector(BaseCollector):
             jobs, self._carrier, self._relay, self._buffers, supervision, max_restarts
         )
         self._workers, lanes = workers, jobs[0].lanes
+        self.lanes_per_worker = lanes
         self._schedule = Schedule(self._budget, workers.handles, lanes, jobs[0].rows * lanes)
         try:
             self._workers.start()
@@ -278,8 +279,8 @@ class WorkersCollector(BaseCollector):
         self._carrier.close()
 
 
-def _probe_layout(first: EnvBase, given: Any, spec: CollectionSpec, wanted: bool) -> Layout | None:
-    """The layout of rows before any are collected, so that workers never race to define it.
+def _probe_rows(first: EnvBase, given: Any, spec: CollectionSpec, wanted: bool) -> Batch | None:
+    """What rows will be before any are collected, so that workers never race to define it.
 
     Args:
         first: the environment that was made of what was given.
@@ -292,7 +293,7 @@ def _probe_layout(first: EnvBase, given: Any, spec: CollectionSpec, wanted: bool
     made = first is not given and not is_env(given) and not isinstance(given, str)
     probe = first if not wanted or (made and not first.batch_shape) else first.probe()
     try:
-        return None if not wanted or probe is given else first_layout(probe, spec)
+        return None if not wanted or probe is given else first_rows(probe, spec)
     finally:
         if made:
             first.close()

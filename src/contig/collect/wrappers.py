@@ -61,6 +61,9 @@ class _Wrapper(EnvBase):
     def _step(self, action: Any) -> Step:
         return self.env.advance(action)
 
+    def keep_infos(self) -> None:
+        self.env.keep_infos()
+
     def close(self) -> None:
         self.env.close()
 
@@ -80,6 +83,9 @@ class InitTracker(_Wrapper):
     """Says that rows carry `is_init`, True at the first step of a trajectory.
 
     Collectors write it in any case; this puts it into the environment's specs.
+
+    Args:
+        env: the environment.
     """
 
     def __init__(self, env: Any) -> None:

@@ -14,6 +14,7 @@ _WHERE = {
     "directories": ("to_rollouts",),
     "hdf5": ("from_hdf5", "to_hdf5"),
     "lerobot": ("from_lerobot", "lerobot_tasks"),
+    "lerobot_export": ("to_lerobot",),
     "minari": ("from_minari", "to_minari"),
     "parquet": ("from_parquet", "to_arrow", "to_parquet"),
     "ray_data": ("from_ray_dataset", "to_ray_dataset"),
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from .hdf5 import to_hdf5 as to_hdf5
     from .lerobot import from_lerobot as from_lerobot
     from .lerobot import lerobot_tasks as lerobot_tasks
+    from .lerobot_export import to_lerobot as to_lerobot
     from .minari import from_minari as from_minari
     from .minari import to_minari as to_minari
     from .parquet import from_parquet as from_parquet

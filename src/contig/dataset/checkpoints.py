@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import LayoutError
 from ..replay import ReplayBuffer
-from .episodes import OnEpisode, Tally, complete, storage_of
+from .episodes import OnEpisode, Tally, complete, fields_in, nested, storage_of
 from .stored_episodes import open_stored, plan_of
 
 __all__ = ["from_checkpoint", "to_checkpoint"]
@@ -44,6 +44,7 @@ def from_checkpoint(path: str | Path, target: Any) -> int:
                 truncated=bool(entry["truncated"]),
                 traj_id=int(entry["traj_id"]),
                 policy_version=int(entry["policy_version"]),
+                fields=nested(fields_in(entry, stored.fields)) or None,
             )
             count += 1
     return count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,17 @@ def to_rollouts(
         LayoutError: a leaf is missing, nested, or has no place there.
     """
     count = 0
+    trajectories = map(_frames, episodes_of(source, drop, on_episode))
+    first = next(trajectories, None)  # what it refuses, it refuses before anything is made
     with RolloutWriter(path, **options) as writer:
-        for episode in episodes_of(source, drop, on_episode):
-            writer.add_trajectory(_frames(episode))
+        for frames in trajectories if first is None else chain((first,), trajectories):
+            writer.add_trajectory(frames)
             count += 1
     return count
 
 
 def _frames(episode: Episode) -> dict[str, Any]:
+    episode.check_plain("a rollout directory")
     known = [p for places in _PLACES.values() for p in places]
     episode.check_no_others((*known, *_FLAGS), "a rollout directory")
     out: dict[str, Any] = {}

@@ -11,8 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import LayoutError
+from ..errors import CodecError, LayoutError
+from ..layout import Layout
+from ..ragged import Ragged
 from ..tape import Storage
+from ..tape.episodes import field_column
 from ..tree import Path, show_path
 
 __all__ = [
@@ -22,6 +25,7 @@ __all__ = [
     "check_plain_keys",
     "complete",
     "episodes_of",
+    "fields_in",
     "need",
     "nested",
     "storage_of",
@@ -33,6 +37,7 @@ Array = np.ndarray[Any, Any]
 OnEpisode = Callable[[int, int], None]
 
 _FLAGS = ("terminated", "truncated")
+_ALL_FIELDS = "fields"
 
 
 class Tally:
@@ -62,13 +67,15 @@ class Episode(NamedTuple):
 
     Attributes:
         id: of `storage.episodes()`.
-        columns: arrays ``[T, ...]`` by path.
+        columns: arrays ``[T, ...]`` by path; of leaves of any size, a Ragged.
+        fields: of the trajectory, by path.
     """
 
     id: int
     terminated: bool
     truncated: bool
-    columns: dict[Path, Array]
+    columns: dict[Path, Any]
+    fields: dict[Path, Array]
 
     @property
     def steps(self) -> int:
@@ -93,6 +100,20 @@ class Episode(NamedTuple):
         raise LayoutError(
             f"{name}: missing; the data has {', '.join(show_path(p) for p in self.columns)}"
         )
+
+    def check_plain(self, what: str) -> None:
+        """Raises LayoutError if a leaf is of any size, or the trajectory has fields."""
+        for path, column in self.columns.items():
+            if isinstance(column, Ragged):
+                raise LayoutError(
+                    f"{show_path(path)}: {what} has no leaves of any size; leave it out with "
+                    f'drop=["{".".join(map(str, path))}"], or export to parquet'
+                )
+        for path in self.fields:
+            raise LayoutError(
+                f"{show_path(path)}: {what} has no place for fields of trajectories; leave them "
+                'out with drop=["fields"], or export to parquet'
+            )
 
     def check_no_others(self, known: Collection[Path], what: str) -> None:
         """Raises LayoutError if a leaf is not at, or below, one of some paths."""
@@ -158,7 +179,8 @@ def episodes_of(
     `on_episode` knows them.
 
     Args:
-        drop: leaves to leave out, such as "next.value"; with a name, all that is below it.
+        drop: leaves to leave out, such as "next.value"; with a name, all that is below it. With
+            "fields", those of trajectories.
 
     Raises:
         LayoutError: there is none, or nothing has a name of `drop`.
@@ -168,15 +190,18 @@ def episodes_of(
     if not len(entries):
         raise LayoutError("there is no complete trajectory to export")
     tally = on_episode if isinstance(on_episode, Tally) else Tally(on_episode)
+    no_fields = storage.fields is not None and _ALL_FIELDS in drop
+    kept = [name for name in drop if not (no_fields and name == _ALL_FIELDS)]
     for done, entry in enumerate(entries, 1):
         try:
             batch = storage.read_episode(int(entry["id"]))
-        except KeyError:  # evicted, or damaged
+        except (KeyError, CodecError):  # evicted, or damaged
             batch = None
         if batch is not None and len(batch) == entry["steps"]:
-            leaves = {leaf.path: np.asarray(batch[leaf.path]) for leaf in batch.layout.leaves}
+            leaves = {leaf.path: batch[leaf.path] for leaf in batch.layout.leaves}
             over, late = (bool(entry[flag]) for flag in _FLAGS)
-            yield Episode(int(entry["id"]), over, late, without(leaves, drop))
+            fields = {} if no_fields else fields_in(entry, storage.fields)
+            yield Episode(int(entry["id"]), over, late, without(leaves, kept), fields)
             tally.trajectories += 1  # the writer has come back for the next one
             tally.rows += len(batch)
         else:
@@ -184,7 +209,14 @@ def episodes_of(
         tally(done, len(entries))
 
 
-def without(columns: dict[Path, Array], drop: Collection[str]) -> dict[Path, Array]:
+def fields_in(entry: Any, fields: Layout | None) -> dict[Path, Array]:
+    """The fields of a trajectory, by its entry of `storage.episodes()`."""
+    if fields is None:
+        return {}
+    return {x.path: np.asarray(entry[field_column(x.path)]) for x in fields.leaves}
+
+
+def without(columns: dict[Path, Any], drop: Collection[str]) -> dict[Path, Any]:
     """Leaves without those of some names, and what is below them.
 
     Raises:
@@ -196,7 +228,7 @@ def without(columns: dict[Path, Array], drop: Collection[str]) -> dict[Path, Arr
         found = {p for p in columns if [str(k) for k in p[: len(keys)]] == keys}
         if not found:
             known = ", ".join(".".join(map(str, p)) for p in columns)
-            raise LayoutError(f"drop: there is no {name}; the data has {known}")
+            raise LayoutError(f'drop=["{name}"]: there is no such leaf; the data has {known}')
         gone |= found
     return {path: array for path, array in columns.items() if path not in gone}
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..codecs import Codec
 from ..errors import LayoutError
 from ..keys import FLAGS, NEXT, REWARD, TERMINATED, TRUNCATED
+from ..ragged import Blob, Ragged
 from ..tape.disk import files
 from ..tree import Path, show_path
 from .episodes import Episode, OnEpisode, check_plain_keys, episodes_of, need, nested, storage_of
@@ -25,6 +27,7 @@ _PLACES: dict[str, Path] = {
     "timeouts": TRUNCATED,
     "next_observations": ("next", "observation"),
 }
+_KIND, _FIELDS = "contig_kind", "contig_fields"  # what attributes say: see to_hdf5
 _NEEDED = ("observations", "actions", "rewards", "terminals")
 
 
@@ -33,7 +36,9 @@ def from_hdf5(path: str | FilePath, target: Any) -> int:
 
     Rows are cut where `terminals` or `timeouts` are set; the rows behind the last of these are a
     trajectory that was cut (truncated). Other arrays with as many rows are leaves of their own;
-    groups are nested dicts.
+    groups are nested dicts. A leaf that the storage has a codec for may also be encoded in the
+    file, as rows of bytes of different lengths or padded with zeros to one length: such bytes are
+    stored as they are.
 
     Returns:
         how many trajectories.
@@ -42,7 +47,8 @@ def from_hdf5(path: str | FilePath, target: Any) -> int:
         LayoutError: an array is missing, or has another number of rows.
     """
     h5py = need("h5py", "h5py", "hdf5")
-    writer = storage_of(target).writer()
+    storage = storage_of(target)
+    writer = storage.writer()
     try:
         opened = h5py.File(path, "r")
     except OSError as error:
@@ -50,22 +56,72 @@ def from_hdf5(path: str | FilePath, target: Any) -> int:
             raise
         raise LayoutError(f"{path} is damaged, or no HDF5 file: {error}") from error
     with opened as file:
-        columns = _columns(h5py, file, str(path))
+        columns = _columns(h5py, file, str(path), storage.codecs)
         rows = next(iter(columns.values())).shape[0]
+        ours = {("fields", *name.split("/")) for name in file.attrs.get(_FIELDS, ())}
         count, start = 0, 0
         while start < rows:
             end = _end_of(columns, start, rows)
-            piece: dict[Path, Any] = {p: np.asarray(c[start:end]) for p, c in columns.items()}
+            piece: dict[Path, Any] = {p: _rows_of(c, start, end) for p, c in columns.items()}
             for flag in FLAGS[1:]:
                 piece.setdefault(("next", flag), np.zeros(end - start, bool))
             if not piece["next", "terminated"][-1].any():
                 piece["next", "truncated"][-1] = True
-            writer.extend_trajectory(nested(piece))
+            fields = {p[1:]: piece.pop(p)[-1] for p in list(piece) if p in ours}
+            writer.extend_trajectory(nested(piece), fields=nested(fields) or None)
             count, start = count + 1, end
     return count
 
 
-def _columns(h5py: Any, file: Any, where: str) -> dict[Path, Any]:
+class _AnySize(NamedTuple):
+    """A dataset whose rows have different lengths."""
+
+    dataset: Any
+    kind: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.dataset.shape  # type: ignore[no-any-return]
+
+    def rows(self, start: int, end: int) -> Ragged:
+        found = self.dataset.asstr()[start:end] if self.kind == "text" else self.dataset[start:end]
+        if self.kind == "ragged":
+            return Ragged.of(list(found))
+        return Blob.of([x if isinstance(x, str) else x.tobytes() for x in found], text=None)
+
+
+class _Encoded(NamedTuple):
+    """A dataset whose rows are encoded bytes."""
+
+    dataset: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.dataset.shape  # type: ignore[no-any-return]
+
+    @staticmethod
+    def holds(h5py: Any, node: Any, codec: Codec | None) -> bool:
+        """Whether a dataset is of that kind: bytes of any length, or padded ones where an image
+        should be."""
+        if codec is None:
+            return False
+        if h5py.check_vlen_dtype(node.dtype) == np.uint8 and len(node.shape) == 1:
+            return True
+        image = codec.kind in ("png", "jpeg", "qoi")
+        return image and node.dtype == np.uint8 and len(node.shape) == 2
+
+
+def _rows_of(column: Any, start: int, end: int) -> Any:
+    if isinstance(column, _AnySize):
+        return column.rows(start, end)
+    if not isinstance(column, _Encoded):
+        return np.asarray(column[start:end])
+    rows = [row.tobytes() for row in column.dataset[start:end]]
+    padded = len(column.shape) == 2  # and no image ends with a zero
+    return Blob.of([row.rstrip(b"\0") for row in rows] if padded else rows, text=False)
+
+
+def _columns(h5py: Any, file: Any, where: str, codecs: Mapping[Path, Codec]) -> dict[Path, Any]:
     for name in _NEEDED:
         if name not in file:
             raise LayoutError(
@@ -76,14 +132,21 @@ def _columns(h5py: Any, file: Any, where: str) -> dict[Path, Any]:
     out: dict[Path, Any] = {}
 
     def visit(name: str, node: Any) -> None:
-        if not isinstance(node, h5py.Dataset) or node.dtype.kind not in "biuf":
+        first, *rest = name.split("/")
+        path = (*_PLACES.get(first, (first,)), *rest)
+        if not isinstance(node, h5py.Dataset):
+            return
+        if _Encoded.holds(h5py, node, codecs.get(path)):
+            node = _Encoded(node)
+        elif _KIND in node.attrs:
+            node = _AnySize(node, str(node.attrs[_KIND]))
+        elif node.dtype.kind not in "biuf":
             return
         aligned = len(node.shape) > 0 and node.shape[0] == rows
-        first, *rest = name.split("/")
         if first in _PLACES and not aligned:
             raise LayoutError(f"{where}: {name} has shape {list(node.shape)}, expected {rows} rows")
         if aligned:
-            out[(*_PLACES.get(first, (first,)), *rest)] = node
+            out[path] = node
 
     file.visititems(visit)
     return out
@@ -114,8 +177,10 @@ def to_hdf5(
     """Writes the complete trajectories of a storage or a ReplayBuffer, one after another.
 
     Arrays are `observations`, `actions`, `rewards`, `terminals`, `timeouts` and, if there are any,
-    `next_observations`; other leaves have their own names, and nested dicts are groups. The file
-    is there when it is complete.
+    `next_observations`; other leaves have their own names, and nested dicts are groups. Leaves of
+    any size are rows of different lengths, bytes or text. Fields of trajectories are arrays below
+    `fields`, with the same values in all of a trajectory's rows. The file is there when it is
+    complete.
 
     Args:
         drop: leaves to leave out, by name.
@@ -134,7 +199,8 @@ def to_hdf5(
     try:
         with h5py.File(temporary, "w") as file:
             for episode in episodes_of(source, drop, on_episode):
-                _append(file, _named(episode))
+                _append(h5py, file, _named(episode))
+                file.attrs[_FIELDS] = ["/".join(map(str, path)) for path in episode.fields]
                 count += 1
         if not count:
             raise LayoutError("all trajectories were evicted before they could be written")
@@ -151,6 +217,14 @@ def _named(episode: Episode) -> dict[str, Any]:
     check_plain_keys(episode.columns, "/", "an HDF5 file")
     episode.check_ends("an HDF5 file of this form")
     columns = dict(episode.columns)
+    for path, value in episode.fields.items():
+        field = ("fields", *path)
+        if any(p[: len(field)] == field or field[: len(p)] == p for p in columns):
+            raise LayoutError(
+                f"{show_path(field)}: a leaf and a field of trajectories are both called so in an "
+                'HDF5 file; rename one, or leave them out with drop=["fields"]'
+            )
+        columns[field] = np.repeat(value[None], episode.steps, 0)
     if REWARD not in columns and REWARD[1:] in columns:
         columns[REWARD] = columns.pop(REWARD[1:])
     for flag in FLAGS[1:]:
@@ -160,9 +234,11 @@ def _named(episode: Episode) -> dict[str, Any]:
     for leaf, values in columns.items():
         place = next(((n, p) for n, p in _PLACES.items() if leaf[: len(p)] == p), None)
         keys = leaf if place is None else (place[0], *leaf[len(place[1]) :])
-        if values.dtype.kind not in "biuf" or values[:1].size == 0:
+        if isinstance(values, Ragged) and not values.inner_shape:
+            pass
+        elif values.dtype.kind not in "biuf" or isinstance(values, Ragged) or not values[:1].size:
             raise LayoutError(
-                f"{show_path(leaf)}: HDF5 cannot hold {values.dtype} {list(values.shape[1:])}; "
+                f"{show_path(leaf)}: HDF5 cannot hold {_what(values)}; "
                 f'convert it, or leave it out with drop=["{".".join(map(str, leaf))}"]'
             )
         other = next((n for n in came if n[: len(keys)] == keys or keys[: len(n)] == n), None)
@@ -182,15 +258,38 @@ def _named(episode: Episode) -> dict[str, Any]:
     return out
 
 
-def _append(file: Any, columns: dict[str, Any]) -> None:
+def _what(values: Any) -> str:
+    if isinstance(values, Ragged):
+        return f"rows of any number of {values.dtype} {list(values.inner_shape)}"
+    return f"{values.dtype} {list(values.shape[1:])}"
+
+
+def _append(h5py: Any, file: Any, columns: dict[str, Any]) -> None:
     for name, values in columns.items():
         if name not in file:
-            rows = max(1, min(1024, (1 << 20) // max(1, values[:1].nbytes)))
-            shape = values.shape[1:]
-            file.create_dataset(
-                name, (0, *shape), values.dtype, maxshape=(None, *shape), chunks=(rows, *shape)
-            )
+            _create(h5py, file, name, values)
         stored = file[name]
         before = stored.shape[0]
         stored.resize(before + len(values), 0)
-        stored[before:] = values
+        if isinstance(values, Ragged):
+            for i, row in enumerate(values):
+                stored[before + i] = np.frombuffer(row, np.uint8) if type(row) is bytes else row
+        else:
+            stored[before:] = values
+
+
+def _create(h5py: Any, file: Any, name: str, values: Any) -> None:
+    if not isinstance(values, Ragged):
+        rows = max(1, min(1024, (1 << 20) // max(1, values[:1].nbytes)))
+        shape = values.shape[1:]
+        file.create_dataset(
+            name, (0, *shape), values.dtype, maxshape=(None, *shape), chunks=(rows, *shape)
+        )
+        return
+    kind = "ragged"
+    dtype = h5py.vlen_dtype(values.dtype)
+    if isinstance(values, Blob):
+        kind = "text" if values.text else "blob"
+        dtype = h5py.string_dtype() if values.text else dtype
+    made = file.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(1024,))
+    made.attrs[_KIND] = kind

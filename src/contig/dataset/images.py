@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ..codecs import Codec
 from ..errors import LayoutError
 from .episodes import need
 
-__all__ = ["decode_image", "in_shape"]
+__all__ = ["decode_image", "encoded_image", "in_shape"]
 
 Array = np.ndarray[Any, Any]
 
@@ -29,6 +30,29 @@ def decode_image(stored: Any, shape: tuple[int, ...], where: str, root: Path) ->
     Raises:
         LayoutError: neither PNG nor JPEG nor raw numbers of that shape.
     """
+    data = _bytes_of(stored, where, root)
+    if data.startswith(_COMPRESSED):
+        return in_shape(_decompressed(data, where), shape, where)
+    if len(data) != math.prod(shape):
+        raise LayoutError(
+            f"{where}: {len(data)} bytes that are neither PNG nor JPEG, nor raw uint8 of shape "
+            f"{list(shape)}"
+        )
+    return np.frombuffer(data, np.uint8).reshape(shape)
+
+
+def encoded_image(
+    stored: Any, codec: Codec, shape: tuple[int, ...], where: str, root: Path
+) -> bytes:
+    """One image as a storage with a codec keeps it: the file's own bytes, if they are of the codec
+    and of the declared shape; else decoded, and encoded anew. Arguments as of `decode_image`."""
+    data = _bytes_of(stored, where, root)
+    if not codec.wrong(memoryview(data), shape, np.dtype(np.uint8)):
+        return data
+    return codec.encode(np.ascontiguousarray(decode_image(data, shape, where, root)))
+
+
+def _bytes_of(stored: Any, where: str, root: Path) -> bytes:
     data = stored.get("bytes") if isinstance(stored, dict) else stored
     if data is None and isinstance(stored, dict) and stored.get("path"):
         file = (root / stored["path"]).resolve()
@@ -40,14 +64,7 @@ def decode_image(stored: Any, shape: tuple[int, ...], where: str, root: Path) ->
             raise LayoutError(f"{where}: {error}") from error
     if not isinstance(data, bytes):
         raise LayoutError(f"{where}: expected an image's bytes, got {type(data).__name__}")
-    if data.startswith(_COMPRESSED):
-        return in_shape(_decompressed(data, where), shape, where)
-    if len(data) != math.prod(shape):
-        raise LayoutError(
-            f"{where}: {len(data)} bytes that are neither PNG nor JPEG, nor raw uint8 of shape "
-            f"{list(shape)}"
-        )
-    return np.frombuffer(data, np.uint8).reshape(shape)
+    return data
 
 
 def _decompressed(data: bytes, where: str) -> Array:

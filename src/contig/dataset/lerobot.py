@@ -11,25 +11,29 @@ Needs pyarrow; Pillow for compressed images; PyAV for videos.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
 
 from ..batch import Batch
+from ..codecs import Codec, decode_rows
 from ..convert import cast
 from ..errors import LayoutError
 from ..keys import DONE
+from ..ragged import Blob
 from ..tree import Path
 from .episodes import need, nested, storage_of
-from .images import decode_image
+from .images import decode_image, encoded_image
+from .lerobot_features import CONTIG_SHAPE
 from .video import Video
 
 __all__ = ["from_lerobot", "lerobot_tasks"]
 
 Array = np.ndarray[Any, Any]
 
+_IMAGES = ("png", "jpeg")  # what images in such files are
 _CHUNK_ROWS = 128  # frames in memory at once
 # What a tape knows without a column.
 _IMPLIED = ("episode_index", "frame_index", "index")
@@ -46,7 +50,9 @@ def from_lerobot(path: str | FilePath, target: Any, *, skip: Collection[str] = (
     Feature names are paths: ``observation.state`` is ``("observation", "state")``. Images and
     videos are uint8 in the declared shape. `timestamp` and `task_index` stay; `lerobot_tasks` has
     the tasks' texts. An episode whose last frame has ``next.done`` (and not ``next.truncated``) is
-    terminated, any other truncated: recording stopped there.
+    terminated, any other truncated: recording stopped there. Images of a leaf that the storage
+    keeps with the codec png or jpeg are stored as the file has them, byte for byte, if they are of
+    that format.
 
     Args:
         skip: features to leave out.
@@ -59,11 +65,14 @@ def from_lerobot(path: str | FilePath, target: Any, *, skip: Collection[str] = (
             images; the text names file and feature. Episodes before it have been appended.
         ImportError: a library is missing, with what to do.
     """
-    source = _Directory(FilePath(path), skip)
-    writer, count = storage_of(target).writer(), 0
+    storage = storage_of(target)
+    source = _Directory(FilePath(path), skip, storage.codecs)
+    writer, count = storage.writer(), 0
     for episode in source.episodes():
         first = True
         for columns in source.frames(episode):
+            if storage.layout is None and source.coded:
+                storage.define(nested(source.decoded(columns)), 1)
             writer.extend(Batch.from_tree(nested(columns), 1), continues=not first)
             first = False
         count += 1
@@ -83,7 +92,7 @@ def lerobot_tasks(path: str | FilePath) -> dict[int, str]:
 class _Directory:
     """What a directory says of itself, and its frames."""
 
-    def __init__(self, path: FilePath, skip: Collection[str]) -> None:
+    def __init__(self, path: FilePath, skip: Collection[str], codecs: Mapping[Path, Codec]) -> None:
         self.path = path
         file = path / "meta" / "info.json"
         try:
@@ -112,6 +121,12 @@ class _Directory:
         self.videos = {
             name: Video(self.fps) for name, f in self.kept.items() if f["dtype"] == "video"
         }
+        # Images that are kept as the files have them: codec and shape.
+        self.coded: dict[Path, tuple[Codec, tuple[int, ...]]] = {}
+        for name, feature in self.kept.items():
+            leaf: Path = tuple(name.split("."))
+            if feature["dtype"] == "image" and leaf in codecs and codecs[leaf].kind in _IMAGES:
+                self.coded[leaf] = codecs[leaf], tuple(feature["shape"])
         self._rows: Iterator[Any] = iter(())
         self._file: FilePath | None = None
         self._left: Any = None  # rows of the file that were read ahead
@@ -131,6 +146,14 @@ class _Directory:
             raise LayoutError(
                 f'{where} is {kind}; a tape holds numbers: leave it out with skip=["{name}"]'
             )
+
+    def decoded(self, columns: dict[Path, Any]) -> dict[Path, Any]:
+        """The first row of some columns, as one that says its shape: `[1, ...]` of each."""
+        out = {path: column[:1] for path, column in columns.items()}
+        for path, (codec, shape) in self.coded.items():
+            out[path] = np.empty((1, *shape), np.uint8)
+            decode_rows(codec, columns[path].values, columns[path].offsets[:2], out[path], path)
+        return out
 
     def episodes(self) -> Iterator[dict[str, Any]]:
         """Rows of the episodes' files, in order."""
@@ -152,7 +175,7 @@ class _Directory:
                 raise LayoutError(f"{file}: no column {missing[0]}")
             yield from table.select(wanted).to_pylist()
 
-    def frames(self, episode: dict[str, Any]) -> Iterator[dict[Path, Array]]:
+    def frames(self, episode: dict[str, Any]) -> Iterator[dict[Path, Any]]:
         """Columns of an episode, some rows at a time."""
         number, length = int(episode["episode_index"]), int(episode["length"])
         template = str(self.info.get("data_path") or _DATA_PATH)
@@ -197,8 +220,8 @@ class _Directory:
 
     def _columns(
         self, table: Any, episode: dict[str, Any], file: FilePath, last: bool
-    ) -> dict[Path, Array]:
-        out: dict[Path, Array] = {}
+    ) -> dict[Path, Any]:
+        out: dict[Path, Any] = {}
         for name, feature in self.kept.items():
             path: Path = tuple(name.split("."))
             if name in self.videos:
@@ -208,15 +231,22 @@ class _Directory:
                 begin = float(episode[f"{of}/from_timestamp"])
                 times = begin + table["timestamp"].to_numpy().astype(np.float64)
                 out[path] = self.videos[name].read(clip, times, feature["shape"])
+            elif path in self.coded:
+                where = f"{file}: {name}"
+                stored = _present(table[name].combine_chunks(), where).to_pylist()
+                codec, shape = self.coded[path]
+                images = (encoded_image(x, codec, shape, where, self.path) for x in stored)
+                out[path] = Blob.of(list(images), text=False)
             else:
                 where = f"{file}: {name}"
                 out[path] = _values(table[name].combine_chunks(), feature, where, self.path)
-                if path[0] in _NUMBERS and out[path].shape[1:] == (1,):
+                own = feature.get(CONTIG_SHAPE, [] if path[0] in _NUMBERS else [1])
+                if out[path].shape[1:] == (1,) and own == []:
                     out[path] = out[path][:, 0]
         return _with_ends(out, last)
 
 
-def _with_ends(columns: dict[Path, Array], last: bool) -> dict[Path, Array]:
+def _with_ends(columns: dict[Path, Any], last: bool) -> dict[Path, Any]:
     """Columns with `terminated` and `truncated`, one of which is set at the very last row only."""
     rows = len(next(iter(columns.values())))
     over, late = (
@@ -261,12 +291,17 @@ def _batches(file: FilePath, columns: list[str]) -> Iterator[Any]:
         raise LayoutError(f"{file} is damaged: {error}") from error
 
 
+def _present(column: Any, where: str) -> Any:
+    """The column, if no value of it is missing."""
+    if column.null_count:
+        raise LayoutError(f"{where}: a value is missing")
+    return column
+
+
 def _values(column: Any, feature: dict[str, Any], where: str, root: FilePath) -> Array:
     """A column as ``[rows, *shape]``."""
     arrow = need("pyarrow", "pyarrow", "lerobot")
-    rows, shape = len(column), tuple(feature["shape"])
-    if column.null_count:
-        raise LayoutError(f"{where}: a value is missing")
+    rows, shape = len(_present(column, where)), tuple(feature["shape"])
     if feature["dtype"] == "image":
         return np.stack([decode_image(x, shape, where, root) for x in column.to_pylist()])
     flat = column.storage if isinstance(column.type, arrow.BaseExtensionType) else column

@@ -101,6 +101,7 @@ def to_minari(
 
 
 def _buffer(minari: Any, number: int, episode: Episode) -> Any:
+    episode.check_plain("a Minari dataset")
     episode.check_no_others((*_LEAVES, *_FLAGS), "a Minari dataset")
     check_plain_keys(episode.columns, "/", "a Minari dataset")
     episode.check_ends("Minari")

@@ -1,8 +1,9 @@
 """Parquet and Arrow files of trajectories, both ways: for data frames and query engines.
 
-    episode | step | terminated | truncated | one column per leaf (next.reward)
+    episode | step | terminated | truncated | one column per leaf (next.reward) | fields.<name>
 
-A row group, or record batch, is one trajectory. Needs pyarrow.
+Leaves of any size are lists, bytes or text; fields of trajectories are the same in all of a
+trajectory's rows. A row group, or record batch, is one trajectory. Needs pyarrow.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import LayoutError
+from ..ragged import Blob, Ragged
 from ..tape.disk import files
 from ..tree import Path as TreePath
 from ..tree import show_path
@@ -23,6 +25,7 @@ from .episodes import Episode, OnEpisode, check_plain_keys, episodes_of, need, n
 
 __all__ = ["column_names", "from_parquet", "to_arrow", "to_parquet"]
 
+Array = np.ndarray[Any, Any]
 _OWN = ("episode", "step", "terminated", "truncated")
 
 
@@ -37,8 +40,9 @@ def to_parquet(
 
     Columns are `episode`, `step`, `terminated`, `truncated` (how the trajectory ended, at its last
     row) and one per leaf, named by its path (``next.reward``): numbers, or fixed-size lists of
-    them, rows first; the file's metadata has the shapes (`contig.shapes`). The file is there when
-    it is complete.
+    them, rows first; the file's metadata has the shapes (`contig.shapes`). Leaves of any size are
+    lists, bytes or text. Fields of trajectories are columns ``fields.<name>``. The file is there
+    when it is complete.
 
     Args:
         drop: leaves to leave out, by name.
@@ -114,21 +118,53 @@ def _table(episode: Episode) -> Any:
         "terminated": arrow.array(episode.ends("terminated")),
         "truncated": arrow.array(episode.ends("truncated")),
     }
-    shapes = {}
+    shapes, kinds = {}, {}
     for path, values in episode.columns.items():
-        name, shape = names[path], values.shape[1:]
-        if values.dtype.kind not in "biuf" or math.prod(shape) == 0:
+        name = names[path]
+        if isinstance(values, Ragged):
+            columns[name], kinds[name] = _any_size(arrow, values, path, name)
+            shapes[name] = list(values.inner_shape)
+        else:
+            columns[name] = _fixed(arrow, values, path, name)
+            shapes[name] = list(values.shape[1:])
+    about: dict[str, Any] = {"contig.shapes": shapes}
+    if kinds:
+        about["contig.kinds"] = kinds
+    if episode.fields:
+        about["contig.fields"] = {}
+    for path, value in episode.fields.items():
+        name = ".".join(("fields", *map(str, path)))
+        if name in columns:
             raise LayoutError(
-                f"{show_path(path)}: a table cannot hold {values.dtype} {list(shape)}; convert it, "
-                f'or leave it out with drop=["{name}"]'
+                f"{name}: a leaf and a field of trajectories are both called so in a table; rename "
+                f'one, or leave them out with drop=["fields"]'
             )
-        flat = arrow.array(np.ascontiguousarray(values).reshape(-1))
-        if shape:
-            flat = arrow.FixedSizeListArray.from_arrays(flat, math.prod(shape))
-        columns[name] = flat
-        shapes[name] = list(shape)
+        columns[name] = _fixed(arrow, np.repeat(value[None], steps, 0), path, name)
+        about["contig.fields"][name] = list(value.shape)
     table = arrow.table(columns)
-    return table.replace_schema_metadata({"contig.shapes": json.dumps(shapes)})
+    return table.replace_schema_metadata({k: json.dumps(v) for k, v in about.items()})
+
+
+def _fixed(arrow: Any, values: Array, path: TreePath, name: str) -> Any:
+    """A column of numbers, or of lists of equally many."""
+    shape = values.shape[1:]
+    if values.dtype.kind not in "biuf" or math.prod(shape) == 0:
+        raise LayoutError(
+            f"{show_path(path)}: a table cannot hold {values.dtype} {list(shape)}; convert it, "
+            f'or leave it out with drop=["{name}"]'
+        )
+    flat = arrow.array(np.ascontiguousarray(values).reshape(-1))
+    return arrow.FixedSizeListArray.from_arrays(flat, math.prod(shape)) if shape else flat
+
+
+def _any_size(arrow: Any, column: Ragged, path: TreePath, name: str) -> tuple[Any, str]:
+    """A column of lists, bytes or text; and which of these."""
+    if isinstance(column, Blob):
+        kind = arrow.large_string() if column.text else arrow.large_binary()
+        return arrow.array(list(column), kind), "text" if column.text else "blob"
+    packed = column.packed()
+    values = _fixed(arrow, packed.values, path, name)
+    return arrow.LargeListArray.from_arrays(arrow.array(packed.offsets), values), "ragged"
 
 
 def column_names(paths: Collection[TreePath], own: Collection[str]) -> dict[TreePath, str]:
@@ -170,20 +206,40 @@ def from_parquet(path: str | Path, target: Any) -> int:
                     f"{path}: no file of to_parquet or to_arrow: it lacks contig.shapes or one of "
                     f"the columns {', '.join(_OWN)}"
                 )
-            leaves = {}
-            for name, shape in json.loads(described).items():
-                column = table[name].combine_chunks()
-                flat = column.flatten() if shape else column
-                values = flat.to_numpy(zero_copy_only=False)
-                leaves[tuple(name.split("."))] = values.reshape(len(table), *shape)
+            metadata = {k: json.loads(v) for k, v in table.schema.metadata.items()}
+            kinds = metadata.get(b"contig.kinds", {})
+            leaves: dict[TreePath, Any] = {}
+            for name, shape in metadata[b"contig.shapes"].items():
+                column, kind = table[name].combine_chunks(), kinds.get(name)
+                read = (
+                    _numbers(column, shape) if kind is None else _of_any_size(column, kind, shape)
+                )
+                leaves[tuple(name.split("."))] = read
+            fields = {
+                tuple(name.split(".")[1:]): _numbers(table[name].combine_chunks(), shape)[-1]
+                for name, shape in metadata.get(b"contig.fields", {}).items()
+            }
             ends = {flag: table[flag][-1].as_py() for flag in ("terminated", "truncated")}
-            writer.extend_trajectory(nested(leaves), **ends)
+            writer.extend_trajectory(nested(leaves), **ends, fields=nested(fields) or None)
             count += 1
     except (arrow.ArrowInvalid, OSError) as error:
         if isinstance(error, FileNotFoundError):
             raise
         raise LayoutError(f"{path} is damaged, or no such file: {error}") from error
     return count
+
+
+def _numbers(column: Any, shape: list[int]) -> Array:
+    flat = column.flatten() if shape else column
+    return np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(len(column), *shape)
+
+
+def _of_any_size(column: Any, kind: str, shape: list[int]) -> Ragged:
+    if kind != "ragged":
+        return Blob.of(column.to_pylist(), text=kind == "text")
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    values = column.values[offsets[0] : offsets[-1]]
+    return Ragged(_numbers(values, shape), offsets - offsets[0])
 
 
 def _tables(path: str) -> Iterator[Any]:

@@ -20,6 +20,7 @@ import numpy as np
 from ..convert import numpy_dtype
 from ..errors import LayoutError
 from ..layout import Layout
+from ..tape.episodes import EPISODE
 from ..tree import Path, show_path
 from .episodes import Array, need, nested, without
 from .parquet import column_names
@@ -31,6 +32,8 @@ __all__ = [
     "columns_of",
     "decoded",
     "episodes_block",
+    "field_names",
+    "fields_of",
     "is_rows",
     "rows_block",
     "split_episodes",
@@ -39,6 +42,7 @@ __all__ = [
 _OWN = ("episode", "traj_id", "steps", "step", "return", "terminated", "truncated")
 _OWN_COLUMNS = frozenset((*_OWN, "policy_version"))
 _NEEDED = ("terminated", "truncated")
+_FIELD = "fields."
 
 
 class Stored(NamedTuple):
@@ -52,8 +56,21 @@ class Stored(NamedTuple):
         return int(self.entry["steps"])
 
 
-def check_layout(layout: Layout, drop: Collection[str]) -> None:
-    """Raises LayoutError unless all leaves can be columns, apart from those to be left out."""
+def check_layout(layout: Layout, fields: Collection[str], drop: Collection[str]) -> None:
+    """Raises LayoutError unless all leaves can be columns, apart from those to be left out, and
+    fields of trajectories, whose names are given, beside them."""
+    for leaf in layout.leaves:
+        if fields and leaf.path[0] == "fields":
+            raise LayoutError(
+                f"{show_path(leaf.path)}: columns of that name are fields of trajectories; rename "
+                "the leaf"
+            )
+    for leaf in layout.leaves:
+        if leaf.ragged and ".".join(map(str, leaf.path)) not in drop:
+            raise LayoutError(
+                f"{show_path(leaf.path)}: a Ray dataset cannot hold leaves of any size; leave it "
+                f'out with drop=["{".".join(map(str, leaf.path))}"], or export to parquet'
+            )
     empty = {x.path: np.empty((0, *x.shape), x.dtype) for x in layout.leaves}
     kept = without(empty, drop)
     column_names(kept, _OWN_COLUMNS)
@@ -87,6 +104,7 @@ def episodes_block(episodes: list[Stored], drop: Collection[str]) -> Any:
     for name in kept[0]:
         values = [leaves[name] for leaves in kept]
         columns[name] = tensors.ArrowVariableShapedTensorArray.from_numpy(values)
+    columns.update(_field_columns(arrow, tensors, entries))
     return arrow.table(columns)
 
 
@@ -110,7 +128,23 @@ def rows_block(episodes: list[Stored], drop: Collection[str]) -> Any:
             columns[name] = arrow.array(joined)
         else:
             columns[name] = tensors.ArrowTensorArray.from_numpy(joined)
+    columns.update(_field_columns(arrow, tensors, np.repeat(entries, counts)))
     return arrow.table(columns)
+
+
+def field_names(entries: Array) -> list[str]:
+    """What a table of episodes has besides: fields of trajectories."""
+    return [name for name in entries.dtype.names or () if name not in (EPISODE.names or ())]
+
+
+def _field_columns(arrow: Any, tensors: Any, entries: Array) -> dict[str, Any]:
+    columns = {}
+    for name in field_names(entries):
+        values = np.ascontiguousarray(entries[name])
+        one = values.ndim == 1
+        made = arrow.array(values) if one else tensors.ArrowTensorArray.from_numpy(values)
+        columns[f"{_FIELD}{name}"] = made
+    return columns
 
 
 def _own_columns(arrow: Any, entries: Array) -> dict[str, Any]:
@@ -217,6 +251,14 @@ def decoded(leaves: dict[str, Array]) -> Any:
                 values = values[..., 0]
         out[tuple(name.split("."))] = values
     return nested(out)
+
+
+def fields_of(leaves: dict[str, Array], i: int | None) -> Any:
+    """Takes fields of a trajectory from its columns: of row i, or, if None, the whole columns."""
+    names = [name for name in leaves if name.startswith(_FIELD)]
+    found = {name: leaves.pop(name) for name in names}
+    keys = {n: tuple(n[len(_FIELD) :].split(".")) for n in names}
+    return nested({keys[n]: v if i is None else v[i] for n, v in found.items()}) or None
 
 
 def about_of(columns: dict[str, Array], i: int) -> dict[str, Any]:

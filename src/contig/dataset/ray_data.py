@@ -14,7 +14,16 @@ import numpy as np
 from ..errors import LayoutError
 from ..tape import SharedStorage, Storage, Writer
 from .episodes import Array, need, storage_of
-from .ray_blocks import about_of, check_layout, columns_of, decoded, is_rows, split_episodes
+from .ray_blocks import (
+    about_of,
+    check_layout,
+    columns_of,
+    decoded,
+    field_names,
+    fields_of,
+    is_rows,
+    split_episodes,
+)
 from .stored_episodes import plan_of
 
 __all__ = ["from_ray_dataset", "to_ray_dataset"]
@@ -40,6 +49,7 @@ def to_ray_dataset(
     per leaf, named by its path (``next.reward``). Of episodes also `steps` and `return`; leaves are
     tensors ``[T, ...]``. Of rows also `step`; the flags are set in an episode's last row. Numbers
     that Arrow does not know are there as bits, under a name that says so (``half:bfloat16``).
+    Fields of trajectories are columns ``fields.<name>``.
 
     Args:
         source: a DiskStorage or a ReplayBuffer with one, whose rows are committed first; or the
@@ -57,7 +67,7 @@ def to_ray_dataset(
     if isinstance(drop, str):
         raise TypeError(f"drop={drop!r}: expected a list of names")
     plan = plan_of(source)
-    check_layout(plan.layout, drop)
+    check_layout(plan.layout, field_names(plan.entries), drop)
     from .ray_source import EpisodeDatasource, Form
 
     datasource = EpisodeDatasource(plan, Form(rows, tuple(drop), strict))
@@ -91,30 +101,36 @@ def from_ray_dataset(dataset: Any, target: Any) -> int:
             continue
         columns = columns_of(table)
         if not is_rows(table.column_names):
-            count += _append(writer, columns)
+            count += _append(storage, writer, columns)
             continue
         for about, leaves in joining.take(columns):
-            _write(writer, about, leaves)
+            _write(writer, about, leaves, fields_of(leaves, -1) if _has_fields(storage) else None)
             count += 1
     joining.check_empty()
     return count
 
 
-def _append(writer: Writer, columns: dict[str, Array]) -> int:
+def _has_fields(storage: Storage) -> bool:
+    """Whether columns of that name are fields there, and no leaves."""
+    return storage.schema is None or storage.fields is not None
+
+
+def _append(storage: Storage, writer: Writer, columns: dict[str, Array]) -> int:
     count = 0
     for about, leaves in split_episodes(columns):
-        _write(writer, about, leaves)
+        _write(writer, about, leaves, fields_of(leaves, None) if _has_fields(storage) else None)
         count += 1
     return count
 
 
-def _write(writer: Writer, about: dict[str, Any], leaves: dict[str, Array]) -> None:
+def _write(writer: Writer, about: dict[str, Any], leaves: dict[str, Array], fields: Any) -> None:
     writer.extend_trajectory(
         decoded(leaves),
         terminated=bool(about["terminated"]),
         truncated=bool(about["truncated"]),
         traj_id=about.get("traj_id"),
         policy_version=about.get("policy_version"),
+        fields=fields,
     )
 
 
@@ -146,7 +162,7 @@ def _append_blocks(part: Any, storage: Storage) -> int:
     for table in part.iter_batches(batch_size=None, batch_format="pyarrow"):
         if len(table):
             is_rows(table.column_names)
-            count += _append(writer, columns_of(table))
+            count += _append(storage, writer, columns_of(table))
     return count
 
 

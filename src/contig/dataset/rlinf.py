@@ -29,11 +29,16 @@ _PLACES = {
     "truncations": TRUNCATED,
     "dones": DONE,
 }
+# Of a chunk of actions, RLinf has a flag for each; a row ends where any of them is set.
+_FLAGS = ("terminations", "truncations", "dones")
 
 
 def from_rlinf(path: str | Path, target: Any) -> int:
     """Appends the rollouts of an RLinf directory to a storage or a ReplayBuffer, one at a time:
     each env's steps are cut where flags say so. Nothing in the files is run.
+
+    Where a row has a flag for each action of a chunk, those stay at the root under their own names
+    (`dones` and the like), and the row's flag says whether any is set.
 
     Returns:
         how many rollouts.
@@ -49,6 +54,9 @@ def from_rlinf(path: str | Path, target: Any) -> int:
             below = () if name[0] in plain and name[1:] == ("states",) else name[1:]
             place = (*_PLACES.get(str(name[0]), (name[0],)), *below)
             lanes = np.swapaxes(column.reshape(steps, envs, *column.shape[1:]), 0, 1)
+            if name[0] in _FLAGS and lanes[0, 0].size > 1:
+                leaves[name] = lanes
+                lanes = (lanes != 0).reshape(envs, steps, -1).any(-1)
             single = place[0] == "next" and place[1] != "observation" and lanes.shape[2:] == (1,)
             leaves[place] = lanes[..., 0] if single else lanes
         writer.extend(Batch.from_tree(nested(leaves), 2), continues=False)
@@ -98,7 +106,11 @@ def to_rlinf(
 
 def _fields(episode: Episode) -> tuple[dict[str, Any], list[str]]:
     """The fields of a rollout, and which of its observations were one array."""
-    episode.check_no_others(tuple(_PLACES.values()), "an RLinf rollout")
+    episode.check_plain("RLinf's format")
+    flags = ((name, episode.columns.get((name,))) for name in _FLAGS)
+    chunked = [name for name, column in flags if column is not None and column[0].size > 1]
+    known = (*_PLACES.values(), *((name,) for name in chunked))
+    episode.check_no_others(known, "an RLinf rollout")
     episode.check_ends("a rollout")
     out: dict[str, Any] = {}
     there = any(path[:2] == _PLACES["next_obs"] for path in episode.columns)
@@ -107,6 +119,7 @@ def _fields(episode: Episode) -> tuple[dict[str, Any], list[str]]:
     late = episode.ends("truncated")
     over = episode.ends("terminated")
     out |= {"terminations": over, "truncations": late, "dones": over | late}
+    out |= {name: episode.columns[name,] for name in chunked}
     plain = [name for name in ("curr_obs", "next_obs") if isinstance(out.get(name), np.ndarray)]
     for name in plain:
         out[name] = {"states": out[name]}

@@ -20,7 +20,14 @@ _NOTHING = object()
 
 
 class DatasetTransition(NamedTuple):
-    """One step of all envs, or T of them; privileged observations are None if there are none."""
+    """One step of all envs, or T of them; privileged observations are None if there are none.
+
+    Attributes:
+        observation, next_observation: before and after the step.
+        privileged_observation, next_privileged_observation: what only a critic sees.
+        action, reward: of the step.
+        done, timeout: whether it ended an episode, and whether by a time limit.
+    """
 
     observation: Any
     privileged_observation: Any

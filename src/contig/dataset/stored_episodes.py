@@ -14,14 +14,17 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..errors import LayoutError
-from ..layout import Layout
+from ..batch import Batch
+from ..codecs import codec_of, decode_rows
+from ..errors import CodecError, LayoutError
+from ..layout import Layout, Leaf
 from ..replay import ReplayBuffer
 from ..replay.saved_rows import SavedRows, saved_rows
 from ..tape import Storage
 from ..tape.disk import DiskStorage, files
 from ..tape.entry import ends_of
-from ..tape.episodes import IndexTable
+from ..tape.episodes import IndexTable, with_fields
+from ..tape.packed_bytes import Packed
 from ..tree import Path
 from .episodes import complete
 
@@ -54,11 +57,16 @@ class StoredEpisodes(Protocol):
     @property
     def layout(self) -> Layout: ...
 
+    @property
+    def fields(self) -> Layout | None:
+        """Of trajectories."""
+
     def entries(self) -> Array:
         """Complete episodes, without those that are set aside as damaged."""
 
-    def columns(self, entry: Array) -> dict[Path, Array] | None:
-        """The leaves of one of them, arrays ``[T, ...]``; None: it was evicted, or is damaged."""
+    def columns(self, entry: Array) -> dict[Path, Any] | None:
+        """The leaves of one of them, arrays ``[T, ...]`` or a Ragged; None: it was evicted, or is
+        damaged."""
 
 
 def stored_path(source: Any) -> FilePath:
@@ -138,19 +146,20 @@ class _OfStorage:
         assert storage.layout is not None, "a directory with a description has a layout"
         self.layout = storage.layout
         self.rows_per_extent = storage.first_extent_behind(1)
+        self.fields = storage.fields
         self._storage = storage
 
     def entries(self) -> Array:
         return complete(self._storage)
 
-    def columns(self, entry: Array) -> dict[Path, Array] | None:
+    def columns(self, entry: Array) -> dict[Path, Any] | None:
         try:
             batch = self._storage.read_episode(int(entry["id"]))
-        except KeyError:
+        except (KeyError, CodecError):
             return None
         if len(batch) != entry["steps"]:
             return None
-        return {leaf.path: np.asarray(batch[leaf.path]) for leaf in batch.layout.leaves}
+        return {leaf.path: batch[leaf.path] for leaf in batch.layout.leaves}
 
 
 class _OfCheckpoint:
@@ -161,33 +170,44 @@ class _OfCheckpoint:
         self.rows_per_extent = saved.rows_per_extent
         self._saved = saved
         runs = saved.contents.entries
-        order = np.lexsort((runs["number"], runs["ordinal"]))
-        self._runs = runs.take(order)
+        self._order = np.lexsort((runs["number"], runs["ordinal"]))
+        self._runs = runs.take(self._order)
+        self.fields = saved.fields
 
     def entries(self) -> Array:
         table = IndexTable(self._runs, self._saved.contents.head, self._saved.contents.tail)
         found = table.episodes()
+        fields, records = self._saved.fields, self._saved.contents.fields
+        if fields is not None and records is not None:
+            found = with_fields(found, fields, records[self._order][table.lasts()])
         return found[found["complete"] & ~np.isin(found["id"], list(self._saved.quarantine))]
 
-    def columns(self, entry: Array) -> dict[Path, Array] | None:
+    def columns(self, entry: Array) -> dict[Path, Any] | None:
         low, high = np.searchsorted(self._runs["ordinal"], [entry["id"], entry["id"] + 1])
         runs = self._runs[low:high]
+        spans = [(int(first), int(end)) for first, end in zip(runs["first"], ends_of(runs))]
         try:
-            parts = [
-                self._saved.contents.rows.read(int(first), int(end))
-                for first, end in zip(runs["first"], ends_of(runs))
-            ]
+            columns = _read(self._saved, spans)
         except (ValueError, FileNotFoundError):  # damaged
             return None
-        rows = np.concatenate(parts).reshape(-1, self.layout.record_size)
-        if len(rows) != entry["steps"]:
-            return None
-        return {
-            x.path: rows[:, x.offset : x.offset + x.nbytes]
-            .copy()
-            .view(x.dtype)
-            .reshape(-1, *x.shape)
-            if x.nbytes
-            else np.empty((len(rows), *x.shape), x.dtype)
-            for x in self.layout.leaves
-        }
+        return columns if len(next(iter(columns.values()))) == entry["steps"] else None
+
+
+def _read(saved: SavedRows, spans: list[tuple[int, int]]) -> dict[Path, Any]:
+    """The leaves of some rows of a checkpoint."""
+    layout, rows = saved.layout, saved.contents.rows
+    if rows.places is None:
+        records, blobs = np.concatenate([rows.read(*span) for span in spans]), None
+    else:
+        records, blobs = Packed.joined([rows.pack(*span) for span in spans], rows.places)
+    records = records.reshape(-1, layout.record_size)
+    batch = Batch.from_records(layout.encoded, records, blobs)
+    return {x.path: _decoded(x, batch[x.path]) for x in layout.leaves}
+
+
+def _decoded(leaf: Leaf, column: Any) -> Any:
+    if leaf.codec is None:
+        return column
+    out = np.empty((len(column), *leaf.shape), leaf.dtype)
+    decode_rows(codec_of(leaf.codec), column.values, column.offsets, out, leaf.path)
+    return out

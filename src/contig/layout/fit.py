@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,9 +11,13 @@ import numpy as np
 from ..convert import as_array, cast
 from ..errors import LayoutError
 from ..tree import Path, Structure, flatten, show_path
-from .leaf import Leaf
+from .fit_encoded import check_shape, fit_encoded
+from .fit_ragged import fit_ragged, is_column
+from .leaf import FIXED, Leaf
 
 __all__ = ["difference", "find_leaves", "fit_arrays"]
+
+_BOOL = np.dtype(bool)
 
 
 def difference(mine: Mapping[Path, Leaf], theirs: Mapping[Path, Leaf]) -> str:
@@ -25,6 +30,9 @@ def difference(mine: Mapping[Path, Leaf], theirs: Mapping[Path, Leaf]) -> str:
             near = [p for p in theirs if path and p[-1:] == path[-1:]]
             hint = f" (there is {show_path(near[0])}: renamed or nested?)" if near else ""
             lines.append(f"{show_path(path)}: missing, expected {leaf.describe()}{hint}")
+            continue
+        if (other.kind, other.codec_kind) != (leaf.kind, leaf.codec_kind):
+            lines.append(f"{show_path(path)}: {other.describe()}, expected {leaf.describe()}")
             continue
         if other.shape != leaf.shape:
             lines.append(
@@ -44,7 +52,7 @@ def find_leaves(
     structure: Structure, known: Mapping[Path, Leaf], tree: Any, optional: frozenset[Path]
 ) -> list[Any]:
     """The leaves of any tree, in order; None where an optional one is missing."""
-    paths, values, containers = flatten(tree)
+    paths, values, containers = flatten(tree, lambda node: _is_column(node, known))
     given = dict(zip(paths, values))
     missing = [p for p in known if p not in given and p not in optional]
     surplus = [p for p in given if p not in known]
@@ -60,6 +68,15 @@ def find_leaves(
     return [given.get(path) for path in known]
 
 
+def _is_column(node: Any, known: Mapping[Path, Leaf]) -> bool:
+    """Whether a list is rows of a leaf of any size, and no container."""
+    if is_column(node):
+        return True
+    if type(node) is not list or not any(leaf.variable for leaf in known.values()):
+        return False
+    return not any(isinstance(item, (dict, list, tuple)) for item in node)
+
+
 def _structure_error(known: Iterable[Path], missing: list[Path], surplus: list[Path]) -> str:
     parts = []
     if missing:
@@ -72,27 +89,36 @@ def _structure_error(known: Iterable[Path], missing: list[Path], surplus: list[P
 
 def fit_arrays(
     leaves: Iterable[Leaf], found: list[Any], batch_ndim: int
-) -> tuple[list[np.ndarray[Any, Any] | None], tuple[int, ...]]:
-    """Contiguous arrays ``[*batch, *leaf.shape]``, checked and cast, and the batch dims.
+) -> tuple[list[Any], tuple[int, ...]]:
+    """Contiguous arrays ``[*batch, *leaf.shape]``, checked and cast, and the batch dims. Of a leaf
+    of any size, a flat column of all rows: a Ragged; of one with a codec, of its encoded rows.
 
     Args:
         found: one value per leaf; None stays None.
     """
     batch: tuple[int, ...] | None = None
     first: Path = ()
-    out: list[np.ndarray[Any, Any] | None] = []
+    flat: list[tuple[Path, int]] = []  # columns that have no batch dims of their own
+    out: list[Any] = []
     for leaf, value in zip(leaves, found):
         if value is None:
             out.append(None)
             continue
-        array = as_array(value, leaf.path)
-        lead = array.shape[:batch_ndim]
-        if array.shape[batch_ndim:] != leaf.shape or len(lead) != batch_ndim:
-            dims = ["n"] * batch_ndim + [str(n) for n in leaf.shape]
-            raise LayoutError(
-                f"{show_path(leaf.path)}: shape {list(array.shape)}, expected "
-                f"[{', '.join(dims)}]; nothing is broadcast: reshape the data"
-            )
+        variable = leaf.kind != FIXED or leaf.codec is not None
+        if variable:
+            fit = fit_ragged if leaf.codec is None else fit_encoded
+            column, rows = fit(leaf, value, batch_ndim)
+            out.append(column)
+            if rows is None:
+                flat.append((leaf.path, len(column)))
+                continue
+            lead = rows
+        else:
+            array = as_array(value, leaf.path)
+            out.append(array)
+            lead = array.shape[:batch_ndim]
+            if array.shape[batch_ndim:] != leaf.shape or len(lead) < batch_ndim:
+                check_shape(leaf, array, batch_ndim)
         if batch is None:
             batch, first = lead, leaf.path
         elif lead != batch:
@@ -100,6 +126,24 @@ def fit_arrays(
                 f"{show_path(leaf.path)}: {list(lead)} rows, but {show_path(first)} has "
                 f"{list(batch)}; all leaves need the same leading dims"
             )
-        out.append(np.ascontiguousarray(cast(array, leaf.dtype, leaf.path)))
-    assert batch is not None
-    return out, batch
+        if not variable:
+            if array.dtype is not leaf.dtype or array.dtype is _BOOL:
+                array = cast(array, leaf.dtype, leaf.path)
+            out[-1] = np.ascontiguousarray(array)
+    return out, _agreed(batch, first, flat)
+
+
+def _agreed(
+    batch: tuple[int, ...] | None, first: Path, flat: list[tuple[Path, int]]
+) -> tuple[int, ...]:
+    """The batch dims, if flat columns have as many rows as they say."""
+    if batch is None:  # there are flat columns only
+        first, rows = flat[0]
+        batch = (rows,)
+    for path, rows in flat:
+        if rows != math.prod(batch):
+            raise LayoutError(
+                f"{show_path(path)}: {rows} rows, but {show_path(first)} has {list(batch)}; all "
+                "leaves need the same number of rows"
+            )
+    return batch

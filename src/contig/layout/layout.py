@@ -12,18 +12,31 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from .. import _native
+from ..codecs import Codec, check_leaf
 from ..convert import leaf_spec
 from ..errors import LayoutError
 from ..tree import Path, Structure, flatten, show_path, tree_builder, unflatten
 from .columns import Columns
 from .fit import difference, find_leaves, fit_arrays
-from .leaf import Leaf, LeafSpec, ShapeDtype, as_bytes, leaf_from_json, place_leaves, plan_leaf
+from .fit_ragged import as_column, columns_in, is_column
+from .leaf import (
+    BLOB,
+    FIXED,
+    Leaf,
+    LeafSpec,
+    ShapeDtype,
+    as_bytes,
+    leaf_from_json,
+    place_leaves,
+    plan_leaf,
+    spec_of,
+)
 
 __all__ = ["Layout"]
 
@@ -32,16 +45,17 @@ class Layout:
     """The record of one step (or one item), from an example of it.
 
     Args:
-        example: any pytree of arrays, tensors, numbers or things with ``shape`` and ``dtype``.
+        example: any pytree of arrays, tensors, numbers or things with ``shape`` and ``dtype``; and
+            of leaves of any size: a Ragged, a Blob, bytes or text.
     """
 
     def __init__(self, example: Any) -> None:
         # A ShapeDtype is a tuple, but not to be walked into.
         paths, leaves, structure = flatten(example, lambda node: isinstance(node, ShapeDtype))
-        specs = [(path, *leaf_spec(leaf, path)) for path, leaf in zip(paths, leaves)]
+        specs = [spec_of(leaf, path) for path, leaf in zip(paths, leaves)]
         self._init(structure, specs)
 
-    def _init(self, structure: Structure, specs: Iterable[LeafSpec]) -> None:
+    def _init(self, structure: Structure, specs: Iterable[Any]) -> None:
         leaves, self.record_size = place_leaves(specs)
         if not leaves:
             raise LayoutError("the example has no leaves; give at least one array or number")
@@ -49,20 +63,79 @@ class Layout:
         self.leaves: tuple[Leaf, ...] = leaves
         self.by_path: dict[Path, Leaf] = {leaf.path: leaf for leaf in leaves}
         self.number: dict[Path, int] = {leaf.path: i for i, leaf in enumerate(leaves)}
+        # Leaves of any size, in the record; and those of them that are so wherever they are used.
+        self.variable: tuple[Leaf, ...] = tuple(x for x in leaves if x.variable)
+        self.ragged: tuple[int, ...] = tuple(i for i, x in enumerate(leaves) if x.ragged)
         # [offset, bytes] pairs, as the kernels want them
         self.table = np.array([(x.offset, x.nbytes) for x in leaves], np.int64).ravel()
 
     @staticmethod
-    def of(structure: Structure, specs: Iterable[LeafSpec]) -> Layout:
-        """A layout from its parts; leaves beyond those of the structure are extras."""
+    def of(structure: Structure, specs: Iterable[Any]) -> Layout:
+        """A layout from its parts (LeafSpecs, or path, shape and dtype); leaves beyond those of the
+        structure are extras."""
         layout = Layout.__new__(Layout)
         layout._init(structure, specs)
         return layout
 
+    @staticmethod
+    def of_rows(tree: Any) -> Layout:
+        """The layout of a tree of columns, batch dims included; see `row`. A list of bytes or text
+        is a column, and so is a jagged nested tensor."""
+        paths, leaves, structure = flatten(tree, is_column)
+        return Layout.of(structure, [spec_of(as_column(x), p) for p, x in zip(paths, leaves)])
+
+    def row(self, batch_ndim: int) -> Layout:
+        """This layout without so many leading dims: that of one row."""
+        specs = [
+            x.spec if x.ragged else x.spec._replace(shape=x.shape[batch_ndim:]) for x in self.leaves
+        ]
+        return Layout.of(self.structure, specs)
+
+    def with_codecs(self, codecs: Mapping[Path, Codec]) -> Layout:
+        """This layout with some leaves encoded where they are stored.
+
+        Raises:
+            LayoutError: there is no such leaf, or the codec cannot hold it; or it has another.
+        """
+        specs = {x.path: x.spec for x in self.leaves}
+        for path, codec in codecs.items():
+            spec = specs.get(path)
+            if spec is None:
+                known = ", ".join(show_path(p) for p in specs)
+                raise LayoutError(f"codecs: no leaf {show_path(path)}; there are {known}")
+            if spec.kind != FIXED:
+                raise LayoutError(
+                    f"{show_path(path)}: codec {codec.name} for {self.by_path[path].describe()}; "
+                    "codecs are for arrays of a fixed shape"
+                )
+            if spec.codec not in (None, codec.name):
+                raise LayoutError(
+                    f"{show_path(path)}: codec {codec.name}, but it has {spec.codec} already"
+                )
+            check_leaf(codec, spec.shape, spec.dtype, path)
+            specs[path] = spec._replace(codec=codec.name)
+        return Layout.of(self.structure, specs.values()) if codecs else self
+
+    @functools.cached_property
+    def decoded(self) -> Layout:
+        """The same without codecs: that of batches."""
+        if not any(x.codec for x in self.leaves):
+            return self
+        return Layout.of(self.structure, [x.spec._replace(codec=None) for x in self.leaves])
+
+    @functools.cached_property
+    def encoded(self) -> Layout:
+        """The same records, leaves with codecs as the bytes that they are."""
+        byte = np.dtype(np.uint8)
+        return Layout.of(
+            self.structure,
+            [LeafSpec(x.path, (), byte, BLOB) if x.codec else x.spec for x in self.leaves],
+        )
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of paths, shapes and dtypes: equal if and only if records are interchangeable."""
-        text = json.dumps([[x.path, x.shape, x.dtype_name] for x in self.leaves])
+        text = json.dumps([x.identity() for x in self.leaves])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @functools.cached_property
@@ -85,6 +158,7 @@ class Layout:
     # -- JSON -------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
+        """A description in plain dicts and lists, for `from_json`."""
         return {
             "structure": self.structure.to_json(),
             "leaves": [x.to_json() for x in self.leaves],
@@ -101,7 +175,7 @@ class Layout:
         try:
             specs = [leaf_from_json(x) for x in data["leaves"]]
             structure = Structure.from_json(data["structure"])
-            paths = [path for path, _, _ in specs]
+            paths = [spec.path for spec in specs]
             tree = list(structure.paths())
             # Leaves that a sampler added to a tree that is no mapping are not part of it.
             if len(set(paths)) != len(paths) or not set(tree) <= set(paths):
@@ -121,6 +195,20 @@ class Layout:
 
     def __reduce__(self) -> Any:
         return _layout_from_text, (json.dumps(self.to_json()),)
+
+    def need_fixed(self, what: str) -> Layout:
+        """This layout.
+
+        Raises:
+            LayoutError: it has leaves of any size, and `what` takes none.
+        """
+        if self.variable:
+            leaf = self.variable[0]
+            raise LayoutError(
+                f"{show_path(leaf.path)}: {leaf.describe()}, and {what} have leaves of fixed size "
+                "only; encode it as an array of one length"
+            )
+        return self
 
     def diff(self, other: Layout) -> str:
         """What a person must change in `other` to get this layout; empty if nothing."""
@@ -160,6 +248,11 @@ class Layout:
         return out
 
     @property
+    def blob_offsets(self) -> tuple[int, ...]:
+        """Where a record has the places of its leaves of any size."""
+        return tuple(x.offset for x in self.variable)
+
+    @property
     def padded(self) -> bool:
         """Whether there are bytes between leaves."""
         return sum(x.nbytes for x in self.leaves) != self.record_size
@@ -188,22 +281,48 @@ class Layout:
         paths, leaves, _ = flatten(tree)
         for path, leaf in zip(paths, leaves):
             known = self.by_path.get(path)
-            if known is not None:
+            if known is not None and not known.ragged:
                 shape = leaf_spec(leaf, path)[0]
                 return max(len(shape) - len(known.shape), 0)
         return 0
 
+    def columns_in(self, tree: Any, batch_ndim: int) -> Any:
+        """A tree of dicts whose leaves of any size are columns (Ragged, Blob), as they can be told
+        without this layout; any other as it is."""
+        if not self.ragged:
+            return tree
+        return columns_in(tree, [self.leaves[i] for i in self.ragged], batch_ndim)
+
     def columns(
         self, tree: Any, batch_ndim: int, optional: frozenset[Path] = frozenset()
-    ) -> tuple[list[np.ndarray[Any, Any] | None], tuple[int, ...]]:
-        """Contiguous arrays ``[*batch, *leaf.shape]`` in leaf order, checked and cast.
+    ) -> tuple[list[Any], tuple[int, ...]]:
+        """Contiguous arrays ``[*batch, *leaf.shape]`` in leaf order, checked and cast; of leaves of
+        any size, flat columns (Ragged, Blob).
 
         Leaves in `optional` may be missing and come back as None.
         """
-        found = self.structure.pick(tree)
-        if found is None:
+        found = self.structure.pick(tree, optional if self.variable else None)
+        if found is None or (
+            self.variable
+            and any(x is None and y.path not in optional for x, y in zip(found, self.leaves))
+        ):
             found = find_leaves(self.structure, self.by_path, tree, optional)
         return fit_arrays(self.leaves, found, batch_ndim)
+
+    def apart(self, columns: list[Any]) -> tuple[list[Any], list[int], tuple[list[Any], ...]]:
+        """Columns as native code takes them: the bytes of fixed ones, and their offsets; and, if
+        there are leaves of any size, (values, offsets, bytes of an element, place) of each."""
+        if not self.variable:
+            return [as_bytes(c) for c in columns], [x.offset for x in self.leaves], ()
+        fixed, offsets, blobs = [], [], []
+        for leaf, column in zip(self.leaves, columns):
+            if leaf.variable:
+                values, element = as_bytes(column.values), leaf.stored_element_bytes
+                blobs.append((values, column.offsets, element, leaf.offset))
+            else:
+                fixed.append(as_bytes(column))
+                offsets.append(leaf.offset)
+        return fixed, offsets, (blobs,)
 
     # -- batches ----------------------------------------------------------------------------
 
@@ -228,17 +347,18 @@ class Layout:
             return lambda leaves: unflatten(self.structure, iter([leaves[i] for i in order]))
         return tree_builder(self.structure)
 
-    def with_leaves(self, extra: Iterable[LeafSpec]) -> tuple[Layout, list[int]]:
+    def with_leaves(self, extra: Iterable[Any]) -> tuple[Layout, list[int]]:
         """A layout with more leaves, and the numbers this layout's leaves have in it.
 
         Below a mapping they become part of the tree; a tree that is no mapping keeps its form, and
         they are reached by key only.
         """
-        specs = {x.path: (x.path, x.shape, x.dtype) for x in self.leaves}
+        specs: dict[Path, Any] = {x.path: x.spec for x in self.leaves}
         structure = self.structure
-        for path, shape, dtype in extra:
+        for spec in extra:
+            path = spec[0]
             new = path not in specs
-            specs[path] = (path, shape, dtype)
+            specs[path] = spec
             if structure.kind == "dict" and new:
                 try:
                     structure = structure.with_leaf(path)

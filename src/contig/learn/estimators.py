@@ -27,7 +27,15 @@ __all__ = ["GAE", "TD0", "TDLambda", "VTrace", "NStep", "DiscountedReturn", "Key
 
 @dataclass(frozen=True)
 class Keys:
-    """Where estimators read and write; a tuple is a path."""
+    """Where estimators read and write; a tuple is a path.
+
+    Attributes:
+        reward, done, terminated: of the step; below "next" unless told otherwise.
+        value: of the state, and below "next" of the next one.
+        advantage, value_target: what estimators add.
+        log_rho: log of the ratio of policies, for V-trace.
+        is_init, traj_ids, cut: where a flat batch is cut into runs.
+    """
 
     reward: Any = REWARD
     done: Any = DONE
@@ -204,7 +212,13 @@ def _as_kind(value: Any, like: Any) -> Any:
 
 
 class GAE(_Estimator):
-    """Generalized advantages; the target is advantage + value."""
+    """Generalized advantages; the target is advantage + value.
+
+    Args:
+        gamma: the discount.
+        lmbda: how far errors are carried: 0 is one step, 1 the whole run.
+        options: `value_net`, `single_call`, `time_dim`, `keys`, as in every estimator.
+    """
 
     def __init__(self, *, gamma: float, lmbda: float, **options: Any) -> None:
         super().__init__(gamma=gamma, **options)
@@ -215,7 +229,11 @@ class GAE(_Estimator):
 
 
 class TD0(_Estimator):
-    """One-step targets; the advantage is target - value."""
+    """One-step targets; the advantage is target - value.
+
+    Args:
+        gamma, value_net, single_call, time_dim, keys: as in every estimator.
+    """
 
     def _estimate(self, data: Any, steps: dict[str, Any]) -> tuple[Any, Any]:
         value = steps.pop("value")
@@ -224,7 +242,13 @@ class TD0(_Estimator):
 
 
 class TDLambda(_Estimator):
-    """TD(lambda) targets; the advantage is target - value."""
+    """TD(lambda) targets; the advantage is target - value.
+
+    Args:
+        gamma: the discount.
+        lmbda: how far errors are carried: 0 is one step, 1 the whole run.
+        options: `value_net`, `single_call`, `time_dim`, `keys`, as in every estimator.
+    """
 
     def __init__(self, *, gamma: float, lmbda: float, **options: Any) -> None:
         super().__init__(gamma=gamma, **options)
@@ -237,7 +261,13 @@ class TDLambda(_Estimator):
 
 
 class NStep(_Estimator):
-    """Targets of up to n rewards and the value after them; the advantage is target - value."""
+    """Targets of up to n rewards and the value after them; the advantage is target - value.
+
+    Args:
+        gamma: the discount.
+        n: steps.
+        options: `value_net`, `single_call`, `time_dim`, `keys`, as in every estimator.
+    """
 
     def __init__(self, *, gamma: float, n: int, **options: Any) -> None:
         super().__init__(gamma=gamma, **options)
@@ -256,6 +286,9 @@ class DiscountedReturn(_Estimator):
 
     Values are not needed. Where there are some, by `value_net` or in the batch, a run that does not
     end terminated goes on with the value of its next state, and the advantage is target - value.
+
+    Args:
+        gamma, value_net, single_call, time_dim, keys: as in every estimator.
     """
 
     needs_values = False
@@ -270,9 +303,10 @@ class VTrace(_Estimator):
     """V-trace; reads the log ratio of the policies from `keys.log_rho`.
 
     Args:
+        gamma: the discount.
         rho_clip, c_clip: upper bounds of the ratio, where it weighs a step and where it weighs
             all that comes after it.
-        others: as in the other estimators.
+        options: `value_net`, `single_call`, `time_dim`, `keys`, as in every estimator.
     """
 
     def __init__(

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 _WHERE = {
-    "buffer": ("BufferStats", "ReplayBuffer", "TensorDictReplayBuffer"),
+    "buffer": ("BufferStats", "ReplayBuffer"),
     "ensemble": ("ReplayBufferEnsemble",),
     "ingress": ("Ingress",),
+    "tensordict_buffer": ("TensorDictReplayBuffer",),
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _WHERE)
 
 if TYPE_CHECKING:
     from .buffer import BufferStats as BufferStats
     from .buffer import ReplayBuffer as ReplayBuffer
-    from .buffer import TensorDictReplayBuffer as TensorDictReplayBuffer
     from .ensemble import ReplayBufferEnsemble as ReplayBufferEnsemble
     from .ingress import Ingress as Ingress
+    from .tensordict_buffer import TensorDictReplayBuffer as TensorDictReplayBuffer

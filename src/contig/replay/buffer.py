@@ -9,9 +9,9 @@ Thread-safe: any number of threads may write; samplers take turns.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import numpy as np
 
@@ -20,70 +20,116 @@ from ..batch import Batch
 from ..convert import as_array
 from ..errors import ClosedError, EmptyBufferError, NothingEligibleError, RateLimitError
 from ..sample import Index, RandomSampler, RateLimiter, Request, Rng, Sampler
-from ..tape import LazyTensorStorage, Storage
+from ..tape import DeviceStorage, LazyTensorStorage, Storage
 from . import checkpoint
+from .arriving import ArrivingBatch
 from .feeding import Feeding
 from .ingress import Ingress
-from .output import info_of, to_output
+from .output import hooks_of, output_of, to_output, transfers_to
 from .prefetch import Cancelled, Prefetcher
 from .read import read_batch, read_rows
 from .remote_files import folder_to_load, folder_to_save
+from .samples import Samples
+from .statistics import BufferStats, priorities_in, row_counts
+from .typed import BufferOptions, Out_co
 
-__all__ = ["BufferStats", "ReplayBuffer", "TensorDictReplayBuffer"]
+if TYPE_CHECKING:
+    from ..convert.types import TensorDict
+    from ..dashboard import Dashboard, SeenRows
+    from ..tree import Nested
+
+__all__ = ["BufferStats", "ReplayBuffer"]
 
 # Errors that end when somebody writes.
 _PASSING = (EmptyBufferError, NothingEligibleError, RateLimitError)
 
 
-class BufferStats(NamedTuple):
-    """Counters of a buffer, from `ReplayBuffer.stats`."""
-
-    rows: int
-    capacity: int
-    rows_written: int
-    appends: int
-    trajectories: int
-    rows_sampled: int
-    batches_sampled: int
-    stale_priority_updates: int
-
-
-def row_counts(storage: Storage) -> dict[str, int]:
-    """The counters that a buffer has from its storage."""
-    tape = storage.tape
-    return {
-        "rows": len(storage),
-        "capacity": storage.capacity,
-        "rows_written": int(tape.snapshot()[0]),
-        "appends": int(tape.appends),
-        "trajectories": int(tape.trajectories),
-    }
-
-
-def priorities_in(data: Any, key: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The rows of a batch, and a priority for each: the largest of all that `key` has of it."""
-    rows = as_array(data["index"]).reshape(-1)
-    return rows, np.abs(as_array(data[key]).reshape(len(rows), -1)).max(-1)
-
-
-class ReplayBuffer:
+class ReplayBuffer(Samples[Out_co]):
     """Stores rows, samples batches.
 
     Args:
         storage: where rows go; a LazyTensorStorage of a million rows if None.
         sampler: which rows come out; uniform if None.
-        batch_size: rows per sample, unless `sample` is told otherwise.
+        batch_size: rows per sample, unless `sample` is told otherwise, or the sampler knows.
         transform: a callable for what is written, or an object with `on_write` and/or
             `on_sample`; each gets and returns a Batch.
-        prefetch: batches drawn ahead in a thread.
+        prefetch: batches drawn ahead in a thread; with a CUDA device they are copied there ahead,
+            too.
         seed: of the sampler's random numbers; None: fresh ones.
-        output: "numpy" (a Batch), "torch", "jax" or "tensordict".
-        device: where torch and tensordict outputs go.
+        output: "numpy" (a Batch), "torch", "jax" or "tensordict". None: "torch", if there is a
+            device or the storage is on one, else "numpy".
+        device: where torch and tensordict outputs go, in one copy; None: where the rows are. Copies
+            to CUDA are in order for the stream that the caller of `sample` computes on, and nobody
+            waits for them.
         limiter: keeps sampling and writing in proportion.
         sample_timeout_s: how long `sample` waits for the first rows while somebody feeds it.
         rank, world_size: which of several learners this is, that read the same rows with the same
             seed: each has random numbers of its own, and its own part of an epoch.
     """
+
+    @overload
+    def __init__(
+        self: ReplayBuffer[Nested],
+        storage: DeviceStorage,
+        sampler: Sampler | None = None,
+        *,
+        output: Literal["torch"] | None = None,
+        **options: Unpack[BufferOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ReplayBuffer[Batch],
+        storage: Storage | None = None,
+        sampler: Sampler | None = None,
+        *,
+        output: Literal["numpy"] | None = None,
+        device: None = None,
+        **options: Unpack[BufferOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ReplayBuffer[Nested],
+        storage: Storage | None = None,
+        sampler: Sampler | None = None,
+        *,
+        output: Literal["torch"] | None = None,
+        device: Any = None,
+        **options: Unpack[BufferOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ReplayBuffer[dict[str, Any]],
+        storage: Storage | None = None,
+        sampler: Sampler | None = None,
+        *,
+        output: Literal["jax"],
+        **options: Unpack[BufferOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ReplayBuffer[TensorDict],
+        storage: Storage | None = None,
+        sampler: Sampler | None = None,
+        *,
+        output: Literal["tensordict"],
+        device: Any = None,
+        **options: Unpack[BufferOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ReplayBuffer[Any],
+        storage: Storage | None = None,
+        sampler: Sampler | None = None,
+        *,
+        output: str | None,
+        device: Any = None,
+        **options: Unpack[BufferOptions],
+    ) -> None: ...
 
     def __init__(
         self,
@@ -94,7 +140,7 @@ class ReplayBuffer:
         transform: Any = None,
         prefetch: int = 0,
         seed: int | None = None,
-        output: str = "numpy",
+        output: str | None = None,
         device: Any = None,
         limiter: RateLimiter | None = None,
         sample_timeout_s: float = 60.0,
@@ -106,12 +152,16 @@ class ReplayBuffer:
         hint = "give LazyTensorStorage(10_000) for that many rows"
         check_kind("storage", self.storage, Storage, hint)
         check_kind("sampler", self.sampler, Sampler, "give a sampler such as RandomSampler()")
+        batch_size = self.sampler.batch_size if batch_size is None else batch_size
         self.batch_size = None if batch_size is None else whole("batch_size", batch_size, 1, "rows")
         prefetch = whole("prefetch", prefetch, 0, "a number of batches")
         self.sample_timeout_s = seconds("sample_timeout_s", sample_timeout_s)
-        self.output = output
-        self._output = to_output(output, device)
-        on_write, self._on_sample = _hooks(transform)
+        self.output = output_of(output, device, self.storage)
+        self._transfers = transfers_to(device, self.storage, prefetch + 2)
+        self._output: Callable[[Batch], Out_co] = to_output(
+            self.output, device, self._transfers, self.storage.device
+        )
+        on_write, self._on_sample = hooks_of(transform)
         self.ingress = Ingress(self.storage, on_write)
         self.limiter = limiter
         self.storage.bind_keys(self.sampler.traj_key, self.sampler.end_key)
@@ -121,28 +171,40 @@ class ReplayBuffer:
         self._index = Index(self.storage)
         self._turn = threading.RLock()  # one sampler at a time
         self._batches = self._rows_out = 0
+        self.seen: SeenRows | None = None  # what a dashboard sees of draws
+        self._dashboards: list[Dashboard] = []
         self._feeding = Feeding()
         self._closed = False
-        self._prefetcher = Prefetcher(self.draw, self._mark, prefetch) if prefetch else None
+        draw = self.draw if self._transfers is None else self._draw_and_send
+        self._prefetcher = Prefetcher(draw, self._mark, prefetch) if prefetch else None
 
     # -- writing ------------------------------------------------------------------------------
 
-    def add(self, step: Any) -> int:
-        """Appends one row, which goes on with the trajectory until a done row. Returns its seq."""
-        return self.ingress.add(step)
+    def add(self, step: Any, fields: Any = None) -> int:
+        """Appends one row, which goes on with the trajectory until a done row, and some of the
+        trajectory's `fields`. Returns its seq."""
+        return self.ingress.add(step) if fields is None else self.ingress.add(step, fields=fields)
 
-    def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> np.ndarray[Any, Any]:
+    def add_step(
+        self, step: Any, env_ids: Any = None, mask: Any = None, fields: Any = None
+    ) -> np.ndarray[Any, Any]:
         """Appends one step of B envs, ``[B, ...]``; row b goes on with env b, or `env_ids[b]`. Rows
         that `mask` has False for are not stored, and end nothing. Returns seqs."""
-        return self.ingress.add_step(step, env_ids, mask)
+        return self.ingress.add_step(step, env_ids, mask, fields=fields)
 
-    def extend(self, data: Any, *, continues: bool | None = None) -> np.ndarray[Any, Any]:
+    def extend(
+        self, data: Any, *, continues: bool | None = None, fields: Any = None
+    ) -> np.ndarray[Any, Any]:
         """Appends rows, or lanes of rows; see `Writer.extend`. Returns seqs."""
-        return self.ingress.extend(data, continues)
+        return self.ingress.extend(data, continues, fields=fields)
 
     def extend_trajectory(self, data: Any, **end: Any) -> np.ndarray[Any, Any]:
         """Appends one whole trajectory; see `Writer.extend_trajectory`. Returns seqs."""
         return self.ingress.extend_trajectory(data, **end)
+
+    def set_fields(self, ids: Any, fields: Any) -> int:
+        """Changes fields of stored trajectories; see `Storage.set_fields`. How many were there."""
+        return self.storage.set_fields(ids, fields)
 
     @property
     def limiter(self) -> RateLimiter | None:
@@ -164,24 +226,12 @@ class ReplayBuffer:
 
     # -- sampling -----------------------------------------------------------------------------
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """A batch.
-
-        Args:
-            batch_size: rows; the buffer's own if None.
-            return_info: also return a dict with `index` and `priority_weight` if there are any.
-
-        Raises:
-            EmptyBufferError, NothingEligibleError: nothing to draw. While a collector or server
-                feeds the buffer, it waits up to `sample_timeout_s` first.
-        """
+    def _next_batch(self, batch_size: int | None) -> Batch:
         if self._prefetcher is not None and batch_size in (None, self.batch_size):
-            batch = self._prefetcher.take(_PASSING)
-        else:
-            # Drawing aside from the prefetcher: what it drew ahead stays in its order.
-            batch = self.draw(batch_size)
-        out = self._output(batch)
-        return (out, info_of(batch)) if return_info else out
+            ahead: Batch = self._prefetcher.take(_PASSING)
+            return ahead
+        # Drawing aside from the prefetcher: what it drew ahead stays in its order.
+        return self.draw(batch_size)
 
     def draw(self, batch_size: int | None = None, *, of: int | None = None) -> Batch:
         """A batch as numpy, past the prefetcher.
@@ -192,10 +242,11 @@ class ReplayBuffer:
         """
         if self._closed:
             raise ClosedError("this buffer is closed")
-        size = self.batch_size if batch_size is None else batch_size
+        size = self.batch_size
+        if batch_size is not None:
+            size = whole("batch_size", batch_size, 1, "rows")
         if size is None:
             raise ValueError("no batch size: give one to sample() or to the buffer")
-        size = whole("batch_size", size, 1, "rows")
         for check in self._feeding.watched:
             check()  # raises if the feeder died
         request = self.sampler.request(size if of is None else of)
@@ -210,25 +261,36 @@ class ReplayBuffer:
             except BaseException:
                 tape.add_sampled(-size)
                 raise
-            tape.add_sampled(len(batch) - size)
+            rows = len(batch)
+            tape.add_sampled(rows - size)
         else:
             batch = self._read(request)
-            tape.add_sampled(len(batch))
+            rows = len(batch)
+            tape.add_sampled(rows)
         self._batches += 1
-        self._rows_out += len(batch)
+        self._rows_out += rows
+        if self.seen is not None:
+            self.seen(batch)
         return batch if self._on_sample is None else self._on_sample(batch)
 
-    def _read(self, request: Request) -> Batch:
-        def read() -> Batch:
-            with self._turn:
-                return read_batch(self._index, self.sampler, self._rng, request)
+    def _draw_and_send(self) -> Batch:
+        """A batch drawn ahead, on its way to the device."""
+        assert self._transfers is not None
+        return ArrivingBatch.sent(self.draw(), self._transfers, aside=True)
 
+    def _read(self, request: Request) -> Batch:
         try:
-            return read()
+            return self._read_now(request)
         except (EmptyBufferError, NothingEligibleError):
             if not self._feeding.feeders:
                 raise
-        return self._feeding.await_rows(self.storage.tape, read, self._go_on, self.sample_timeout_s)
+        return self._feeding.await_rows(
+            self.storage.tape, lambda: self._read_now(request), self._go_on, self.sample_timeout_s
+        )
+
+    def _read_now(self, request: Request) -> Batch:
+        with self._turn:
+            return read_batch(self._index, self.sampler, self._rng, request)
 
     def _go_on(self) -> None:
         """Called while a draw waits: raises if nobody waits for it any more."""
@@ -259,12 +321,7 @@ class ReplayBuffer:
         """
         return self._feeding.watch(check)
 
-    def __iter__(self) -> Iterator[Any]:
-        """Batches without end; of an epoch's sampler, one epoch after another."""
-        while True:
-            yield self.sample()
-
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> Out_co:
         """Stored rows by seq, or, for a slice, by position from the oldest one."""
         return self._output(read_rows(self.storage, index))
 
@@ -318,9 +375,11 @@ class ReplayBuffer:
                 checkpoint.load(self, folder, (rank, world_size))
 
     def state(self) -> dict[str, Any]:
+        """Random numbers and sampler, for `load_state`; rows are in `save`."""
         return {"rng": self._rng.state(), "sampler": self.sampler.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """Takes in what `state` returned."""
         self._rng.load(state["rng"])
         self.sampler.load(state["sampler"])
 
@@ -335,10 +394,14 @@ class ReplayBuffer:
         self.storage.tape.add_sampled(-sum(len(b) for b in thrown_away if b is not None))
         if mark is not None:
             with self._turn:
-                self._rng.load(mark[0])
-                self.sampler.rewind(mark[1])
+                self._rewind(mark)
+
+    def _rewind(self, mark: Any) -> None:
+        self._rng.load(mark[0])
+        self.sampler.rewind(mark[1])
 
     def stats(self) -> BufferStats:
+        """Counters of rows written, stored and sampled."""
         return BufferStats(
             **row_counts(self.storage),
             rows_sampled=self._rows_out,
@@ -346,12 +409,28 @@ class ReplayBuffer:
             stale_priority_updates=self.sampler.stale_priority_updates,
         )
 
+    def dashboard(self, port: int = 0, **options: Any) -> Dashboard:
+        """A page that shows this buffer, until it is closed or the buffer is; see
+        `contig.dashboard.PageOptions` for `host`, `token`, `tls` and `samples_per_s`."""
+        from .watching import open_dashboard
+
+        page = open_dashboard(self, port, options)
+        self._dashboards.append(page)
+        return page
+
     def __len__(self) -> int:
         return len(self.storage)
 
+    def __repr__(self) -> str:
+        name = f"{type(self).__name__}{' closed:' if self._closed else ':'}"
+        size = "" if self.batch_size is None else f", batches of {self.batch_size}"
+        return f"<{name} {self.storage!r}, {self.sampler!r}{size}, output={self.output!r}>"
+
     def close(self) -> None:
-        """Ends the prefetcher. The storage stays open: it may be shared."""
+        """Ends the prefetcher and dashboards. The storage stays open: it may be shared."""
         self._closed = True
+        while self._dashboards:
+            self._dashboards.pop().close()
         if self._prefetcher is not None:
             self._prefetcher.close()
 
@@ -361,28 +440,8 @@ class ReplayBuffer:
             "a buffer of it there"
         )
 
-    def __enter__(self) -> ReplayBuffer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
-
-
-class TensorDictReplayBuffer(ReplayBuffer):
-    """A ReplayBuffer whose samples are TensorDicts."""
-
-    def __init__(
-        self, storage: Storage | None = None, sampler: Sampler | None = None, **options: Any
-    ):
-        super().__init__(storage, sampler, **{"output": "tensordict", **options})
-
-
-def _hooks(transform: Any) -> tuple[Any, Any]:
-    if transform is None:
-        return None, None
-    on_write, on_sample = (getattr(transform, n, None) for n in ("on_write", "on_sample"))
-    if on_write is None and on_sample is None:
-        if not callable(transform):
-            raise TypeError("transform: expected a callable or an object with on_write / on_sample")
-        return transform, None
-    return on_write, on_sample

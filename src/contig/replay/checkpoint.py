@@ -5,6 +5,8 @@
     records.bin       the rows, as they lie on the tape; of a storage on disk instead
     extents/          its files, linked, each row with its checksum
     index.bin         the index's live entries, 16 little-endian words each
+    fields.bin        a record for each of them, if trajectories have fields
+    blobs.bin         bytes of leaves of any size, if rows have some, by position
     array-N.npy       arrays of the sampler's state
 
 Made under a temporary name, synced, then put in its place: a checkpoint is whole or not there
@@ -13,12 +15,11 @@ Made under a temporary name, synced, then put in its place: a checkpoint is whol
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -31,13 +32,30 @@ from ..tape.disk import DiskStorage, files
 from ..tape.disk.linked_rows import LinkedRows
 from ..tape.entry import ENTRY, ends_of
 from ..tape.episodes import read_index
+from ..tape.fields import check_fields, fields_layout
 from .folder import Kind, new_directory, reading
+from .saved_bytes import read_bytes, save_bytes
+from .state_files import FilesWithSums, decode, encode, file_image
 
-__all__ = ["META", "Saved", "load", "read_contents", "read_meta", "read_saved", "save", "verify"]
+__all__ = [
+    "META",
+    "Saved",
+    "load",
+    "read_contents",
+    "read_layouts",
+    "read_meta",
+    "read_saved",
+    "save",
+    "verify",
+    "write",
+]
 
 log = logging.getLogger("contig.replay")
 
-FORMAT = 2  # 1: without salts in what is linked, sampler states by slot; read as well
+# 1: without salts in what is linked, sampler states by slot; read as well. 3: with fields of
+# trajectories, or leaves of any size; others are written as 2, for contigs that know neither.
+# 4: linked rows whose observations are stored once.
+FORMAT = 4
 _CHUNK_BYTES = 16 << 20
 
 
@@ -63,18 +81,26 @@ def save(buffer: Saveable, path: Path) -> None:
     """
     live = [buffer.storage.path] if isinstance(buffer.storage, DiskStorage) else []
     with new_directory(path, _KIND, live) as folder:
-        out = _Files(folder)
-        meta = {"format": FORMAT, **_save_rows(buffer.storage, out)}
-        arrays: list[np.ndarray[Any, Any]] = []
-        meta["sampler"] = buffer.sampler.name
-        meta["state"] = _encode(buffer.state(), arrays)
-        meta["limiter"] = _counters(buffer.storage, meta["head"])
-        for i, array in enumerate(arrays):
-            image = io.BytesIO()
-            np.save(image, array, allow_pickle=False)
-            out.write(f"array-{i}.npy", [image.getbuffer()])
-        meta["files"] = out.sums
-        out.write(META, [json.dumps(meta).encode()])
+        write(buffer, folder)
+
+
+def write(buffer: Saveable, folder: Path) -> None:
+    """Makes a directory a checkpoint of a buffer."""
+    out = FilesWithSums(folder)
+    meta = _save_rows(buffer.storage, out)
+    layout = buffer.storage.layout
+    any_size = layout is not None and bool(layout.variable)
+    meta["format"] = 3 if "fields" in meta or any_size else 2
+    if (meta["extents"] or {}).get("slots") is not None:
+        meta["format"] = FORMAT
+    arrays: list[np.ndarray[Any, Any]] = []
+    meta["sampler"] = buffer.sampler.name
+    meta["state"] = encode(buffer.state(), arrays)
+    meta["limiter"] = _counters(buffer.storage, meta["head"])
+    for i, array in enumerate(arrays):
+        out.write(f"array-{i}.npy", [file_image(array)])
+    meta["files"] = out.sums
+    out.write(META, [json.dumps(meta).encode()])
 
 
 def _fault(path: Path) -> str | None:
@@ -93,31 +119,11 @@ _KIND = Kind(
     "a checkpoint of a ReplayBuffer",
     META,
     re.compile(
-        rf"{re.escape(META)}|records\.bin|index\.bin|array-\d+\.npy"
-        r"|extents/|extents/\d{8,}\.rec(\.tmp)?"
+        rf"{re.escape(META)}|records\.bin|index\.bin|fields\.bin|blobs\.bin|array-\d+\.npy"
+        r"|extents/|extents/\d{8,}\.(rec|bin)(\.tmp)?"
     ),
     _fault,
 )
-
-
-class _Files:
-    """Writes files of a directory, synced, and keeps their sizes and checksums."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.sums: dict[str, list[int]] = {}
-
-    def write(self, name: str, pieces: Iterable[Any]) -> None:
-        size = crc = 0
-        fd = files.create(self.directory / name, 0)
-        try:
-            for piece in pieces:
-                crc = zlib.crc32(piece, crc)
-                size = files.pwrite_all(fd, piece, size)
-            files.fsync(fd)
-        finally:
-            files.close(fd)
-        self.sums[name] = [size, crc]
 
 
 def _counters(storage: Storage, head: int) -> dict[str, int]:
@@ -130,15 +136,15 @@ def _counters(storage: Storage, head: int) -> dict[str, int]:
         }
 
 
-def _save_rows(storage: Storage, out: _Files) -> dict[str, Any]:
+def _save_rows(storage: Storage, out: FilesWithSums) -> dict[str, Any]:
     saved = _try_rows(storage, out)
     if saved["tail"] == saved["head"] and len(storage):
-        with storage.held():  # writers turned the whole ring meanwhile
+        with storage.held(files=True):  # writers turned the whole ring meanwhile
             saved = _try_rows(storage, out)
     return saved
 
 
-def _try_rows(storage: Storage, out: _Files) -> dict[str, Any]:
+def _try_rows(storage: Storage, out: FilesWithSums) -> dict[str, Any]:
     schema = storage.schema
     if schema is None:
         raise EmptyBufferError("cannot save a buffer to which nothing was ever written")
@@ -146,23 +152,33 @@ def _try_rows(storage: Storage, out: _Files) -> dict[str, Any]:
     entries = table.by_number()
     ends = ends_of(entries)
     head = int(ends.max()) if len(entries) else table.head
+    # Before the rows: of what is evicted meanwhile, neither is kept.
+    numbers = np.ascontiguousarray(entries["number"])
+    fields = None if schema.fields is None else storage.tape.fields_of(numbers)
     first = min(table.tail, head)
+    blobs: dict[str, int] = {}
     linked = storage.link_rows(out.directory, first, head)
     if linked is None:
         tails = [first]
         out.write("records.bin", _chunks(storage, first, head, tails))
+        if schema.layout.variable:
+            blobs = {"blob_first": save_bytes(storage, head, tails, out.write)}
     else:
         tails = [int(storage.tape.snapshot()[1])]
     tail = min(max(tails), head)
     out.write("index.bin", [entries.compress(ends > tail).view(np.uint8).data])
+    if fields is not None:
+        out.write("fields.bin", [np.ascontiguousarray(fields[ends > tail]).reshape(-1).data])
     return {
         "layout": schema.layout.to_json(),
+        **({} if schema.fields is None else {"fields": schema.fields.to_json()}),
         "keys": schema.boundaries.to_json(),
         "file_first": first,
         "tail": tail,
         "head": head,
         "trajectories": int(storage.tape.trajectories),
         "extents": linked,
+        **blobs,
         "quarantine": {str(o): reason for o, reason in storage.quarantined.items()},
     }
 
@@ -175,7 +191,7 @@ def _chunks(storage: Storage, first: int, head: int, tails: list[int]) -> Iterat
     for at in range(first, head, step):
         seqs = np.arange(at, min(at + step, head), dtype=np.int64)
         chunk = np.empty(len(seqs) * size, np.uint8)
-        tails.append(int(storage.tape.gather_records(seqs, chunk)))
+        tails.append(storage.read_records(seqs, chunk))
         yield chunk.data
 
 
@@ -210,6 +226,8 @@ def _load(buffer: Saveable, path: Path, rank: int, world_size: int) -> None:
         raise LayoutError(
             f"{path}: another layout than the buffer's:\n{schema.layout.diff(saved.layout)}"
         )
+    if schema is not None or storage.fields is not None:
+        check_fields(storage.fields, saved.fields, f"{path}: ")
     before, restored = buffer.state(), storage.restored
 
     def settle() -> None:
@@ -223,7 +241,7 @@ def _load(buffer: Saveable, path: Path, rank: int, world_size: int) -> None:
     try:
         buffer.load_state(saved.state)
         counters = saved.counters if world_size == 1 else (contents.head, 0)
-        storage.restore(contents, counters, saved.layout, saved.keys)
+        storage.restore(contents, counters, saved.layout, saved.keys, saved.fields)
     except BaseException as error:
         if storage.restored == restored:
             buffer.load_state(before)  # the rows are as they were, so the sampler is
@@ -239,6 +257,7 @@ class Saved(NamedTuple):
     """A checkpoint, read and checked."""
 
     layout: Layout
+    fields: Layout | None
     keys: tuple[Any, Any]
     contents: Snapshot
     quarantine: dict[int, str]
@@ -273,7 +292,7 @@ def read_saved(path: Path, sampler: str) -> Saved:
             "buffer with the same sampler"
         )
     try:
-        layout = Layout.from_json(meta["layout"])
+        layout, fields = read_layouts(meta)
     except LayoutError as error:
         raise ValueError(str(error)) from None
     counters = (meta["limiter"]["inserted"], meta["limiter"]["sampled"])
@@ -281,15 +300,25 @@ def read_saved(path: Path, sampler: str) -> Saved:
         raise ValueError(f"its counters {counters} make no sense")
     return Saved(
         layout=layout,
+        fields=fields,
         keys=(meta["keys"]["traj_key"], meta["keys"]["end_key"]),
-        contents=read_contents(path, meta, layout.record_size),
+        contents=read_contents(path, meta, layout, fields),
         quarantine={int(o): str(reason) for o, reason in meta.get("quarantine", {}).items()},
         counters=counters,
-        state=_decode(meta["state"], path),
+        state=decode(meta["state"], path),
     )
 
 
-def read_contents(path: Path, meta: dict[str, Any], record_size: int) -> Snapshot:
+def read_layouts(meta: dict[str, Any]) -> tuple[Layout, Layout | None]:
+    """Of rows, and of fields of trajectories, if there are any."""
+    layout, fields = Layout.from_json(meta["layout"]), meta.get("fields")
+    return layout, None if fields is None else fields_layout(Layout.from_json(fields))
+
+
+def read_contents(
+    path: Path, meta: dict[str, Any], layout: Layout, fields: Layout | None
+) -> Snapshot:
+    record_size = layout.record_size
     first, tail, head = meta["file_first"], meta["tail"], meta["head"]
     if not 0 <= first <= tail <= head < 2**63:
         raise ValueError(f"its bounds {first}, {tail}, {head} make no sense")
@@ -307,21 +336,20 @@ def read_contents(path: Path, meta: dict[str, Any], record_size: int) -> Snapsho
         raise ValueError("it has rows without runs, or runs without rows")
     linked = meta.get("extents")
     if linked is not None:
-        rows: Any = LinkedRows(
-            path / "extents",
-            record_size,
-            int(linked["stride"]),
-            int(linked["rows_per_extent"]),
-            linked.get("salts", ()),
-        )
+        rows: Any = LinkedRows.saved(path / "extents", layout, linked)
     else:
         if meta["files"]["records.bin"][0] != (head - first) * record_size:
             raise ValueError("records.bin does not have the rows it should have")
         # Mapped, so that only what fits is read; nothing has no mapping.
         nothing: Any = np.zeros(0, np.uint8)
         mapped = files.mapped(path / "records.bin") if head > first else nothing
-        rows = PackedRows(np.asarray(mapped), first, record_size)
-    return Snapshot(rows, tail, head, entries, meta["trajectories"])
+        blobs = read_bytes(path, meta, layout) if layout.variable else None
+        rows = PackedRows(np.asarray(mapped), first, record_size, blobs)
+    records = None
+    if fields is not None:
+        records = np.frombuffer(files.read(path / "fields.bin"), np.uint8)
+        records = records.reshape(len(entries), fields.record_size)
+    return Snapshot(rows, tail, head, entries, meta["trajectories"], records)
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -355,25 +383,3 @@ def verify(path: Path, sums: dict[str, list[int]]) -> None:
             raise LayoutError(
                 f"{path}: {name} is damaged ({found} bytes, expected {size}, or other contents)"
             )
-
-
-def _encode(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
-    if isinstance(value, np.ndarray):
-        arrays.append(value)
-        return {"__array__": len(arrays) - 1}
-    if isinstance(value, dict):
-        return {k: _encode(v, arrays) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_encode(v, arrays) for v in value]
-    return value
-
-
-def _decode(value: Any, path: Path) -> Any:
-    if isinstance(value, dict):
-        if set(value) == {"__array__"}:
-            image = files.read(path / f"array-{int(value['__array__'])}.npy")
-            return np.load(io.BytesIO(image), allow_pickle=False)
-        return {k: _decode(v, path) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_decode(v, path) for v in value]
-    return value

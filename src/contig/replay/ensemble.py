@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
 from .. import _native
 from ..arguments import check_kind, whole, whole_numbers
-from ..batch import stack_batches
+from ..batch import Batch, stack_batches
 from ..convert import as_array
 from ..sample import Rng
 from ..sample.prioritized import check_priorities
 from .buffer import ReplayBuffer
 from .output import to_output
+from .samples import Samples
+from .typed import EnsembleOptions, Info, Out_co
+
+if TYPE_CHECKING:
+    from ..convert.types import TensorDict
+    from ..tree import Nested
 
 __all__ = ["ReplayBufferEnsemble"]
 
@@ -36,7 +42,7 @@ def _shares(p: Any, members: int) -> np.ndarray[Any, Any]:
     return weights
 
 
-class ReplayBufferEnsemble:
+class ReplayBufferEnsemble(Samples[Out_co]):
     """Samples from all of its members, or from each with its own probability.
 
     Batches are flat, the members' rows one after another, with `buffer_ids` saying whose they are.
@@ -48,6 +54,46 @@ class ReplayBufferEnsemble:
         batch_size: rows of a batch of the ensemble; members get their share of it.
         seed, output, device: as in ReplayBuffer.
     """
+
+    @overload
+    def __init__(
+        self: ReplayBufferEnsemble[Out_co],
+        *buffers: ReplayBuffer[Out_co],
+        output: None = None,
+        **options: Unpack[EnsembleOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ReplayBufferEnsemble[Batch],
+        *buffers: ReplayBuffer,
+        output: Literal["numpy"],
+        **options: Unpack[EnsembleOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ReplayBufferEnsemble[Nested],
+        *buffers: ReplayBuffer,
+        output: Literal["torch"],
+        **options: Unpack[EnsembleOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ReplayBufferEnsemble[dict[str, Any]],
+        *buffers: ReplayBuffer,
+        output: Literal["jax"],
+        **options: Unpack[EnsembleOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ReplayBufferEnsemble[TensorDict],
+        *buffers: ReplayBuffer,
+        output: Literal["tensordict"],
+        **options: Unpack[EnsembleOptions],
+    ) -> None: ...
 
     def __init__(
         self,
@@ -72,8 +118,15 @@ class ReplayBufferEnsemble:
         self.p = None if p is None else _shares(p, len(buffers))
         self.batch_size = None if batch_size is None else whole("batch_size", batch_size, 1, "rows")
         own = next((b.output for b in buffers), "numpy")
-        self._output = to_output(output or own, device)
+        on = next((b.storage.device for b in buffers), None)
+        self._output: Callable[[Batch], Out_co] = to_output(output or own, device, on=on)
         self._rng = Rng(seed)
+
+    def __repr__(self) -> str:
+        members = ", ".join(map(repr, self.buffers))
+        return (
+            f"<{type(self).__name__}: {len(self)} rows of {len(self.buffers)} buffers: {members}>"
+        )
 
     def __len__(self) -> int:
         return sum(len(b) for b in self.buffers)
@@ -91,13 +144,23 @@ class ReplayBufferEnsemble:
         return self.member_for(member).extend(data, **options)
 
     def add_step(
-        self, step: Any, env_ids: Any = None, mask: Any = None, *, member: int = 0
+        self,
+        step: Any,
+        env_ids: Any = None,
+        mask: Any = None,
+        *,
+        member: int = 0,
+        fields: Any = None,
     ) -> np.ndarray[Any, Any]:
         """Appends one step of B envs to one member; see `ReplayBuffer.add_step`."""
-        return self.member_for(member).add_step(step, env_ids, mask)
+        return self.member_for(member).add_step(step, env_ids, mask, fields)
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """A batch of all members' shares, with root key `buffer_ids`."""
+    def set_fields(self, ids: Any, fields: Any, *, member: int = 0) -> int:
+        """Changes fields of one member's trajectories: ids are each member's own."""
+        return self.buffers[member].set_fields(ids, fields)
+
+    def _next_batch(self, batch_size: int | None) -> Batch:
+        """All members' shares, with root key `buffer_ids`."""
         size = self.batch_size if batch_size is None else batch_size
         if size is None:
             raise ValueError("no batch size: give one to sample() or to the ensemble")
@@ -108,10 +171,10 @@ class ReplayBufferEnsemble:
                 batch = self.buffers[i].draw(rows, of=rows if self.sample_from_all else size)
                 ids = np.full(len(batch), i, np.int64)
                 parts.append(batch.with_leaves({_IDS: ids}, extra=True))
-        batch = stack_batches(parts)
-        out = self._output(batch)
-        info = {"index": batch["index"], _IDS: batch[_IDS]}
-        return (out, info) if return_info else out
+        return stack_batches(parts)
+
+    def _info(self, batch: Batch) -> Info:
+        return {"index": batch["index"], _IDS: batch[_IDS]}
 
     def _shares(self, size: int) -> list[int]:
         n = len(self.buffers)
@@ -134,7 +197,7 @@ class ReplayBufferEnsemble:
     def update_priority(self, index: Any, priority: Any, buffer_ids: Any) -> None:
         """Sets priorities of rows by `index` (seqs) and `buffer_ids`, as a sample has them."""
         seqs = whole_numbers("index", as_array(index))
-        ids = whole_numbers("buffer_ids", as_array(buffer_ids))
+        ids = whole_numbers("buffer_ids", as_array(buffer_ids), "`buffer_ids` as a sample has it")
         values = as_array(priority).reshape(-1)
         if not len(seqs) == len(values) == len(ids):
             raise ValueError(f"{len(seqs)} rows, {len(values)} priorities, {len(ids)} buffer_ids")
@@ -153,16 +216,15 @@ class ReplayBufferEnsemble:
         self.update_priority(rows, priority, data[_IDS])
 
     def empty(self) -> None:
+        """Evicts every row of every member."""
         for buffer in self.buffers:
             buffer.empty()
 
     def stats(self) -> list[Any]:
+        """The members' counters, in their order."""
         return [b.stats() for b in self.buffers]
 
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            yield self.sample()
-
     def close(self) -> None:
+        """Closes every member; their storages stay open."""
         for buffer in self.buffers:
             buffer.close()

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..batch import Batch
+from ..convert import plain_tree
 from ..errors import LayoutError
 from ..tape import SharedStorage, Storage, Writer, storage_of_fd
+from ..tape.asked import Asked
 from ..tape.env_step import EnvStep
 from ..tape.stacking import count_rows, stack_rows
 
@@ -40,7 +42,7 @@ class Ingress:
 
     Args:
         storage: where rows go.
-        transform: gets what is written as a Batch, returns what is stored.
+        transform: gets what is written as a Batch, returns what is stored; None: nothing yet.
         limiter: says when there is room.
     """
 
@@ -81,9 +83,9 @@ class Ingress:
         numbers = ("samples_per_insert", "min_size", "error_buffer")
         return {
             "name": storage.name if isinstance(storage, SharedStorage) else None,
-            "keys": [list(k) if isinstance(k, tuple) else k for k in storage.keys],
             "limiter": None if limiter is None else {n: getattr(limiter, n) for n in numbers},
             "ndim": storage.ndim,
+            "asked": storage.asked.to_json(),
         }
 
     @staticmethod
@@ -103,19 +105,21 @@ class Ingress:
 
     # -- verbs --------------------------------------------------------------------------------
 
-    def add(self, step: Any, go_on: Callable[[], None] = _nobody) -> int:
-        """One row, which goes on with the trajectory until a done row."""
+    def add(self, step: Any, go_on: Callable[[], None] = _nobody, fields: Any = None) -> int:
+        """One row, which goes on with the trajectory until a done row; see `Writer.add`."""
         if self.transform is not None:
-            rows = self.transform(Batch.one(step))
+            rows = self.transform(Batch.one(self._told(step, 0)))
             if self.limiter is not None:
                 self._await_rows(rows, go_on)
-            return int(self.writer.extend(rows)[0])
+            return int(self.writer.extend(rows, fields=fields)[0])
         if self.limiter is not None:
             self.limiter.await_insert(self.storage, 1, go_on)
         try:
             writer = self._own.writer  # not by the property: that is one call more for each row
         except AttributeError:
             writer = self.writer
+        if fields is not None:
+            return writer.add(step, fields)  # type: ignore[no-any-return]
         return writer.add(step)  # type: ignore[no-any-return]
 
     def add_step(
@@ -124,46 +128,71 @@ class Ingress:
         env_ids: Any = None,
         mask: Any = None,
         go_on: Callable[[], None] = _nobody,
+        fields: Any = None,
     ) -> np.ndarray[Any, Any]:
         """One step of B envs, ``[B, ...]``, or of some of them; see `Writer.add_step`."""
-        some = EnvStep.of(step, env_ids, mask)
+        some = EnvStep.of(step, env_ids, mask, self.storage.layout)
         if some.envs is None or len(some.envs):
             if self.transform is not None:
-                some = some._replace(data=self._transform_step(Batch.from_tree(some.data, 1)))
+                some = some._replace(data=self._transform_step(self._batch(some.data, 1)))
             if self.limiter is not None:
-                self.await_room(count_rows(some.data, 1), go_on)
-        return self.writer.add_env_step(some)
+                self.await_room(self._count(some.data, 1), go_on)
+        return self.writer.add_env_step(some, fields)
 
     def extend(
-        self, data: Any, continues: bool | None = None, go_on: Callable[[], None] = _nobody
+        self,
+        data: Any,
+        continues: bool | None = None,
+        go_on: Callable[[], None] = _nobody,
+        fields: Any = None,
     ) -> np.ndarray[Any, Any]:
         """Rows, or lanes of rows; see `Writer.extend`."""
-        return self.writer.extend(self.admit(data, go_on), continues)
+        rows = self.admit(data, go_on)
+        if rows is None:
+            return np.empty(0, np.int64)
+        return self.writer.extend(rows, continues, fields)
 
     def extend_trajectory(
         self, data: Any, go_on: Callable[[], None] = _nobody, **end: Any
     ) -> np.ndarray[Any, Any]:
         """One whole trajectory; see `Writer.extend_trajectory`."""
         if self.transform is not None:
-            data = self.transform(Batch.from_tree(data, 1))
+            data = self.transform(self._batch(data, 1))
         if self.limiter is not None:
-            self.await_room(count_rows(data, 1), go_on)
+            self.await_room(self._count(data, 1), go_on)
         return self.writer.extend_trajectory(data, **end)
 
     # -- what comes before an append ----------------------------------------------------------
 
     def admit(self, data: Any, go_on: Callable[[], None] = _nobody) -> Any:
-        """What `extend` would give the writer, as soon as there is room for it."""
+        """What `extend` would give the writer, as soon as there is room for it; None if the
+        transform keeps all of it back."""
         if self.transform is not None:
             data = stack_rows(data, self.storage.schema)
-            data = self.transform(Batch.from_tree(data, self.storage.batch_ndim(data)))
+            data = self.transform(self._batch(data, self.storage.batch_ndim(data)))
+            if data is None:
+                return None
         if self.limiter is not None:
             self._await_rows(data, go_on)
         return data
 
+    def _batch(self, data: Any, batch_ndim: int) -> Batch:
+        return Batch.from_tree(self._told(data, batch_ndim), batch_ndim)
+
+    def _told(self, data: Any, batch_ndim: int) -> Any:
+        """The data with leaves of any size as what they are: an array may be a row of one."""
+        layout = self.storage.layout
+        if layout is None or not layout.ragged or isinstance(data, Batch):
+            return data
+        tree, shape = plain_tree(data)
+        return layout.columns_in(tree, batch_ndim if shape is None else len(shape))
+
+    def _count(self, data: Any, batch_ndim: int) -> int:
+        return count_rows(self._told(data, batch_ndim), batch_ndim)
+
     def _await_rows(self, data: Any, go_on: Callable[[], None]) -> None:
         data = stack_rows(data, self.storage.schema)
-        self.await_room(count_rows(data, self.storage.batch_ndim(data)), go_on)
+        self.await_room(self._count(data, self.storage.batch_ndim(data)), go_on)
 
     def _transform_step(self, step: Batch) -> Any:
         assert self.transform is not None
@@ -186,7 +215,13 @@ class Ingress:
         return _ANY_ROWS if self.limiter is None else self.limiter.room(self.storage)
 
     def check_takes_records(self, whose: str) -> None:
-        """Raises ValueError if packed rows, as clients send them, would pass the transform by."""
+        """Raises ValueError if packed rows, as clients send them, would pass the transform by, or
+        the storage takes none."""
+        if not self.storage.takes_records:
+            raise ValueError(
+                f"{whose}: {type(self.storage).__name__} takes no packed rows, as clients send "
+                "them; serve a LazyTensorStorage, and have its batches go to the device"
+            )
         if self.transform is not None:
             raise ValueError(
                 f"{whose}: its buffer transforms what is written, but clients' rows go "
@@ -202,5 +237,5 @@ def attach_storage(described: dict[str, Any], fd: int = -1) -> Storage:
         storage = storage_of_fd(fd, described["ndim"])
     else:
         storage = SharedStorage.attach(described["name"], described["ndim"])
-    storage.bind_keys(*(tuple(k) if isinstance(k, list) else k for k in described["keys"]))
+    storage.asked = Asked.from_json(described["asked"])
     return storage

@@ -9,9 +9,9 @@ import numpy as np
 from ..arguments import whole_numbers
 from ..batch import Batch, stack_batches
 from ..convert import as_array
-from ..errors import EmptyBufferError, NothingEligibleError
+from ..errors import CodecError, EmptyBufferError, NothingEligibleError
 from ..keys import INDEX
-from ..sample import Draw, Index, Request, Rng, Sampler
+from ..sample import Draw, Index, Request, Rng, Sampler, UniformRows
 from ..tape import Storage
 from ..tape.schema import ExtraLeaf
 
@@ -33,7 +33,13 @@ def read_batch(index: Index, sampler: Sampler, rng: Rng, request: Request) -> Ba
 
     Raises:
         EmptyBufferError, NothingEligibleError: judged under the lock, so it is certain.
+        CodecError: rows cannot be decoded, and there are too few others.
     """
+    rows = sampler.uniform_rows()
+    if rows is not None:
+        batch = _read_at_once(index, rows, rng, request)
+        if batch is not None:
+            return batch
     storage = index.storage
     parts: list[Batch] = []
     overtaken = 0
@@ -57,6 +63,21 @@ def read_batch(index: Index, sampler: Sampler, rng: Rng, request: Request) -> Ba
         return _read_held(index, sampler, rng, request, parts)
 
 
+def _read_at_once(index: Index, rows: UniformRows, rng: Rng, request: Request) -> Batch | None:
+    """A batch by one native call. None: it is to be read step by step, whatever the reason; that
+    way knows what to say of it."""
+    try:
+        plan = index.storage.plan(_NO_COLUMNS, rows.recipe)
+    except NothingEligibleError:
+        return None
+    if plan is None:
+        return None
+    block = plan.gatherer.sample(index.view, rng.words, index.window, request.groups)
+    if block is None:
+        return None
+    return Batch(block, plan.layout, (request.groups,), plan.extras)
+
+
 def _read_held(
     index: Index, sampler: Sampler, rng: Rng, request: Request, parts: list[Batch]
 ) -> Batch:
@@ -67,6 +88,8 @@ def _read_held(
         raise EmptyBufferError("the buffer is empty: every row was evicted or none was written")
     for _ in range(_TRIES):
         draw = sampler.draw(index, rng, request)
+        if draw is None and parts:  # no more are left: what was drawn is not thrown away
+            return stack_batches(parts)
         if draw is None:
             raise NothingEligibleError(
                 f"{len(storage)} rows are stored, but {type(sampler).__name__} may draw none of "
@@ -77,7 +100,8 @@ def _read_held(
             parts.append(batch)
             return stack_batches(parts)
         request = _keep(parts, draw, batch, lost, request)
-    assert lost is not None  # and nobody evicts now
+    assert draw is not None and lost is not None  # and nobody evicts now
+    storage.gather(draw.seqs, (), draw.steps)  # says what is wrong, if they cannot be decoded
     raise NothingEligibleError(
         f"{len(storage)} rows are stored, but {int(lost.sum())} of {len(lost)} that were "
         "drawn are damaged and set aside: `contig inspect` says which and why"
@@ -96,12 +120,16 @@ def _keep(
 
 def gather_draw(storage: Storage, draw: Draw) -> tuple[Batch, np.ndarray[Any, Any] | None]:
     """The batch, finished; or as it is, with a mask of the rows that were lost."""
-    batch, lost = storage.gather(draw.seqs, extras_of(draw), draw.steps)
+    extras = extras_of(draw)
+    try:
+        batch, lost = storage.gather(draw.seqs, extras, draw.steps)
+    except CodecError:  # whoever wrote such rows, a client perhaps: the others are to be had
+        batch, lost = storage.gather(draw.seqs, extras, draw.steps, aside=True)
     if isinstance(lost, np.ndarray):
         return batch, lost
     if lost:
         return batch, draw.seqs < lost
-    return finish(batch, draw), None
+    return finish(batch, draw) if draw.columns or draw.finish is not None else batch, None
 
 
 def finish(batch: Batch, draw: Draw) -> Batch:
@@ -131,6 +159,9 @@ def extras_of(draw: Draw) -> tuple[Any, ...]:
     return found
 
 
+_NO_COLUMNS = extras_of(Draw(np.empty(0, np.int64)))
+
+
 def without_lost(draw: Draw, batch: Batch, gone: np.ndarray[Any, Any]) -> tuple[Batch | None, int]:
     """The groups of a gathered batch that are whole, finished; and how many are not."""
     if draw.lengths is None:
@@ -138,6 +169,9 @@ def without_lost(draw: Draw, batch: Batch, gone: np.ndarray[Any, Any]) -> tuple[
     else:
         starts = np.cumsum(draw.lengths) - draw.lengths
         whole = ~np.logical_or.reduceat(gone, starts)
+        if draw.units is not None:
+            firsts = np.cumsum(draw.units) - draw.units
+            whole = np.repeat(np.logical_and.reduceat(whole, firsts), draw.units)
     bad = int(np.count_nonzero(~whole))
     if bad == draw.groups:
         return None, bad
@@ -161,6 +195,9 @@ def read_rows(storage: Storage, index: Any) -> Batch:
     if len(seqs) and (int(seqs.min()) < tail or int(seqs.max()) >= head):
         raise IndexError(f"rows {tail} to {head - 1} are stored, asked for {index!r}")
     batch, lost = storage.gather(np.ascontiguousarray(seqs))
+    if isinstance(lost, np.ndarray):  # some are damaged, others perhaps evicted
+        bad = ", ".join(str(x) for x in seqs[lost][:8]) + (", ..." if lost.sum() > 8 else "")
+        raise IndexError(f"rows {bad} are damaged and set aside: `contig inspect` says why")
     if lost:
         raise IndexError(f"rows below {lost} were evicted while they were read")
     return batch  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import LayoutError
 from ..sample import Sampler
 from ..tape import Snapshot, Storage
+from ..tape.fields import check_fields
 from . import checkpoint
 from .checkpoint import Saved, read_saved
 
@@ -71,6 +72,10 @@ def load_share(
                 f"{path}: its rows differ from those of {paths[0]}:\n"
                 f"{saved[0].layout.diff(one.layout)}"
             )
+    fields = next((one.fields for one in saved if one.fields is not None), None)
+    for path, one in zip(paths, saved):
+        if one.fields is not None:
+            check_fields(one.fields, fields, f"{path}: ")
     parts = [(k, ordinals) for k, ordinals in enumerate(_dealt(saved, share)) if len(ordinals)]
     if not parts:
         storage.empty()
@@ -79,7 +84,7 @@ def load_share(
     rows = [(k, saved[k].contents.seqs_of(mine.tolist())) for k, mine in parts]
     state = sampler.carried([one.state["sampler"] for one in saved], rows)
     contents = contents.newest(storage.capacity)
-    storage.restore(contents, (contents.head, 0), saved[0].layout, saved[0].keys)
+    storage.restore(contents, (contents.head, 0), saved[0].layout, saved[0].keys, fields)
     return state
 
 

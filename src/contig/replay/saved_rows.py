@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,9 @@ from ..errors import LayoutError
 from ..layout import Layout
 from ..tape import Snapshot
 from ..tape.disk import files
-from .checkpoint import META, read_contents, read_meta, verify
+from .checkpoint import META, read_contents, read_layouts, read_meta, verify
 from .folder import reading
+from .saved_bytes import BYTES_FILE
 
 __all__ = ["SavedRows", "is_checkpoint", "saved_rows"]
 
@@ -26,18 +27,22 @@ class SavedRows(NamedTuple):
     """What a checkpoint has of a tape.
 
     Attributes:
+        fields: of trajectories.
         keys: `traj_key` and `end_key`.
         quarantine: trajectories that are damaged, by `id`, with the reason.
         rows_per_extent: rows of one file, or of what is best read at a time.
         stamp: of this checkpoint; another at the same path has another.
+        nbytes: of its rows in files, with leaves of any size and what is stored once.
     """
 
     layout: Layout
+    fields: Layout | None
     keys: tuple[object, object]
     contents: Snapshot
     quarantine: dict[int, str]
     rows_per_extent: int
     stamp: int
+    nbytes: int
 
     def whole(self) -> Snapshot:
         """All that is not damaged."""
@@ -68,18 +73,28 @@ def saved_rows(path: Path, check: bool = True) -> Iterator[SavedRows]:
             meta = read_meta(found)
             if check:
                 verify(found, meta["files"])
-            layout = Layout.from_json(meta["layout"])
+            layout, fields = read_layouts(meta)
             linked = meta.get("extents")
             saved = SavedRows(
                 layout,
+                fields,
                 (meta["keys"]["traj_key"], meta["keys"]["end_key"]),
-                read_contents(found, meta, layout.record_size),
+                read_contents(found, meta, layout, fields),
                 {int(o): str(reason) for o, reason in meta.get("quarantine", {}).items()},
                 _PART_ROWS if linked is None else int(linked["rows_per_extent"]),
                 zlib.crc32(files.read(found / META)),
+                _nbytes(meta, layout),
             )
         except (FileNotFoundError, NotADirectoryError, LayoutError):
             raise
         except (KeyError, TypeError, ValueError, IndexError, OverflowError, OSError) as error:
             raise LayoutError(f"{path}: the checkpoint is damaged: {error!r}") from error
         yield saved
+
+
+def _nbytes(meta: dict[str, Any], layout: Layout) -> int:
+    rows, linked = int(meta["head"]) - int(meta["tail"]), meta.get("extents")
+    if linked is None:
+        return rows * layout.record_size + int(meta["files"].get(BYTES_FILE, (0,))[0])
+    _, tail, head = linked.get("blobs") or (0, 0, 0)
+    return rows * int(linked["stride"]) + int(head) - int(tail)

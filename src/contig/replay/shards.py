@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import _native
 from ..batch import Batch, stack_batches
-from ..errors import EmptyBufferError, LayoutError, NothingEligibleError
+from ..errors import CodecError, EmptyBufferError, LayoutError, NothingEligibleError
 from ..keys import INDEX
 from ..sample import Draw, Index, Mass, Request, Rng, Sampler
 from ..sample.shards import base_of, split, streams
@@ -313,6 +313,9 @@ def _gather_together(here: list[tuple[ShardReader, Draw]]) -> Part | None:
     """Shares of several tapes of this machine in one block, each row copied once."""
     if len(here) == 1:
         return _gather_apart(*here[0])
+    layout = here[0][0].storage.layout
+    if layout is not None and layout.ragged:  # how large the block is depends on the rows
+        return _stacked(here)
     rows = [len(draw.seqs) for _, draw in here]
     total, at = sum(rows), 0
     batch: Batch | None = None
@@ -331,6 +334,11 @@ def _gather_together(here: list[tuple[ShardReader, Draw]]) -> Part | None:
             lost, _ = wide.gatherer.gather_folded_at(
                 draw.seqs, steps.rows, steps.lengths, block, total, at, reader.base
             )
+        if wide.decoder is not None:
+            try:
+                lost = wide.decoder.fill(batch, draw.seqs, draw.steps, lost, None, at)
+            except CodecError:
+                return _stacked(here)  # which does without the rows that cannot be decoded
         stale = reader.index.view.stale
         if lost or stale:
             gone = np.zeros(total, np.bool_) if gone is None else gone
@@ -338,6 +346,15 @@ def _gather_together(here: list[tuple[ShardReader, Draw]]) -> Part | None:
         at += n
     assert batch is not None
     return _finish_together(here, batch, gone)
+
+
+def _stacked(here: list[tuple[ShardReader, Draw]]) -> Part | None:
+    """The same, each share in a block of its own first."""
+    parts = [part for one in here if (part := _gather_apart(*one)) is not None]
+    if not parts:
+        return None
+    batches, groups = zip(*parts)
+    return stack_batches(batches), sum(groups)
 
 
 def _finish_together(
@@ -354,16 +371,17 @@ def _finish_together(
 def _joined(draws: list[Draw], whole: bool) -> Draw:
     """Several draws as one; its seqs only if that is asked for."""
     first = draws[0]
-    if first.lengths is None and not first.columns and not whole:
+    if first.lengths is None and not first.columns and not first.aside and not whole:
         return first
     columns = {
         path: np.concatenate([d.columns[path] for d in draws]) if value.ndim else value
         for path, value in first.columns.items()
     }
+    aside = {name: np.concatenate([d.aside[name] for d in draws]) for name in first.aside}
     if first.lengths is None:
         lengths = ends = None
     else:
         lengths = np.concatenate([d.lengths for d in draws])
         ends = np.concatenate([d.ends for d in draws])
     seqs = np.concatenate([d.seqs for d in draws]) if whole else first.seqs
-    return first._replace(seqs=seqs, lengths=lengths, columns=columns, ends=ends)
+    return first._replace(seqs=seqs, lengths=lengths, columns=columns, ends=ends, aside=aside)

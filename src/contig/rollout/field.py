@@ -13,6 +13,7 @@ import torch
 from ..convert import plain_tree, to_tensordict
 from ..errors import LayoutError
 from ..tree import Path, Structure, flatten, show_path, unflatten
+from .repeat import Kept
 
 __all__ = ["Field", "FieldView", "example_of"]
 
@@ -42,7 +43,7 @@ def example_of(shape: Any, num_envs: int, name: str) -> tuple[Any, bool]:
         shape: a row's shape, or nested dicts of shapes: float32 until the first row says otherwise;
             or a tensor, nested dicts or a TensorDict of tensors ``[num_envs, ...]``.
     """
-    tree, batch = plain_tree(shape)
+    tree, batch = plain_tree(shape, text=False)
     if batch is not None or isinstance(tree, torch.Tensor):
         return shape, True
     known: list[bool] = []
@@ -81,7 +82,7 @@ class Field:
         self, name: str, example: Any, rows: int, device: Any, *, open_dtype: bool = False
     ) -> None:
         self.name = name
-        tree, batch = plain_tree(example)
+        tree, batch = plain_tree(example, text=False)
         self._tensordict = batch is not None
         self.paths, leaves, self._structure = _flat(tree, name)
         with torch.inference_mode(False):  # such tensors would not count what is written to them
@@ -93,6 +94,12 @@ class Field:
     @property
     def rows(self) -> int:
         return int(self.tensors[0].shape[0])
+
+    @property
+    def kept(self) -> Kept:
+        """Its tensors, as those who remember them need to know; the list is never changed, only
+        replaced."""
+        return Kept(vars(self), "tensors", self.tensors, self.tensors)
 
     def write(self, row: int, leaves: list[Tensor]) -> None:
         """Writes one step that `check` let through."""
@@ -115,9 +122,7 @@ class Field:
         """The first values decide on the dtype, if it is open."""
         if self._open:
             self._open = False
-            for i, new in enumerate(leaves):
-                if new.dtype != self.tensors[i].dtype:
-                    self.tensors[i] = self.tensors[i].to(new.dtype)
+            self.tensors = [mine.to(new.dtype) for mine, new in zip(self.tensors, leaves)]
 
     @staticmethod
     def first_row(name: str, value: Any, num_envs: int) -> Any:
@@ -126,7 +131,7 @@ class Field:
         Raises:
             LayoutError: no tensors, or without these dims.
         """
-        _, leaves, structure = _flat(plain_tree(value)[0], name)
+        _, leaves, structure = _flat(plain_tree(value, text=False)[0], name)
         for leaf in leaves:
             if leaf.ndim < 2 or not len(leaf) or leaf.shape[1] != num_envs:
                 raise LayoutError(
@@ -144,7 +149,7 @@ class Field:
         if isinstance(value, torch.Tensor) and self._structure.kind == "leaf":
             leaves = [value]
         else:
-            paths, leaves, _ = _flat(plain_tree(value)[0], self.name)
+            paths, leaves, _ = _flat(plain_tree(value, text=False)[0], self.name)
             if paths != self.paths:
                 want, got = ([show_path(p) for p in ps] for ps in (self.paths, paths))
                 raise LayoutError(
@@ -184,9 +189,12 @@ class Field:
 
     def grow(self, rows: int) -> None:
         """Makes room for more rows; those there stay."""
-        for i, old in enumerate(self.tensors):
-            self.tensors[i] = torch.zeros(rows, *old.shape[1:], dtype=old.dtype, device=old.device)
-            self.tensors[i][: old.shape[0]] = old
+        grown = []
+        for old in self.tensors:
+            new = torch.zeros(rows, *old.shape[1:], dtype=old.dtype, device=old.device)
+            new[: old.shape[0]] = old
+            grown.append(new)
+        self.tensors = grown
 
     def become(self, dtype: torch.dtype) -> None:
         """Changes the dtype of all tensors."""

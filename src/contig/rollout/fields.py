@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..errors import LayoutError
 from .field import Field, example_of
+from .repeat import Kept, Repeat
+from .returns import gae, normalize
+from .rows import FilledRows
 from .stored import RESULTS, Results
-from .transition import COLUMNS, FLAGS, as_flags
+from .transition import COLUMNS, FLAGS, STORED_AS, as_flags, column
 
 __all__ = ["RolloutFields"]
 
@@ -99,6 +102,25 @@ class RolloutFields:
             checked.append((field, field.check(value)))
         return checked
 
+    def repeat(self, transition: Any, names: Iterable[str], states: list[Kept]) -> Repeat | None:
+        """What the step that was written last was like.
+
+        Args:
+            names: attributes of the transition that were looked at.
+            states: where its hidden states went.
+        """
+        into: dict[str, Sequence[Kept]] = {
+            name: [self.by_name[STORED_AS.get(name, name)].kept]
+            for name in names
+            if STORED_AS.get(name, name) in self._brought
+        }
+        return Repeat.of(transition, (*names, "hidden_states"), {**into, "hidden_states": states})
+
+    def repeated(self) -> None:
+        """A step like the last one was written."""
+        self._assigned = frozenset()
+        self.results.rows_came()
+
     def write(self, row: int, checked: list[Any]) -> None:
         """Writes what `check_step` let through."""
         self._brought, self._assigned = frozenset(field.name for field, _ in checked), frozenset()
@@ -149,6 +171,49 @@ class RolloutFields:
             width = 1 if name in FLAGS else self._num_rewards
             value = torch.empty(self._num_envs, width, dtype=value.dtype, device="meta")
         return Field(name, value, rows, self._device)
+
+    def compute_returns(
+        self, window: FilledRows, last_values: Any, gamma: float, lam: float, normalized: bool
+    ) -> None:
+        """Fills `returns` and `advantages` of the rows that are filled.
+
+        Raises:
+            LayoutError: there are no values, or `last_values` does not fit.
+        """
+        if "values" not in self.present:
+            raise LayoutError("values: the transitions have none; returns need them")
+        last = column("last_values", last_values).to(self._device)
+        values = self._ordered("values", window)
+        if last.shape != values.shape[1:]:
+            raise LayoutError(
+                f"last_values: shape {list(last.shape)}, expected {list(values.shape[1:])}"
+            )
+        time_out = final = None
+        if "time_outs" in self.present:
+            time_out = self._ordered("time_outs", window)
+            if "final_values" in self.present:
+                final = self._ordered("final_values", window)
+        rewards = self._ordered("rewards", window)
+        dtype = torch.promote_types(rewards.dtype, values.dtype)
+        for name in RESULTS:
+            self.by_name[name].become(dtype)
+        # A loop that goes around is computed aside, and its rows then go where they belong.
+        aside = window.first != 0
+        results = {
+            name: torch.empty_like(rewards, dtype=dtype) if aside else self._ordered(name, window)
+            for name in RESULTS
+        }
+        state = (rewards, values, last, self._ordered("dones", window), gamma, lam, time_out, final)
+        gae(*state, advantages=results["advantages"], returns=results["returns"])
+        if normalized:
+            normalize(results["advantages"])
+        if aside:
+            for name, rows in results.items():
+                window.scatter(self.by_name[name].tensors[0], rows)
+        self.results.made(*RESULTS)
+
+    def _ordered(self, name: str, window: FilledRows) -> Tensor:
+        return window.ordered(self.by_name[name].tensors[0])
 
     def grow(self, rows: int) -> None:
         """Makes room for more rows; those there stay."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import LayoutError
+from .repeat import Kept
 from .rows import take_rows
 
 __all__ = ["HiddenStates"]
@@ -31,6 +32,14 @@ class HiddenStates:
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
         self.kept: list[_Kept | None] = [None, None]
+
+    @property
+    def places(self) -> list[Kept]:
+        """Where states go, as those who remember it need to know."""
+        return [
+            Kept(self.kept, who, kept, () if kept is None else kept.tensors)
+            for who, kept in enumerate(self.kept)
+        ]
 
     def check(self, given: Any, fresh: bool) -> list[States]:
         """What a transition brings, as tuples; a fresh rollout may bring something else.
@@ -91,9 +100,10 @@ class HiddenStates:
             tensors, pair = given
             kept = self.kept[who]
             if kept is None or kept.pair != pair or not _fit(kept.tensors, tensors):
-                new = tuple(
-                    torch.zeros(rows, *t.shape, dtype=t.dtype, device=t.device) for t in tensors
-                )
+                with torch.inference_mode(False):  # such tensors could not be written to elsewhere
+                    new = tuple(
+                        torch.zeros(rows, *t.shape, dtype=t.dtype, device=t.device) for t in tensors
+                    )
                 kept = self.kept[who] = _Kept(new, pair)
             for mine, tensor in zip(kept.tensors, tensors):
                 mine[row].copy_(tensor)

@@ -25,34 +25,56 @@ _BY_TRAJECTORY = ("obs", "critic_obs", "next_obs", "next_critic_obs")
 
 
 def flat(
-    views: dict[str, FieldView], num_envs: int, batches: int, epochs: int, random: torch.Generator
-) -> Iterator[Any]:
-    """Every row once in each epoch."""
+    views: dict[str, FieldView],
+    num_envs: int,
+    batches: int,
+    epochs: int,
+    chosen: torch.Generator | Tensor,
+) -> Iterator[MiniBatch]:
+    """Every row once in each epoch, or those that are chosen, in that order."""
     first = views["obs"].tensors[0]
     rows = first.shape[0] * num_envs
-    _check(batches, epochs, rows, "rows")
+    if isinstance(chosen, torch.Tensor):
+        _check_order(chosen, rows)
+        _check(batches, epochs, len(chosen), "rows")
+    else:
+        _check(batches, epochs, rows, "rows")
     flat_views = {
         name: FieldView([t.flatten(0, 1) for t in view.tensors], view.build)
         for name, view in views.items()
     }
 
-    def generate() -> Iterator[Any]:
+    def generate() -> Iterator[MiniBatch]:
         for _ in range(epochs):
-            order = torch.randperm(rows, generator=random, device=first.device)
-            for chosen in order.tensor_split(batches):
-                yield _batch(
-                    {name: view.map(_PickRows(chosen), 1) for name, view in flat_views.items()}
-                )
+            if isinstance(chosen, torch.Generator):
+                order = torch.randperm(rows, generator=chosen, device=first.device)
+            else:
+                order = chosen
+            for part in order.tensor_split(batches):
+                pick = _PickRows(part)
+                yield _batch({name: view.map(pick, 1) for name, view in flat_views.items()})
 
     return generate()
+
+
+def _check_order(given: Tensor, rows: int) -> None:
+    """Numbers of rows are of rows that are there: copying does not look."""
+    if given.dtype != torch.int64 or given.ndim != 1:
+        raise ValueError(
+            f"order: {given.dtype} {list(given.shape)}, expected a vector of torch.int64"
+        )
+    if len(given) and (int(given.min()) < 0 or int(given.max()) >= rows):
+        raise ValueError(
+            f"order: rows {int(given.min())} to {int(given.max())}, expected 0 to {rows - 1}"
+        )
 
 
 def steps(fields: list[Field | None], filled: FilledRows) -> Iterator[DistillationBatch]:
     """Steps in time order, all envs of each; None of a field that is not there."""
     for i in range(filled.rows):
         row = (filled.first + i) % filled.rows
-        yield DistillationBatch(
-            *(None if f is None else f.build([t[row] for t in f.tensors], 1) for f in fields)
+        yield DistillationBatch._make(
+            None if f is None else f.build([t[row] for t in f.tensors], 1) for f in fields
         )
 
 
@@ -65,13 +87,13 @@ def starts(done: Tensor) -> Tensor:
 
 def padded(
     views: dict[str, FieldView], done: Tensor, hidden: HiddenStates, batches: int, epochs: int
-) -> Iterator[Any]:
+) -> Iterator[MiniBatch]:
     """Trajectories of some envs, padded to T steps."""
     steps, envs = done.shape
     _check(batches, epochs, envs, "envs")
     begins = starts(done)
 
-    def generate() -> Iterator[Any]:
+    def generate() -> Iterator[MiniBatch]:
         for _ in range(epochs):
             for low, high in _spans(envs, batches):
                 at = begins[:, low:high].t()  # env by env
@@ -130,7 +152,7 @@ def _env_rows(steps: int, envs: int, low: int, high: int, device: torch.device) 
 
 def packed(
     views: dict[str, FieldView], done: Tensor, hidden: HiddenStates, batches: int, epochs: int
-) -> Iterator[Any]:
+) -> Iterator[MiniBatch]:
     """Rows of some envs, env by env, in time order."""
     steps, envs = done.shape
     _check(batches, epochs, envs, "envs")
@@ -140,7 +162,7 @@ def packed(
         for name, view in views.items()
     }
 
-    def generate() -> Iterator[Any]:
+    def generate() -> Iterator[MiniBatch]:
         for _ in range(epochs):
             for low, high in _spans(envs, batches):
                 at = begins[:, low:high].t()

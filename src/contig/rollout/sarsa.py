@@ -55,6 +55,7 @@ class SarsaRolloutStorage(RolloutStorage):
 
     @property
     def all_critic_observations(self) -> Any:
+        """The same of what only the critic sees."""
         return self.fields[self._critic].value()
 
     @property
@@ -64,6 +65,7 @@ class SarsaRolloutStorage(RolloutStorage):
 
     @property
     def next_critic_observations(self) -> Any:
+        """The same of what only the critic sees."""
         return self._next(self._critic, self.num_rows).map(lambda t: t, 2)
 
     def _given(self, transition: Any) -> dict[str, Any]:
@@ -72,6 +74,9 @@ class SarsaRolloutStorage(RolloutStorage):
             if name in self.fields and value is not None:
                 self.fields[name].check(value)
         return super()._given(transition)
+
+    def _like(self, transition: Any) -> None:
+        return None  # next observations are looked at, too
 
     def _written(self, row: int, transition: Any) -> None:
         super()._written(row, transition)

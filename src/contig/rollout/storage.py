@@ -13,16 +13,23 @@ from typing import Any
 import torch
 
 from ..arguments import whole
-from ..errors import EmptyBufferError, LayoutError
+from ..errors import EmptyBufferError
 from . import minibatches
 from .field import Field, FieldView
 from .fields import RolloutFields
 from .hidden import HiddenStates
-from .returns import gae, normalize
+from .repeat import Repeat
 from .rows import FilledRows
-from .stored import RESULTS, Stored
+from .stored import Stored
 from .to_replay import leaves_of, write_trajectories
-from .transition import DistillationBatch, MiniBatch, Statistics, Transition, column, fields_of
+from .transition import (
+    DistillationBatch,
+    MiniBatch,
+    Statistics,
+    Transition,
+    fields_of,
+    names_of,
+)
 
 __all__ = ["RolloutStorage"]
 
@@ -38,6 +45,8 @@ _CARRIED_AS = {
     "old_mu": "mu",
     "old_sigma": "sigma",
 }
+
+_MiniBatches = Iterator[MiniBatch]  # the class has another MiniBatch: its attribute
 
 
 class RolloutStorage:
@@ -117,6 +126,7 @@ class RolloutStorage:
         self.step = 0
         self.check_finite = check_finite
         self.hidden = HiddenStates(num_envs)
+        self._repeat: Repeat | None = None  # what the last step was like
         self._random = torch.Generator(self.device)
         if seed is None:
             self._random.seed()
@@ -136,7 +146,6 @@ class RolloutStorage:
 
     # -- writing ------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def add_transitions(self, transition: Any) -> None:
         """Stores one step of all envs.
 
@@ -148,15 +157,40 @@ class RolloutStorage:
             LayoutError: a field is missing or does not fit; nothing is written.
             ValueError: a value is not finite (`check_finite`); nothing is written.
         """
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                self._add(transition)
+        else:
+            self._add(transition)
+
+    def _add(self, transition: Any) -> None:
         row = self._next_row()
+        again = None if self.check_finite else self._repeat
+        if again is not None and again.write(row, transition):
+            self._fields.repeated()
+        else:
+            self._add_checked(row, transition)
+        self._written(row, transition)
+
+    def _add_checked(self, row: int, transition: Any) -> None:
+        """Writes a step after looking at each field."""
         fresh = self.window.rows == 0
         checked = self._fields.check_step(self._given(transition), self.num_rows, fresh)
-        states = self.hidden.check(getattr(transition, "hidden_states", None), fresh)
+        states = self.hidden.check(self._states(transition), fresh)
         if self.check_finite:
             self._fields.check_finite(checked, self.step)
         self._fields.write(row, checked)
         self.hidden.write(row, self.num_rows, states)
-        self._written(row, transition)
+        self._repeat = self._like(transition)
+
+    def _like(self, transition: Any) -> Repeat | None:
+        """What the step just written was like, if steps like it need no other look."""
+        return self._fields.repeat(transition, self._looked_at(), self.hidden.places)
+
+    def _looked_at(self) -> tuple[str, ...]:
+        """Attributes of a transition that `_given` looks at."""
+        needed = dict.fromkeys((*self._needed, self._critic))
+        return names_of(needed, self._optional)
 
     add_transition = add_transitions
 
@@ -164,6 +198,10 @@ class RolloutStorage:
         """Fields of a transition that are to be stored, by their names here."""
         needed = dict.fromkeys((*self._needed, self._critic))
         return fields_of(transition, tuple(needed), self._optional)
+
+    def _states(self, transition: Any) -> Any:
+        """Hidden states of a transition."""
+        return getattr(transition, "hidden_states", None)
 
     @torch.no_grad()
     def _assign(self, name: str, value: Any) -> None:
@@ -210,38 +248,7 @@ class RolloutStorage:
         An episode that timed out goes on with `final_values` if transitions have them, else with
         the value of its last stored state. Rewards stay as they are.
         """
-        window = self._filled()
-        present = self._fields.present
-        if "values" not in present:
-            raise LayoutError("values: the transitions have none; returns need them")
-        last = column("last_values", last_values).to(self.device)
-        values = window.ordered(self.values)
-        if last.shape != values.shape[1:]:
-            raise LayoutError(
-                f"last_values: shape {list(last.shape)}, expected {list(values.shape[1:])}"
-            )
-        done = window.ordered(self.dones)
-        time_out = final = None
-        if "time_outs" in present:
-            time_out = window.ordered(self.time_outs)
-            if "final_values" in present:
-                final = window.ordered(self.final_values)
-        rewards = window.ordered(self.rewards)
-        dtype = torch.promote_types(rewards.dtype, values.dtype)
-        for name in RESULTS:
-            self.fields[name].become(dtype)
-        # A loop that goes around is computed aside, and its rows then go where they belong.
-        aside = window.first != 0
-        returns = torch.empty_like(rewards, dtype=dtype) if aside else window.ordered(self.returns)
-        advantages = torch.empty_like(returns) if aside else window.ordered(self.advantages)
-        state = (rewards, values, last, done, gamma, lam, time_out, final)
-        gae(*state, advantages=advantages, returns=returns)
-        if normalize_advantage:
-            normalize(advantages)
-        if aside:
-            window.scatter(self.returns, returns)
-            window.scatter(self.advantages, advantages)
-        self._fields.results.made(*RESULTS)
+        self._fields.compute_returns(self._filled(), last_values, gamma, lam, normalize_advantage)
 
     # -- minibatches --------------------------------------------------------------------------
 
@@ -252,21 +259,26 @@ class RolloutStorage:
         there = self._fields.present | self._fields.results.usable()
         return {k: self.fields[v].view(rows) for k, v in named.items() if v in there}
 
-    def mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Iterator[Any]:
+    def mini_batch_generator(
+        self, num_mini_batches: int, num_epochs: int = 8, *, order: torch.Tensor | None = None
+    ) -> _MiniBatches:
         """Rows in random order, ``[rows, ...]``: all of them in every epoch, each epoch in an
         order of its own; minibatches differ by one row at most. `returns` and `advantages` are
         None if there never were any.
 
+        Args:
+            order: numbers of rows, ``step * num_envs + env``, to take in every epoch instead.
+
         Raises:
             LayoutError: steps came since returns and advantages were made.
+            ValueError: `order` has a number that no row has, or is no vector of whole numbers.
         """
-        return minibatches.flat(
-            self._views(), self.num_envs, num_mini_batches, num_epochs, self._random
-        )
+        chosen = self._random if order is None else order
+        return minibatches.flat(self._views(), self.num_envs, num_mini_batches, num_epochs, chosen)
 
     def recurrent_mini_batch_generator(
         self, num_mini_batches: int, num_epochs: int = 8, *, packed: bool = False
-    ) -> Iterator[Any]:
+    ) -> _MiniBatches:
         """Envs in their order, all of them in every epoch, cut into trajectories at dones.
 
         Observations, `masks` and `hidden_states` are by trajectory: ``[T, trajectories, ...]``,

@@ -69,8 +69,9 @@ class Results:
 
     def rows_came(self) -> None:
         """Nothing is of all rows any more."""
-        self._ever = self._ever or bool(self.fresh())
-        self._only(set())
+        if self.fresh():
+            self._ever = True
+            self._only(set())
 
     def made(self, *names: str) -> None:
         """These are of the rows that are there."""

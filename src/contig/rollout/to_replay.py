@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..batch import Batch
-from ..convert import as_array, plain_tree
+from ..convert import as_array, is_tensor, plain_tree
 from .field import Field
 from .rows import FilledRows
 
@@ -54,11 +54,13 @@ def write_trajectories(leaves: dict[str, Any], buffer: Any, continues: bool) -> 
     ):
         if key in node and node[key].shape[2] == 1:
             node[key] = node[key].squeeze(2)
-    tree = {key: _lanes(plain_tree(value)[0]) for key, value in leaves.items()}
-    return buffer.extend(Batch.from_tree(tree, 2), continues=continues)
+    tree = {key: _lanes(plain_tree(value, text=False)[0]) for key, value in leaves.items()}
+    # A buffer elsewhere has no storage that could take tensors of a device as they are.
+    as_rows = getattr(getattr(buffer, "storage", None), "as_rows", Batch.from_tree)
+    return buffer.extend(as_rows(tree, 2), continues=continues)
 
 
 def _lanes(node: Any) -> Any:
     if isinstance(node, Mapping):
         return {key: _lanes(child) for key, child in node.items()}
-    return np.swapaxes(as_array(node), 0, 1)
+    return node.transpose(0, 1) if is_tensor(node) else np.swapaxes(as_array(node), 0, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import namedtuple
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from ..errors import LayoutError
 __all__ = [
     "COLUMNS",
     "FLAGS",
+    "STORED_AS",
     "DistillationBatch",
     "MiniBatch",
     "Statistics",
@@ -22,6 +24,7 @@ __all__ = [
     "column",
     "fields_of",
     "mini_batch_type",
+    "names_of",
 ]
 
 #: Fields with one number, or one per kind of reward, in each row.
@@ -29,7 +32,7 @@ COLUMNS = ("rewards", "dones", "values", "actions_log_prob", "time_outs", "final
 FLAGS = ("dones", "time_outs")
 
 # Fields that are called otherwise in the storage.
-_STORED_AS = {"action_mean": "mu", "action_sigma": "sigma"}
+STORED_AS = {"action_mean": "mu", "action_sigma": "sigma"}
 
 
 @dataclasses.dataclass(eq=False)
@@ -39,6 +42,8 @@ class Transition:
     Attributes:
         observations: ``[N, ...]``, nested dicts of such tensors, or a TensorDict.
         critic_observations: what only the critic sees.
+        actions: ``[N, ...]``.
+        actions_log_prob, action_mean, action_sigma: of the policy that acted.
         rewards: ``[N]`` or ``[N, num_rewards]``.
         dones, time_outs: ``[N]`` or ``[N, 1]``, bool or 0 and 1; a time-out is also a done.
         values: ``[N]`` or ``[N, num_rewards]``.
@@ -105,6 +110,11 @@ def as_flags(name: str, value: torch.Tensor) -> torch.Tensor:
     return truth
 
 
+def names_of(needed: Iterable[str], optional: Iterable[str]) -> tuple[str, ...]:
+    """Attributes of a transition that are looked at."""
+    return (*needed, "values", "actions_log_prob", *STORED_AS, *optional)
+
+
 def fields_of(
     transition: Any, needed: tuple[str, ...], optional: tuple[str, ...]
 ) -> dict[str, Any]:
@@ -114,10 +124,10 @@ def fields_of(
         LayoutError: a field that is needed is None.
     """
     given = {}
-    for name in (*needed, "values", "actions_log_prob", *_STORED_AS, *optional):
+    for name in names_of(needed, optional):
         value = getattr(transition, name, None)
         if value is not None:
-            given[_STORED_AS.get(name, name)] = column(name, value) if name in COLUMNS else value
+            given[STORED_AS.get(name, name)] = column(name, value) if name in COLUMNS else value
         elif name in needed:
             raise LayoutError(
                 f"{name}: the transition has none; every step needs "
@@ -128,37 +138,58 @@ def fields_of(
 
 
 class MiniBatch(NamedTuple):
-    """Rows to learn from. A storage that holds more has these fields first and then its own."""
+    """Rows to learn from. A storage that holds more has these fields first and then its own.
+
+    Attributes:
+        obs, critic_obs: what actor and critic saw: ``[rows, ...]``, or of recurrent minibatches
+            ``[T, trajectories, ...]``.
+        actions, values, advantages, returns: of the rows, ``[rows, ...]``.
+        old_actions_log_prob, old_mu, old_sigma: of the policy that acted.
+        hidden_states: (actor, critic) at the trajectories' first steps.
+        masks: ``[T, trajectories]``, False behind a trajectory's end; None where nothing is padded.
+
+    What the storage was never given is None, whatever its type says.
+    """
 
     obs: Any
     critic_obs: Any
-    actions: Any
-    values: Any
-    advantages: Any
-    returns: Any
-    old_actions_log_prob: Any
-    old_mu: Any
-    old_sigma: Any
-    hidden_states: Any = (None, None)
-    masks: Any = None
+    actions: torch.Tensor
+    values: torch.Tensor
+    advantages: torch.Tensor
+    returns: torch.Tensor
+    old_actions_log_prob: torch.Tensor
+    old_mu: torch.Tensor
+    old_sigma: torch.Tensor
+    hidden_states: tuple[Any, Any] = (None, None)
+    masks: torch.Tensor | None = None
 
 
 class DistillationBatch(NamedTuple):
-    """One step of all envs, for distillation."""
+    """One step of all envs, for distillation.
+
+    Attributes:
+        obs, critic_obs: what student and teacher saw, ``[N, ...]``.
+        actions, privileged_actions: the student's and the teacher's.
+        dones: ``[N, 1]``.
+    """
 
     obs: Any
     critic_obs: Any
-    actions: Any
-    privileged_actions: Any
-    dones: Any
+    actions: torch.Tensor
+    privileged_actions: torch.Tensor
+    dones: torch.Tensor
 
 
 class Statistics(NamedTuple):
     """From `get_statistics`: steps per trajectory, where the rollout's end ends one, and reward
-    per step (one for each kind of reward), on average."""
+    per step (one for each kind of reward), on average.
 
-    trajectory_length: Any
-    reward: Any
+    Attributes:
+        trajectory_length, reward: as above.
+    """
+
+    trajectory_length: torch.Tensor
+    reward: torch.Tensor
 
 
 @functools.lru_cache(maxsize=64)

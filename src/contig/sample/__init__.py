@@ -1,31 +1,54 @@
 """Samplers: index arithmetic that says which rows to train on."""
 
-from .base import Draw, Index, Mass, Request, Rng, Sampler, Window
+from .base import (
+    Draw,
+    Index,
+    Mass,
+    OuterSampler,
+    Request,
+    Rng,
+    Sampler,
+    UniformRows,
+    Window,
+)
+from .chunk import ChunkSampler
 from .fifo import FifoSampler, LifoSampler
+from .hindsight import HindsightRelabel, RelabeledRows
 from .limiter import RateLimiter
 from .nstep import NStepSampler
+from .predicate import Predicate, Where
 from .prioritized import PrioritizedSampler, PrioritizedSliceSampler
 from .slices import SliceSampler, SliceSamplerWithoutReplacement
+from .trajectories import TrajectorySampler, TrajectoryStats
 from .uniform import RandomSampler, SamplerWithoutReplacement
 from .window import WindowSampler
 
 __all__ = [
+    "ChunkSampler",
     "Draw",
     "FifoSampler",
+    "HindsightRelabel",
     "Index",
     "LifoSampler",
     "Mass",
     "NStepSampler",
+    "OuterSampler",
+    "Predicate",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
     "RandomSampler",
     "RateLimiter",
+    "RelabeledRows",
     "Request",
     "Rng",
     "Sampler",
     "SamplerWithoutReplacement",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "TrajectorySampler",
+    "TrajectoryStats",
+    "UniformRows",
+    "Where",
     "Window",
     "WindowSampler",
 ]

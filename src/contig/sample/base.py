@@ -10,6 +10,7 @@ Samplers compose by holding one another.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,20 +20,23 @@ import numpy as np
 from .. import _native
 from ..arguments import check_kind, whole
 from ..batch import Batch
-from ..tape import FoldedSteps, Storage
+from ..tape import FoldedSteps, Recipe
 from ..tree import Path
+from .index import Array, Index, Window
+from .shown import shown
 
-__all__ = ["Draw", "Index", "Mass", "OuterSampler", "Request", "Rng", "Sampler", "Window"]
-
-Array = np.ndarray[Any, Any]
-
-
-class Window(NamedTuple):
-    """The part of the tape a sampler may use. Each bound is inclusive."""
-
-    min_seq: int = 0
-    min_ordinal: int = 0
-    min_version: int | None = None
+__all__ = [
+    "Array",
+    "Draw",
+    "Index",
+    "Mass",
+    "OuterSampler",
+    "Request",
+    "Rng",
+    "Sampler",
+    "UniformRows",
+    "Window",
+]
 
 
 class Request(NamedTuple):
@@ -40,6 +44,20 @@ class Request(NamedTuple):
 
     groups: int
     length: int = 1
+
+
+_request_of = functools.lru_cache(1024)(Request)  # making one costs more than a look-up
+
+
+class UniformRows(NamedTuple):
+    """A draw that native code does in the same call as the gather, with the same random numbers:
+    rows, each alike, as they are or with those that follow folded into them.
+
+    Attributes:
+        recipe: how following rows are folded in; None: they are not.
+    """
+
+    recipe: Recipe | None = None
 
 
 class Mass(NamedTuple):
@@ -66,6 +84,9 @@ class Draw(NamedTuple):
         kept: those of them that do not, where there is such a leaf.
         finish: called with the gathered batch; may change its leaves or return another.
         steps: rows that follow each row, to be folded into it when it is gathered.
+        units: groups that stand or fall together, as members of a group of trajectories do: how
+            many one after another; None: each for itself.
+        aside: arrays of m rows that `finish` needs and the batch does not get.
     """
 
     seqs: Array
@@ -75,9 +96,12 @@ class Draw(NamedTuple):
     ends: Array | None = None
     steps: FoldedSteps | None = None
     kept: frozenset[Path] = frozenset()
+    units: Array | None = None
+    aside: dict[str, Array] = {}  # noqa: RUF012
 
     @property
     def groups(self) -> int:
+        """How many groups it has."""
         return len(self.seqs) if self.lengths is None else len(self.lengths)
 
     def only(self, keep: Array) -> Draw:
@@ -89,11 +113,29 @@ class Draw(NamedTuple):
         }
         lengths = None if self.lengths is None else self.lengths[keep]
         ends = None if self.ends is None else self.ends[keep]
-        return Draw(self.seqs[rows], lengths, columns, self.finish, ends, kept=self.kept)
+        aside = {k: v[rows] for k, v in self.aside.items()}
+        units = self.units
+        if units is not None:
+            units = units[keep[np.cumsum(units) - units]]
+        return Draw(
+            self.seqs[rows],
+            lengths,
+            columns,
+            self.finish,
+            ends,
+            kept=self.kept,
+            units=units,
+            aside=aside,
+        )
 
 
 class Rng:
-    """A sampler's own stream of random numbers: four words, so that it can be saved."""
+    """A sampler's own stream of random numbers: four words, so that it can be saved.
+
+    Args:
+        seed: None: fresh numbers.
+        rank: which of several learners with one seed; None: there is one.
+    """
 
     def __init__(self, seed: int | None, rank: int | None = None) -> None:
         if seed is not None:
@@ -104,9 +146,11 @@ class Rng:
         self.words: Array = seeds.generate_state(4, np.uint64)
 
     def state(self) -> list[int]:
+        """The stream's place, for `load`."""
         return [int(w) for w in self.words]
 
     def load(self, state: list[int]) -> None:
+        """Takes in what `state` returned."""
         if len(state) != 4:
             raise ValueError(f"random state: expected 4 words, got {len(state)}")
         self.words[:] = np.array(state, np.uint64)
@@ -116,66 +160,30 @@ class Rng:
         return int(_native.uniform_below(self.words, 0, 2**63, 1)[0])
 
 
-class Index:
-    """What samplers see of a storage: its trajectories, its bounds and a window onto them.
-
-    Belongs to the one thread that samples. `refresh` before each draw.
-    """
-
-    def __init__(self, storage: Storage, window: Window | None = None, view: Any = None) -> None:
-        self.storage = storage
-        self.window = window
-        self.view = _native.View(storage.tape) if view is None else view
-
-    def refresh(self) -> None:
-        self.storage.poll()
-        self.view.refresh()
-
-    @property
-    def head(self) -> int:
-        return int(self.view.head)
-
-    @property
-    def tail(self) -> int:
-        """The first row that may be drawn."""
-        tail = int(self.view.tail)
-        return tail if self.window is None else max(tail, self.window.min_seq)
-
-    @property
-    def capacity(self) -> int:
-        return self.storage.capacity
-
-    @property
-    def contiguous(self) -> bool:
-        """Whether the window has every row from `tail` on."""
-        w = self.window
-        return w is None or (w.min_ordinal == 0 and w.min_version is None)
-
-    def eligible(self, seqs: Array) -> Array:
-        """Which of some rows are there, and in the window: a mask."""
-        if self.contiguous:
-            return seqs >= self.tail
-        return self.view.has_rows(np.ascontiguousarray(seqs), self.window).astype(bool)
-
-    def narrowed(self, window: Window) -> Index:
-        """The same index seen through another window."""
-        return Index(self.storage, window, self.view)
-
-
 class Sampler(ABC):
     """Base of all samplers.
 
     Attributes:
         traj_key, end_key: boundary keys the storage should use, if the user named any.
+        batch_size: what a buffer asks for that was given no batch size, if the sampler knows.
     """
 
     traj_key: Any = None
     end_key: Any = None
+    batch_size: int | None = None
 
     @property
     def name(self) -> str:
         """What kind of sampler this is, for messages and checkpoints."""
         return type(self).__name__
+
+    def __repr__(self) -> str:
+        return shown(self, self._shown())
+
+    def _shown(self) -> dict[str, Any]:
+        """Arguments that are no attributes of the same name, for `repr`."""
+        where = getattr(self, "_where", None)
+        return {} if where is None else {"where": where}
 
     def request(self, batch_size: int) -> Request:
         """Checks a batch size and says what to draw for it.
@@ -183,17 +191,22 @@ class Sampler(ABC):
         Raises:
             ValueError: the batch size does not fit the sampler.
         """
-        return Request(batch_size)
+        return _request_of(batch_size)
 
     @abstractmethod
     def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
         """Draws, or returns None if nothing is eligible."""
+
+    def uniform_rows(self) -> UniformRows | None:
+        """What `draw` does, if it is no more than that; None: it has to be asked."""
+        return None
 
     def missing(self, index: Index) -> str:
         """Why nothing is eligible, for the error message."""
         return "no row is eligible"
 
     def update_priority(self, index: Index, seqs: Array, priority: Array) -> None:
+        """Sets priorities of rows by seq; TypeError if this sampler has none."""
         raise TypeError(
             f"{type(self).__name__} has no priorities; use PrioritizedSampler or "
             "PrioritizedSliceSampler"
@@ -305,6 +318,7 @@ class OuterSampler(Sampler):
         check_kind("sampler", sampler, Sampler)
         self.sampler = sampler
         self.traj_key, self.end_key = sampler.traj_key, sampler.end_key
+        self.batch_size = sampler.batch_size
 
     @property
     def name(self) -> str:
@@ -328,6 +342,7 @@ class OuterSampler(Sampler):
 
     @property
     def drops_last(self) -> bool | None:  # type: ignore[override]
+        """Whether an epoch ends before a batch it cannot fill; None: there are no epochs."""
         return self.sampler.drops_last
 
     def mass(self, index: Index, request: Request) -> Mass:

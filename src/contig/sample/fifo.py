@@ -12,7 +12,7 @@ from ..arguments import whole
 from ..keys import INIT, TRUNCATED
 from .base import Array, Draw, Index, Mass, Request, Rng, Sampler
 from .pending import NewestRows, Pending
-from .slices import SliceMarks
+from .slice_marks import SliceMarks
 
 __all__ = ["FifoSampler", "LifoSampler"]
 

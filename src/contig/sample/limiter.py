@@ -10,6 +10,7 @@ from collections.abc import Callable
 from ..arguments import seconds, whole
 from ..errors import RateLimitError
 from ..tape import Storage
+from .shown import shown
 
 __all__ = ["RateLimiter"]
 
@@ -61,6 +62,10 @@ class RateLimiter:
         self.block = block
         self.timeout_s = seconds("timeout_s", timeout_s)
         self._middle = min_size * self.samples_per_insert
+
+    def __repr__(self) -> str:
+        least = max(1.0, self.samples_per_insert)
+        return shown(self, {"error_buffer": None} if self.error_buffer == least else {})
 
     def drift(self, storage: Storage) -> float:
         """How far inserting is ahead of sampling, in sampled rows; negative: behind."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..arguments import number, whole
 from ..tape import FoldedSteps, Recipe
-from .base import Draw, Index, OuterSampler, Request, Rng, Sampler
+from .base import Draw, Index, OuterSampler, Request, Rng, Sampler, UniformRows
 from .uniform import RandomSampler
 
 __all__ = ["NStepSampler"]
@@ -30,7 +30,7 @@ class NStepSampler(OuterSampler):
     def __init__(self, n: int, gamma: float, sampler: Sampler | None = None) -> None:
         n = whole("n", n, 1, "a number of steps")
         self.n, self.gamma = n, number("gamma", gamma, 0, 1)
-        self._recipe, self._made_of = _recipe(n, self.gamma), (n, self.gamma)
+        self._rows, self._made_of = _folded(n, self.gamma), (n, self.gamma)
         super().__init__(RandomSampler() if sampler is None else sampler)
 
     def request(self, batch_size: int) -> Request:
@@ -48,11 +48,24 @@ class NStepSampler(OuterSampler):
     def _fold(self, index: Index, inner: Draw | None) -> Draw | None:
         if inner is None:
             return None
-        if self._made_of != (self.n, self.gamma):  # they may be changed between samples
-            self._recipe, self._made_of = _recipe(self.n, self.gamma), (self.n, self.gamma)
+        if inner.aside:
+            raise ValueError("NStepSampler needs a sampler of stored rows, not HindsightRelabel")
+        recipe = self._folded().recipe
+        assert recipe is not None
         rows, lengths = index.view.follow(inner.seqs, self.n)
         # The rows are folded into one while they are gathered.
-        return inner._replace(steps=FoldedSteps(rows, lengths, self._recipe))
+        return inner._replace(steps=FoldedSteps(rows, lengths, recipe))
+
+    def _folded(self) -> UniformRows:
+        if self._made_of != (self.n, self.gamma):  # they may be changed between samples
+            self._rows, self._made_of = _folded(self.n, self.gamma), (self.n, self.gamma)
+        return self._rows
+
+    def uniform_rows(self) -> UniformRows | None:
+        inner = self.sampler.uniform_rows()
+        if inner is None or inner.recipe is not None or type(self).draw is not NStepSampler.draw:
+            return None
+        return self._folded()
 
     def agree(self, surveys: list[Any]) -> list[Any] | None:
         inner = self.sampler.agree(surveys) or [None] * len(surveys)
@@ -64,5 +77,5 @@ class NStepSampler(OuterSampler):
             self.sampler.adopt(inner)
 
 
-def _recipe(n: int, gamma: float) -> Recipe:
-    return Recipe(tuple((gamma ** np.arange(n)).tolist()))
+def _folded(n: int, gamma: float) -> UniformRows:
+    return UniformRows(Recipe(tuple((gamma ** np.arange(n)).tolist())))

@@ -47,6 +47,10 @@ class Priorities:
     def beta(self, value: float) -> None:
         self._beta = number("beta", value, 0)
 
+    def shown(self) -> dict[str, Any]:
+        """The exponents, for `repr`."""
+        return {"alpha": self.alpha, "beta": self.beta, "eps": self.eps}
+
     def tree(self, index: Index) -> RowTree:
         """The tree, caught up with the tape."""
         rows = int(index.view.head) - int(index.view.tail)
@@ -162,8 +166,12 @@ class PrioritizedSampler(Sampler):
     def __init__(self, *, alpha: float = 0.6, beta: float = 0.4, eps: float = 1e-8) -> None:
         self.priorities = Priorities(alpha, beta, eps)
 
+    def _shown(self) -> dict[str, Any]:
+        return {**super()._shown(), **self.priorities.shown()}
+
     @property
     def beta(self) -> float:
+        """How much importance weights correct; may be set, to anneal it."""
         return self.priorities.beta
 
     @beta.setter
@@ -240,8 +248,11 @@ class PrioritizedSliceSampler(SliceSampler):
         super().__init__(over="steps", **slices)
         self.priorities = Priorities(alpha, beta, eps)
 
+    def _shown(self) -> dict[str, Any]:
+        return {**super()._shown(), "over": "trajectories", **self.priorities.shown()}
+
     def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
-        self._need_boundaries(index)
+        index = self._eligible(index)
         tree = self.priorities.tree(index)
         if tree.total <= 0:
             return None
@@ -250,7 +261,7 @@ class PrioritizedSliceSampler(SliceSampler):
         if found is None:
             return None
         starts, slices = found
-        draw = self._marks.draw(slices, request.length)
+        draw = self._marked(index, slices, request)
         assert draw.lengths is not None
         weights = np.repeat(self.priorities.weights(starts), draw.lengths)
         return draw._replace(columns={**draw.columns, WEIGHT: weights})
@@ -258,7 +269,7 @@ class PrioritizedSliceSampler(SliceSampler):
     def mass(self, index: Index, request: Request) -> Mass:
         if not int(index.view.trajectories):
             return Mass(0)
-        self._need_boundaries(index)
+        index = self._eligible(index)
         tree = self.priorities.tree(index)
         return Mass(float(tree.among(index, self.spec(request.length)).total), tree.least)
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import _native
 from ..arguments import whole
-from .base import Array, Draw, Index, Mass, Request, Rng, Sampler
+from .base import Array, Draw, Index, Mass, Request, Rng, Sampler, UniformRows
+from .fields import FieldLeaves
 from .sumtree import RowTree, draw_rows
 from .undo import UndoLog
 
 __all__ = ["RandomSampler", "SamplerWithoutReplacement"]
+
+
+_ROWS = UniformRows()
 
 
 class RandomSampler(Sampler):
@@ -20,9 +25,11 @@ class RandomSampler(Sampler):
 
     Args:
         max_times_sampled: rows retire after so many draws; None: never.
+        fields: fields of its trajectory that each row gets, below `fields`.
     """
 
-    def __init__(self, max_times_sampled: int | None = None) -> None:
+    def __init__(self, max_times_sampled: int | None = None, *, fields: Sequence[Any] = ()) -> None:
+        self._fields = FieldLeaves(fields)
         if max_times_sampled is not None:
             max_times_sampled = whole("max_times_sampled", max_times_sampled, 1)
         self.max_times_sampled = max_times_sampled
@@ -31,10 +38,20 @@ class RandomSampler(Sampler):
         self._undo = UndoLog()
 
     def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
+        fields = self._fields if self._fields.paths else None
+        if fields is not None:
+            fields.check(index)
         if self.max_times_sampled is not None:
             return self._draw_retiring(index, rng, request)
         seqs = index.view.draw_rows(rng.words, index.window, request.groups)
-        return None if seqs is None else Draw(seqs)
+        if seqs is None:
+            return None
+        return Draw(seqs) if fields is None else fields.add(index, Draw(seqs))
+
+    def uniform_rows(self) -> UniformRows | None:
+        # Whoever draws in another way, by a subclass, is asked.
+        plain = self.max_times_sampled is None and type(self).draw is RandomSampler.draw
+        return _ROWS if plain and not self._fields.paths else None
 
     def _draw_retiring(self, index: Index, rng: Rng, request: Request) -> Draw | None:
         self._left = self._followed(index)
@@ -50,7 +67,7 @@ class RandomSampler(Sampler):
             return None
         drawn = np.concatenate(picked)
         self._undo.note(drawn)
-        return Draw(drawn)
+        return self._fields.add(index, Draw(drawn))
 
     def _followed(self, index: Index) -> RowTree:
         """What is left, caught up with the tape."""
@@ -167,6 +184,7 @@ class SamplerWithoutReplacement(Sampler):
 
     @property
     def drops_last(self) -> bool | None:  # type: ignore[override]
+        """Whether an epoch ends before a batch it cannot fill; None: there are no epochs."""
         return self.drop_last
 
     def reset(self) -> None:

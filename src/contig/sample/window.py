@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from ..arguments import whole
 from .base import Draw, Index, Mass, OuterSampler, Request, Rng, Sampler, Window
+from .fields import FieldLeaves
+from .predicate import Predicate, Where, left_out
 from .uniform import RandomSampler
 
 __all__ = ["WindowSampler"]
@@ -33,18 +35,38 @@ def _evenly(n: int, there: Sequence[int]) -> list[int]:
     return out
 
 
+def _oldest_of(index: Index, n: int) -> int:
+    """The number of the oldest of the n newest trajectories that are not damaged."""
+    oldest = int(index.view.ordinal_of_newest(n))
+    damaged, among = index.storage.quarantined, 0
+    while damaged and (more := sum(number >= oldest for number in damaged)) > among:
+        among = more
+        oldest = int(index.view.ordinal_of_newest(n + among))
+    return oldest
+
+
 class WindowSampler(OuterSampler):
-    """Lets another sampler see only the newest data. Several bounds: all of them hold.
+    """Lets another sampler see only the newest data, or trajectories of a kind. Several bounds: all
+    of them hold.
 
     Over shards, whose rows have no common order, the newest rows or trajectories are equally many
     of each; the newest policy version is that of all.
 
     Args:
         sampler: what draws; RandomSampler if None.
-        last_trajectories: how many trajectories: those that began last.
+        last_trajectories: how many trajectories: those that began last. Damaged ones do not count.
         last_rows: how many rows: those written last.
-        max_staleness: how far the policy version of a row may be behind the newest on the tape.
+        max_staleness: how far the policy version of a row may be behind the newest: on the tape,
+            or `newest_version`.
+        where: only rows of trajectories that it holds for, of those in the other bounds; see
+            `Predicate`.
+        fields: fields of its trajectory that each row gets, below `fields`.
+
+    Attributes:
+        newest_version: of the policy, if somebody knows of a newer one than the tape has.
     """
+
+    newest_version = -1
 
     def __init__(
         self,
@@ -53,6 +75,8 @@ class WindowSampler(OuterSampler):
         last_trajectories: int | None = None,
         last_rows: int | None = None,
         max_staleness: int | None = None,
+        where: Where | None = None,
+        fields: Sequence[Any] = (),
     ) -> None:
         super().__init__(RandomSampler() if sampler is None else sampler)
         bounds = {
@@ -60,34 +84,43 @@ class WindowSampler(OuterSampler):
             "last_rows": last_rows,
             "max_staleness": max_staleness,
         }
-        if all(v is None for v in bounds.values()):
-            raise ValueError(f"WindowSampler needs one of {', '.join(bounds)}")
+        if all(v is None for v in (*bounds.values(), where)):
+            raise ValueError(f"WindowSampler needs one of {', '.join(bounds)}, where")
         for name, value in bounds.items():
             least = 0 if name == "max_staleness" else 1
             bounds[name] = None if value is None else whole(name, value, least)
         self.last_trajectories = bounds["last_trajectories"]
         self.last_rows = bounds["last_rows"]
         self.max_staleness = bounds["max_staleness"]
+        self._where, self._fields = Predicate.of(where), FieldLeaves(fields)
         self._told: _Bounds | None = None
 
     def window(self, index: Index) -> Window:
         """The window now, within the one that `index` already has."""
-        low, ordinal, version = index.window or Window()
+        low, ordinal, version, filters = index.window or Window()
         told = self._told
         if told is None:
-            told = _Bounds(self.last_rows, self.last_trajectories, int(index.view.max_version))
+            version_now = max(int(index.view.max_version), self.newest_version)
+            told = _Bounds(self.last_rows, self.last_trajectories, version_now)
         if told.rows is not None:
             low = max(low, index.head - told.rows)
         if told.trajectories is not None:
-            newest = int(index.view.ordinal_of_newest(max(told.trajectories, 1)))
-            ordinal = max(ordinal, newest if told.trajectories else _NEVER)
+            newest = _oldest_of(index, told.trajectories) if told.trajectories else _NEVER
+            ordinal = max(ordinal, newest)
         if self.max_staleness is not None:
             oldest = told.newest_version - self.max_staleness
             version = oldest if version is None else max(version, oldest)
-        return Window(max(low, 0), ordinal, version)
+        return Window(max(low, 0), ordinal, version, filters)
+
+    def _narrowed(self, index: Index) -> Index:
+        self._fields.check(index)
+        if self._where is not None:
+            index = index.where(self._where)
+        return index.narrowed(self.window(index))
 
     def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
-        return self.sampler.draw(index.narrowed(self.window(index)), rng, request)
+        draw = self.sampler.draw(self._narrowed(index), rng, request)
+        return None if draw is None else self._fields.add(index, draw)
 
     @property
     def surveys(self) -> bool:
@@ -116,14 +149,17 @@ class WindowSampler(OuterSampler):
             self.sampler.adopt(inner)
 
     def mass(self, index: Index, request: Request) -> Mass:
-        return self.sampler.mass(index.narrowed(self.window(index)), request)
+        return self.sampler.mass(self._narrowed(index), request)
 
     def take(self, index: Index, rng: Rng, request: Request) -> Draw | None:
-        return self.sampler.take(index.narrowed(self.window(index)), rng, request)
+        draw = self.sampler.take(self._narrowed(index), rng, request)
+        return None if draw is None else self._fields.add(index, draw)
 
     def begin_epoch(self, index: Index, rng: Rng) -> None:
-        self.sampler.begin_epoch(index.narrowed(self.window(index)), rng)
+        self.sampler.begin_epoch(self._narrowed(index), rng)
 
     def missing(self, index: Index) -> str:
         window = self.window(index)
-        return f"within {window}: {self.sampler.missing(index.narrowed(window))}"
+        bounds = ", ".join(f"{k}={v}" for k, v in window._asdict().items() if k != "filters")
+        inner = self.sampler.missing(index.narrowed(window))
+        return f"within Window({bounds}): {inner}{left_out(index.filters, self._where)}"

@@ -88,8 +88,12 @@ class Answers:
     def ask(self, connection: Peer, kind: int, number: int, payload: bytes) -> None:
         """A request came. Raises Refused."""
         stream = connection.stream
-        if self._forward is None or stream is None or stream.table.kind != "tape":
+        if self._forward is None or stream is None:
+            raise Refused("type", "there is nobody to ask")
+        if kind != Type.PUBLISH and stream.table.kind != "tape":
             raise Refused("type", "this table can be written to, not sampled from")
+        if stream.version < wire.RICH_VERSION:  # the table may have got its layout only now
+            wire.check_carried(stream.version, stream.table.schema)
         count, nbytes = self._unanswered.get(connection.number, (0, 0))
         count, nbytes = count + 1, nbytes + len(payload)
         if count > wire.MAX_REQUESTS:
@@ -117,9 +121,12 @@ class Answers:
         most = self._limits.max_frame
         (rows,) = struct.unpack("<Q", payload)
         record_size = stream.table.record_size
+        usual = self._usual.get(stream.table_name, most)
         if rows == 0 or record_size == 0:
-            return self._usual.get(stream.table_name, most)
-        return min(int(rows) * (record_size + _ROW_EXTRAS), most)
+            return usual
+        fixed = min(int(rows) * (record_size + _ROW_EXTRAS), most)
+        # How many bytes leaves of any size will have, nobody knows: as many as they had before.
+        return max(fixed, usual) if stream.table.max_row else fixed
 
     def _hand_over(self, asked: Asked) -> None:
         assert self._forward is not None

@@ -30,6 +30,7 @@ __all__ = ["Connection"]
 _MORE, _READY, _GROW, _BAD = Received
 _FIRST_BUFFER = 4096
 _AGAIN_S = 0.05
+_COMES_BACK = Refused("busy", "the server ends, and may be started again: come back")
 _PATIENCE_S = 0.001  # for room in a table: stopping to read, and starting again, takes longer
 
 
@@ -52,7 +53,7 @@ class Connection(asyncio.BufferedProtocol):
         self.heard = self._since = time.monotonic()
         self.forgotten = False
         self._bytes = 0
-        self._blocked_at = 0.0
+        self._blocked_at = self._blocked_s = 0.0
         self._handshake = ServerHandshake(core.token, core.limits.max_frame)
         self._deadline: asyncio.TimerHandle | None = None
         self._leaving = False
@@ -100,6 +101,9 @@ class Connection(asyncio.BufferedProtocol):
             self._silence.stop()
         self.gate.open(Wait.CHOKED)  # nobody is left to read: what was received still goes in
         self.core.left(self)
+        if self.stream is not None:
+            told = {"event": "disconnect", "peer": self.address, "table": self.stream.table_name}
+            log.info("disconnected %s", self.address, extra=told)
 
     def pause_writing(self) -> None:
         self.out.pause()
@@ -184,8 +188,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _enter(self, opening: wire.Opening[Table]) -> bool:
         """Lets a client in whose OPEN is right; False: its table has to be waited for."""
-        if not opening.table.ready_for(opening.layout):
+        if not opening.table.ready_for(opening.layout, opening.fields):
             return False
+        wire.check_carried(opening.version, opening.table.schema)
         try:
             seen = self.core.opened(self, opening)
         except TapeBusy:  # whoever holds the lock is stopped
@@ -193,12 +198,16 @@ class Connection(asyncio.BufferedProtocol):
         table, limits = opening.table, self.core.limits
         self.stream = ItemStream(opening, self.receiver, seen, self.core.stats)
         beat_s, most = limits.heartbeat_s if opening.heartbeat else 0.0, limits.max_bytes // 4
-        accepted = wire.Accepted(table.kind, table.schema, table.ndim, seen, most, beat_s)
+        said = (table.ndim, seen, most, beat_s, table.max_row, self.core.takes_weights)
+        schema = wire.told_schema(opening.version, table.schema)
+        accepted = wire.Accepted(table.kind, schema, *said)
         if opening.heartbeat:
             self._silence = SilenceWatch(self, self.core.loop, beat_s)
         self.out.write(self._handshake.accept(accepted))
         self.receiver.max_frame = self.core.limits.max_frame
         self._in_time()
+        told = {"event": "connect", "peer": self.address, "table": opening.name}
+        log.info("connected %s to table %s", self.address, opening.name, extra=told)
         return True
 
     def _in_time(self) -> None:
@@ -241,7 +250,9 @@ class Connection(asyncio.BufferedProtocol):
         if not whole:
             self.core.block(self)
         elif Wait.FULL in self.gate:
-            self.core.stats.blocked_s += time.monotonic() - self._blocked_at
+            waited = time.monotonic() - self._blocked_at
+            self._blocked_s += waited
+            self.core.stats.blocked_s += waited
             self.core.unblock(self)
             self.gate.open(Wait.FULL)
         return whole
@@ -263,7 +274,9 @@ class Connection(asyncio.BufferedProtocol):
             self._deferred = self._say_bye
         elif kind == Type.GET:
             self.core.weights.want(self, number, payload)
-        elif kind in (Type.SAMPLE, Type.PRIORITY, Type.STATS):
+        elif kind == Type.PUBLISH and not self.core.takes_weights:
+            raise Refused("type", "this server takes no weights: TcpTransport(takes_weights=True)")
+        elif kind in (Type.SAMPLE, Type.PRIORITY, Type.STATS, Type.SET_FIELDS, Type.PUBLISH):
             self.core.answers.ask(self, kind, number, payload)
         else:
             raise Refused("type", f"frames of type {kind} do not come from clients")
@@ -282,7 +295,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def refuse(self, refused: Refused) -> None:
         self.core.stats.rejected[refused.reason] += 1
-        log.info("refused %s: %s", self.address, refused)
+        told = {"event": "refuse", "peer": self.address, "reason": refused.reason}
+        log.info("refused %s (%s): %s", self.address, refused.reason, refused, extra=told)
         if not self._leaving:
             self._leaving = True
             # Whom it says no to before its hello expects a greeting first.
@@ -295,11 +309,14 @@ class Connection(asyncio.BufferedProtocol):
             self._leaving = True
             if final:
                 self.out.write(wire.frame(Type.BYE))
+            elif self.stream is not None:  # who waits for an answer need not find out by silence
+                self.out.write(wire.refusal(_COMES_BACK))
             self.out.close()
 
     def give_up(self, why: str) -> None:
         self.core.stats.rejected["silent"] += 1
-        log.info("gave up on %s: %s", self.address, why)
+        told = {"event": "lost", "peer": self.address, "reason": "silent"}
+        log.info("gave up on %s: %s", self.address, why, extra=told)
         self.transport.abort()
 
     def abandon(self) -> None:
@@ -312,10 +329,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def stats(self) -> dict[str, Any]:
         assert self.stream is not None
+        now, blocked = time.monotonic(), Wait.FULL in self.gate
         return {
             "peer": self.address,
             **self.stream.stats(),
             "bytes": self._bytes,
-            "seconds": time.monotonic() - self._since,
-            "blocked": Wait.FULL in self.gate,
+            "seconds": now - self._since,
+            "blocked": blocked,
+            "blocked_s": self._blocked_s + (now - self._blocked_at if blocked else 0.0),
         }

@@ -40,6 +40,7 @@ class ServerCore:
         limits: bounds.
         forward: hands a request to the learner's sampling service; None: there is none.
         counters: to count on from.
+        takes_weights: whether clients may publish some.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class ServerCore:
         limits: Limits,
         forward: Forward | None = None,
         counters: Counters | None = None,
+        takes_weights: bool = False,
     ) -> None:
         self.loop = loop
+        self.takes_weights = takes_weights
         self.tables = tables
         self.token = token
         self.limits = limits
@@ -250,10 +253,15 @@ class ServerCore:
 
     # -- the end ------------------------------------------------------------------------------
 
+    @property
+    def ready(self) -> bool:
+        """Whether it takes clients in."""
+        return not self._closing
+
     async def close(self, final: bool = True) -> None:
         """Closes all connections, after a last attempt to take in what waits.
 
-        Says goodbye only if it is `final`: who hears that does not come back.
+        Says goodbye only if it is `final`: who hears that does not come back. Others are told to.
         """
         self._closing = True
         self.memory.close()

@@ -20,15 +20,17 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class DiskTable(TapeTable):
     """Items go to a storage on disk that this process writes to."""
 
+    compact = False  # rows are encoded for files from whole records
+
     def __init__(self, ingress: Ingress, disk: DiskStorage) -> None:
         super().__init__(ingress)
         self._disk = disk
         if disk.durability == "durable":
             self.ack_levels = ("received", "committed", "durable")
 
-    def fix(self, layout: Layout) -> None:
+    def fix(self, layout: Layout | None, fields: Layout | None) -> None:
         try:
-            super().fix(layout)
+            super().fix(layout, fields)
         except OSError as error:
             if error.errno in _FULL:
                 raise StorageFull(error.errno, f"no room for the table's files: {error}") from error

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import ssl
 import sys
@@ -35,6 +36,7 @@ from .answers import ANSWER, REQUEST, Forward
 from .budget import Limits
 from .connection import Connection
 from .core import ServerCore
+from .logs import log_lines
 from .metrics import MetricsPage, core_stats
 from .statistics import Counters
 from .tables import QueueTable, Table, TapeTable
@@ -63,8 +65,9 @@ class Ingest:
     ) -> None:
         self.config = config
         limits, counters = Limits(**config["limits"]), Counters.going_on(config.get("counters"))
-        self.core = ServerCore(loop, tables, config["token"], limits, forward, counters)
-        self._listeners: list[Acceptor] = []
+        told = (config["token"], limits, forward, counters, config["takes_weights"])
+        self.core = ServerCore(loop, tables, *told)
+        self._listeners: list[Acceptor] = []  # of clients, and then of metrics
 
     async def listen(self, listening: socket.socket) -> None:
         tls = self.config["tls"]
@@ -73,9 +76,7 @@ class Ingest:
         if self.config["metrics"] is not None:
             guarded = self.config["metrics_guarded"]
             page = MetricsPage(self.core, self.config["token"] if guarded else None)
-            host, port = self.config["metrics"]
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            public = socket.create_server((host, port), family=family)
+            public = socket.socket(fileno=self.config["metrics"])
             self._accept(public, page.protocol, context if guarded else None)
 
     def _accept(
@@ -96,9 +97,11 @@ class Ingest:
             listener.fork()
 
     async def close(self, final: bool) -> None:
-        for listener in self._listeners:
-            listener.close()
+        clients, *metrics = self._listeners
+        clients.close()
         await self.core.close(final)
+        for listener in metrics:  # until here they say that it is not ready
+            listener.close()
 
 
 # For a table's lock, which the loop waits for: whoever holds it for longer may be stopped, and is
@@ -192,6 +195,8 @@ async def _serve(control: socket.socket) -> None:
     orders, writer = await asyncio.open_connection(sock=control)
     config = await read_message(orders)
     if config is not None:
+        if config["log"] is not None:
+            log_lines(**config["log"])
         await _Process(config, writer).run(orders)
 
 
@@ -218,6 +223,8 @@ def _give_way() -> None:
 
 def main() -> None:
     channel, _ = enter()
+    # A service's manager tells all of its processes to end: the server decides, as with Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING)
     _give_way()
     raise_descriptor_limit(Limits().max_connections)

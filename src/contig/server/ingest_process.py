@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import ServerError
 from ..process.spawn import Child, describe_exit
+from ..wire import log
 from .sampling_service import SamplingService
 
 __all__ = ["IngestProcess"]
@@ -131,6 +132,11 @@ class IngestProcess:
                 )
                 return
             self.restarts += 1
+            log.warning(
+                "the ingest process (pid %d) died (%s) and is started again, %d of %d times%s",
+                *(self.pid, describe_exit(code), self.restarts, self._max_restarts, said),
+                extra={"event": "restart", "died": self.pid, "restarts": self.restarts},
+            )
             with self._starting:
                 if self._stopping:
                     return

@@ -38,6 +38,8 @@ class IngestThread:
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._service = service
+        if config["metrics"] is not None:
+            config["metrics"] = socket.dup(config["metrics"])
         self._ingest = Ingest(config, self._loop, tables, self._forward)
         self._ingest.core.weights.published(board)
         self._failure: BaseException | None = None

@@ -35,6 +35,7 @@ class ItemStream:
 
     Attributes:
         table, producer, ack: as it was asked for.
+        version: of the protocol that is spoken.
         table_name, key: the table's name, and that with the producer.
         received: items of the producer that are in whole frames here or in the table.
         committed: those that are in the table for good.
@@ -44,6 +45,7 @@ class ItemStream:
     def __init__(self, opening: Opening[Table], receiver: Any, seen: int, stats: Counters) -> None:
         self.table, self.table_name = opening.table, opening.name
         self.producer, self.ack = opening.producer, opening.ack
+        self.version = opening.version
         self.key = (opening.name, opening.producer)
         self.received = self.committed = seen
         self.items = self.rows = 0
@@ -53,20 +55,20 @@ class ItemStream:
         self._next = seen
         self._added = 0  # items of the frame at the front that are in
         self._unsettled: deque[tuple[int, int]] = deque()  # tickets, and what they stand for
-        self._knows_bools = False
-        self._learn_bools()
+        self._knows_shape = False
+        self._learn_shape()
 
-    def _learn_bools(self) -> None:
-        """Tells the receiver which bytes of records are bools, once the table knows its layout."""
-        places = self.table.bools()
-        if places is not None:
-            self._receiver.set_bools(places)
-            self._knows_bools = True
+    def _learn_shape(self) -> None:
+        """Tells the receiver what items look like, once the table knows its layout."""
+        shape = self.table.item_shape()
+        if shape is not None:
+            shape.tell(self._receiver)
+            self._knows_shape = True
 
     def take_frames(self, socket: int, patience_s: float) -> int:
         """Receives, and takes in what is ordinary, natively; how many bytes came."""
-        if not self._knows_bools:
-            self._learn_bools()
+        if not self._knows_shape:
+            self._learn_shape()
         sender = Sender(self.producer, self.received)
         taken = self.table.take_frames(self._receiver, socket, sender, patience_s)
         if taken.items:
@@ -114,15 +116,19 @@ class ItemStream:
     def _check(self) -> int:
         """How many items the frame at the front has. Raises Refused."""
         table, receiver = self.table, self._receiver
-        if not self._knows_bools:
-            self._learn_bools()
+        if not self._knows_shape:
+            self._learn_shape()
         if not receiver.check_items(table.record_size, table.kind == "tape"):
             if receiver.refusal == "value":
-                raise Refused("value", "a bool is one byte, 0 or 1: some have another value")
+                raise Refused(
+                    "value",
+                    "a bool is one byte, 0 or 1: some have another value; or text is not UTF-8, or "
+                    "a leaf of any size has a part of an element",
+                )
             raise Refused(
                 "shape",
-                "rows, runs and bytes of a frame do not fit together, or a run has more than "
-                f"{wire.MAX_LANES} lanes",
+                "rows, runs, fields and bytes of a frame do not fit together, or a run has more "
+                f"than {wire.MAX_LANES} lanes",
             )
         items = int(receiver.runs if table.kind == "tape" else receiver.rows)
         if receiver.number > self.received:

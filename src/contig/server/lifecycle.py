@@ -14,7 +14,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ClosedError
 from ..process import lifetime
@@ -25,6 +25,9 @@ from ..wire.announce import say_closed
 from .ingest_process import IngestProcess
 from .ingest_thread import IngestThread
 from .sampling_service import SamplingService
+
+if TYPE_CHECKING:
+    from ..dashboard import Dashboard
 
 __all__ = ["Lifecycle"]
 
@@ -38,7 +41,8 @@ class Lifecycle:
         queue: if it is one.
         board: where weights are published, once there are any.
         announcement: how it is found on its own host.
-        ingest, service, listening, port: once it is started.
+        ingest, service, listening, metrics, port: once it is started.
+        dashboards: pages that show it.
         ending, closed: `close` was called; it is done with what may come in.
         pid: the process it belongs to.
     """
@@ -51,8 +55,10 @@ class Lifecycle:
         self.ingest: IngestProcess | IngestThread | None = None
         self.service: SamplingService | None = None
         self.listening: socket.socket | None = None
+        self.metrics: socket.socket | None = None
         self.port: int | None = None
         self.unfeed: list[Callable[[], None]] = []
+        self.dashboards: list[Dashboard] = []
         self.ending = self.closed = False
         self.pid = os.getpid()
         self._ended = threading.Event()
@@ -81,6 +87,8 @@ class Lifecycle:
             return
         self.ending = True
         try:
+            while self.dashboards:
+                self.dashboards.pop().close()
             if self.ingest is not None:
                 self.ingest.stop(final)
             self.closed = True  # only now: until here items may come in
@@ -89,8 +97,7 @@ class Lifecycle:
             self.unfeed = []
             if self.service is not None:
                 self.service.close()
-            if self.listening is not None:
-                self.listening.close()
+            self.stop_listening()
             if self.queue is not None:
                 self.queue.native.close()
                 self.queue.close()
@@ -102,6 +109,12 @@ class Lifecycle:
         finally:
             _running.discard(self)
             self._ended.set()
+
+    def stop_listening(self) -> None:
+        """Closes the ports, as far as they are this process's."""
+        for sock in (self.listening, self.metrics):
+            if sock is not None:
+                sock.close()
 
     def drop(self) -> None:
         """Nobody holds its server any more, and nobody closed it.
@@ -133,8 +146,7 @@ class Lifecycle:
 
     def fork(self) -> None:
         """In a forked child: the port and the sign of life are the parent's."""
-        if self.listening is not None:
-            self.listening.close()
+        self.stop_listening()
         if self.announcement is not None:
             self.announcement.close()
         if isinstance(self.ingest, IngestThread):

@@ -1,4 +1,7 @@
-"""What a server counts: as a dict for `server.stats()`, as Prometheus text for ``/metrics``."""
+"""What a server counts: as a dict for `server.stats()`, as Prometheus text for ``/metrics``.
+
+``/healthz`` says that its process answers, ``/readyz`` that it takes clients in.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,8 @@ def table_stats(table: Any) -> dict[str, Any]:
         "rows_out": tape.sampled,
         "depth": max(head - tail, 0),
         "capacity": table.storage.capacity,
+        "bytes": table.storage.nbytes,
+        "plain_bytes": max(head - tail, 0) * table.record_size,
         "episodes": tape.trajectories,
         "appends": tape.appends,
         "samples_per_insert": tape.sampled / head if head else 0.0,
@@ -65,11 +70,11 @@ def table_stats(table: Any) -> dict[str, Any]:
 
 
 class MetricsPage:
-    """Prometheus text over HTTP, for ``GET /metrics``.
+    """Prometheus text over HTTP, for ``GET /metrics``; and ``/healthz`` and ``/readyz``.
 
     Args:
         core: whose counters.
-        token: what readers must send as ``Authorization: Bearer``; None: nothing.
+        token: what readers of metrics must send as ``Authorization: Bearer``; None: nothing.
     """
 
     def __init__(self, core: ServerCore, token: str | None = None) -> None:
@@ -125,12 +130,19 @@ class MetricsPage:
     async def _exchange(self, reader: Any, writer: Any) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         path = head.split(b" ", 2)[1] if head.count(b" ") >= 2 else b""
-        if not self._may_read(head):
+        asked = path.split(b"?")[0] if head.startswith(b"GET ") else b""
+        if asked == b"/healthz":  # that it lives is no secret: probes have no token
+            status, body = b"200 OK", b"ok\n"
+        elif asked == b"/readyz":
+            ready = self._core.ready
+            status = b"200 OK" if ready else b"503 Service Unavailable"
+            body = b"ready\n" if ready else b"closing\n"
+        elif not self._may_read(head):
             status, body = b"401 Unauthorized", b"Authorization: Bearer <token>\n"
-        elif head.startswith(b"GET ") and path.split(b"?")[0] == b"/metrics":
+        elif asked == b"/metrics":
             status, body = b"200 OK", self.text().encode()
         else:
-            status, body = b"404 Not Found", b"try GET /metrics\n"
+            status, body = b"404 Not Found", b"try GET /metrics, /healthz or /readyz\n"
         writer.write(
             b"HTTP/1.1 " + status + b"\r\nContent-Type: text/plain; version=0.0.4\r\n"
             b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
@@ -186,6 +198,8 @@ class MetricsPage:
             ("rows_out", "counter", "rows sampled or delivered"),
             ("depth", "gauge", "rows held"),
             ("capacity", "gauge", "rows there is room for"),
+            ("bytes", "gauge", "bytes of rows, and of what they share"),
+            ("plain_bytes", "gauge", "bytes of the rows held, if nothing were stored once"),
             ("episodes", "counter", "trajectories begun"),
             ("samples_per_insert", "gauge", "rows sampled for each row taken in"),
             ("sampled_age_rows", "gauge", "mean age of sampled rows, in rows written since"),

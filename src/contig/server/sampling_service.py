@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import wire
-from ..errors import EmptyBufferError
+from .. import _native, wire
+from ..errors import EmptyBufferError, LayoutError
 from ..layout import Layout
 from ..replay import ReplayBuffer
 from ..wire import Type, log
 from .answers import ANSWER, REQUEST
+from .publications import Publications
 
 __all__ = ["SamplingService", "answer_request"]
 
@@ -49,10 +50,18 @@ def answer_request(
         if kind == Type.PRIORITY:
             _priorities(buffer, payload)
             return [wire.json_frame(Type.REPLY, {}, number)]
+        if kind == Type.SET_FIELDS:
+            there = _set_fields(buffer, payload)
+            return [wire.json_frame(Type.REPLY, {"there": there}, number)]
         return [wire.json_frame(Type.REPLY, buffer.stats()._asdict(), number)]
-    except Exception as error:  # whatever it is, it is for the one who asked
-        content = {"error": type(error).__name__, "message": str(error) or type(error).__name__}
-        return [wire.json_frame(Type.REPLY, content, number)]
+    except Exception as error:
+        return [_failure(error, number)]
+
+
+def _failure(error: Exception, number: int) -> bytes:
+    """Whatever it is, it is for the one who asked."""
+    content = {"error": type(error).__name__, "message": str(error) or type(error).__name__}
+    return wire.json_frame(Type.REPLY, content, number)
 
 
 def _layout_of(buffer: ReplayBuffer, alive: Callable[[], bool]) -> Layout:
@@ -82,7 +91,11 @@ def _batch(
             f"{rows} rows of {record_size} bytes are more than a frame may have: "
             f"max_frame is {max_frame}"
         )
-    batch = buffer.draw(int(size) or None)
+    before = _native.limit_gather(max_frame)  # before there is memory for leaves of any size
+    try:
+        batch = buffer.draw(int(size) or None)
+    finally:
+        _native.limit_gather(before)
     nbytes = int(batch.block.nbytes)
     if nbytes > max_frame:
         raise ValueError(
@@ -94,7 +107,7 @@ def _batch(
         "shape": list(batch.shape),
         "extras": [list(p) for p in batch.extras],
     }
-    return wire.described(head, batch.block, Type.BATCH, number)
+    return wire.described(head, batch.sealed_block, Type.BATCH, number)
 
 
 def _priorities(buffer: ReplayBuffer, payload: bytes) -> None:
@@ -103,6 +116,14 @@ def _priorities(buffer: ReplayBuffer, payload: bytes) -> None:
         raise ValueError("PRIORITY: expected as many indices and priorities as it says")
     seqs = np.frombuffer(payload, np.int64, n, 8)
     buffer.update_priority(seqs, np.frombuffer(payload, np.float64, n, 8 + 8 * n))
+
+
+def _set_fields(buffer: ReplayBuffer, payload: bytes) -> int:
+    fields = buffer.storage.fields
+    if fields is None:
+        raise LayoutError("this table has no fields of trajectories: make its storage with fields=")
+    ids, said = wire.parse_set_fields(payload, fields)
+    return buffer.set_fields(ids, said)
 
 
 class _Workers:
@@ -147,10 +168,18 @@ class SamplingService:
 
     Args:
         buffers: by table name.
+        max_frame: bytes of the largest answer.
+        publications: takes weights in; None: nobody may publish any.
     """
 
-    def __init__(self, buffers: dict[str, ReplayBuffer], max_frame: int) -> None:
+    def __init__(
+        self,
+        buffers: dict[str, ReplayBuffer],
+        max_frame: int,
+        publications: Publications | None = None,
+    ) -> None:
         self._buffers = buffers
+        self._publications = publications
         self._max_frame = max_frame
         self._samples = {n: _Workers(_WORKERS, "contig-sample") for n in buffers}
         self._others = _Workers(1, "contig-request")
@@ -182,7 +211,8 @@ class SamplingService:
                 token, name_bytes, kind, request, size = REQUEST.unpack(head)
                 table = source.read(name_bytes).decode(errors="replace")
                 payload = source.read(size)
-                if table not in self._samples or len(payload) < size:
+                known = table in self._samples or kind == Type.PUBLISH
+                if not known or len(payload) < size:
                     return  # it died in the middle of a request
                 asked = (line, token, table, kind, request, payload)
                 self.submit(table, kind, partial(self._answer, *asked))
@@ -202,8 +232,19 @@ class SamplingService:
 
     def answer(self, table: str, kind: int, request: int, payload: bytes) -> list[Any]:
         """The parts of the frame that answers a request."""
+        if kind == Type.PUBLISH:
+            return [self._publish(request, payload)]
         buffer, most = self._buffers[table], self._max_frame
         return answer_request(buffer, kind, request, payload, most, lambda: not self._closed)
+
+    def _publish(self, number: int, payload: bytes) -> bytes:
+        try:
+            if self._publications is None:
+                raise ValueError("this server takes no weights: TcpTransport(takes_weights=True)")
+            self._publications.take(payload)
+        except Exception as error:
+            return _failure(error, number)
+        return wire.json_frame(Type.REPLY, {}, number)
 
     def submit(self, table: str, kind: int, call: Callable[[], None]) -> None:
         """Runs something in the threads for such requests."""

@@ -9,15 +9,18 @@ Thread-safe.
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from ..arguments import check_kind, seconds_or_none
+from ..arguments import check_kind, is_loopback, seconds_or_none
 from ..convert import plain_tree
 from ..errors import ClosedError, ServerError
 from ..layout import Layout
@@ -27,16 +30,21 @@ from ..tape.disk import DiskStorage
 from ..weights.board import WeightsBoard, check_version
 from ..wire import HANDSHAKE_S
 from ..wire.announce import announce
+from . import logs
 from .budget import Limits
 from .disk_table import DiskTable
 from .ingest_process import IngestProcess
 from .ingest_thread import IngestThread
 from .lifecycle import Lifecycle
 from .metrics import table_stats
+from .publications import Publications
 from .sampling_service import SamplingService
 from .statistics import HistSnapshot, Sample, SampleInfo, ServerStats
 from .tables import QueueTable, Table, TapeTable
-from .transport import TcpTransport, is_local
+from .transport import TcpTransport
+
+if TYPE_CHECKING:
+    from ..dashboard import Dashboard
 
 __all__ = ["Server", "TcpTransport"]
 
@@ -65,6 +73,24 @@ def _check_fits(layout: Layout, max_frame: int) -> None:
             f"an item has {layout.record_size} bytes, more than a frame may have: raise "
             f"TcpTransport(max_frame={max_frame})"
         )
+
+
+def _listen(host: str, port: int, name: str) -> socket.socket:
+    """A socket that listens; OSError with the address and what to do if there can be none."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        what = str(error) if error.errno is None else os.strerror(error.errno).lower()
+        why = f"{name} {port} of {host}: {what}"
+        if error.errno == errno.EADDRINUSE:
+            why += "; end what listens there, or choose another one (0: any that is free)"
+        raise OSError(error.errno, why) from None
+
+
+def _later(server: Server) -> Callable[[], Callable[[int, Any], None] | None]:
+    """Finds a server's `publish` without keeping the server."""
+    return weakref.WeakMethod(server.publish)
 
 
 class Server:
@@ -130,22 +156,26 @@ class Server:
             raise ClosedError("this server is closed")
         if t is None or run.ingest is not None:
             return self
-        family = socket.AF_INET6 if ":" in t.host else socket.AF_INET
-        run.listening = socket.create_server((t.host, t.port), family=family, backlog=1024)
-        run.service = SamplingService(self._buffers, t.max_frame)
+        run.listening = _listen(t.host, t.port, "port")
+        publications = Publications(_later(self)) if t.takes_weights else None
         try:
+            if t.metrics_port is not None:
+                run.metrics = _listen(t.host, t.metrics_port, "metrics_port")
+            run.service = SamplingService(self._buffers, t.max_frame, publications)
             if t.in_process or self._on_disk():
                 run.ingest = IngestThread(
                     self._config(), self._tables(), run.board, run.listening, run.service
                 )
             else:
                 fds = [int(c["fd"]) for c in self._config()["tables"].values() if "fd" in c]
+                fds += [] if run.metrics is None else [run.metrics.fileno()]
                 run.ingest = IngestProcess(
                     self._config(), run.listening, fds, run.service, t.max_restarts
                 )
         except BaseException:
-            run.listening.close()
-            run.service.close()
+            run.stop_listening()
+            if run.service is not None:
+                run.service.close()
             raise
         run.port = int(run.listening.getsockname()[1])
         self._shown = run.board is not None
@@ -164,6 +194,12 @@ class Server:
         if self._run.port is None:
             raise ServerError("the server is not started: it has no port yet")
         return self._run.port
+
+    @property
+    def metrics_port(self) -> int | None:
+        """Where ``/metrics`` is served once it is started; None: nowhere."""
+        metrics = self._run.metrics
+        return None if metrics is None else int(metrics.getsockname()[1])
 
     def close(self, flush: bool = False, *, final: bool = True) -> None:
         """Says goodbye to clients and stops taking items in.
@@ -258,6 +294,7 @@ class Server:
         )
 
     def reset_histograms(self) -> None:
+        """Clears the queue's histograms of durations."""
         self._need_queue().native.reset_histograms()
 
     def _need_queue(self) -> BatchQueue:
@@ -309,6 +346,16 @@ class Server:
         tables = {name: table_stats(t) for name, t in self._tables().items()}
         return ServerStats.of(ingest, tables)
 
+    def dashboard(self, port: int = 0, **options: Any) -> Dashboard:
+        """A page that shows this server, until it is closed or the server is; see
+        `contig.dashboard.PageOptions` for `host`, `token`, `tls` and `samples_per_s`."""
+        self._run.check_process()
+        from .watching import open_dashboard
+
+        page = open_dashboard(self, port, options)
+        self._run.dashboards.append(page)
+        return page
+
     # -- how ----------------------------------------------------------------------------------
 
     def _tables(self) -> dict[str, Table]:
@@ -341,7 +388,9 @@ class Server:
             "token": t.token,
             "tls": t.tls,
             "limits": limits._asdict(),
-            "metrics": None if t.metrics_port is None else [t.host, t.metrics_port],
-            "metrics_guarded": not is_local(t.host),
+            "metrics": None if self._run.metrics is None else self._run.metrics.fileno(),
+            "metrics_guarded": not is_loopback(t.host),
             "board": None if self._run.board is None else f"{self.name}.weights",
+            "takes_weights": t.takes_weights,
+            "log": logs.current(),
         }

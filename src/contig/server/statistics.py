@@ -12,7 +12,13 @@ __all__ = ["Counters", "HistSnapshot", "Sample", "SampleInfo", "ServerStats"]
 
 
 class HistSnapshot(NamedTuple):
-    """A histogram of durations in nanoseconds; percentiles are good to a fifth."""
+    """A histogram of durations in nanoseconds; percentiles are good to a fifth.
+
+    Attributes:
+        count: durations in it.
+        min_ns, max_ns, mean_ns: exact.
+        p50_ns, p90_ns, p99_ns: percentiles.
+    """
 
     count: int  # type: ignore[assignment]
     min_ns: int
@@ -52,7 +58,12 @@ class SampleInfo(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One batch of a queue, leaves ``[batch_size, ...]``, and what the queue looked like."""
+    """One batch of a queue, leaves ``[batch_size, ...]``, and what the queue looked like.
+
+    Attributes:
+        batch: read-only; its memory is reused when nothing refers to it any more.
+        info: the queue's state.
+    """
 
     batch: Batch
     info: SampleInfo
@@ -76,7 +87,8 @@ class ServerStats(NamedTuple):
         bytes_held: memory of all receive buffers, and of TLS.
         open_bytes: memory of what is known of the trajectories that clients have begun.
         tables: of each table, rows in and out, depth, episodes, age of what was sampled.
-        clients: of each connected client, its peer, table, rows, bytes and seconds.
+        clients: of each connected client, its peer, table, rows, bytes, seconds, and for how
+            many of them it waited for room.
     """
 
     connections: int = 0
@@ -99,6 +111,7 @@ class ServerStats(NamedTuple):
 
     @staticmethod
     def of(ingest: dict[str, Any], tables: dict[str, Any]) -> ServerStats:
+        """Counters of the ingest process and of the tables, as one."""
         known = {k: v for k, v in ingest.items() if k in ServerStats._fields}
         return ServerStats(**{**known, "tables": tables})
 

@@ -16,14 +16,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from .. import _native
 from ..errors import LayoutError, StorageFull
 from ..layout import Layout
 from ..replay import Ingress
+from ..tape.fields import check_fields
 from ..tape.queue import BatchQueue
 from ..wire import Refused
+from .item_shape import ItemShape
 
 __all__ = ["Outcome", "QueueTable", "Sender", "Table", "Taken", "TapeTable"]
 
@@ -91,29 +91,31 @@ class Table(ABC):
     @abstractmethod
     def record_size(self) -> int: ...
 
-    def bools(self) -> np.ndarray[Any, Any] | None:
-        """Offset and bytes of each bool leaf of a record; None while no layout is known."""
-        if self.schema is None:
-            return None
-        leaves = Layout.from_json(self.schema["layout"]).leaves
-        places = [(x.offset, x.nbytes) for x in leaves if x.dtype == bool and x.nbytes]
-        return np.array(places, np.int64).reshape(-1)
+    def item_shape(self) -> ItemShape | None:
+        """What frames of items are checked against; None while no layout is known."""
+        return None if self.schema is None else ItemShape.of(self.schema)
+
+    @property
+    def max_row(self) -> int:
+        """Bytes that a row may have in leaves of any size; 0: it has none such, or any number."""
+        return 0
 
     @abstractmethod
-    def fix(self, layout: Layout) -> None:
-        """Checks a client's layout, or takes it as the table's own.
+    def fix(self, layout: Layout | None, fields: Layout | None) -> None:
+        """Checks a client's layouts of rows and of trajectories' fields, as far as it says them, or
+        takes them as the table's own.
 
         Raises Refused, or StorageFull if there is no room for a table yet.
         """
 
-    def ready_for(self, layout: Layout | None) -> bool:
-        """Whether it takes a client's layout and can say what it has. Raises Refused.
+    def ready_for(self, layout: Layout | None, fields: Layout | None) -> bool:
+        """Whether it takes a client's layouts and can say what it has. Raises Refused.
 
         On a full disk neither need be so; it is asked again.
         """
         try:
-            if layout is not None:
-                self.fix(layout)
+            if layout is not None or fields is not None:
+                self.fix(layout, fields)
         except StorageFull:
             return False
         return self.settle()  # what is only in memory would not come again
@@ -200,8 +202,14 @@ class QueueTable(Table):
     def record_size(self) -> int:
         return int(self.queue.record_size)
 
-    def fix(self, layout: Layout) -> None:
-        if layout != self.queue.layout:
+    def fix(self, layout: Layout | None, fields: Layout | None) -> None:
+        if fields is not None:
+            raise Refused(
+                "layout",
+                "fields: a queue of single items has no trajectories; use a table "
+                "(Server(tables={name: ReplayBuffer(...)}))",
+            )
+        if layout is not None and layout != self.queue.layout:
             diff = self.queue.layout.diff(layout)
             raise Refused("layout", f"the client's layout differs from the server's:\n{diff}")
 
@@ -240,6 +248,7 @@ class TapeTable(Table):
     """Items go to a storage, those of each producer through a writer of its own."""
 
     kind = "tape"
+    compact = True  # observations that are stored once may come once
 
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
@@ -253,18 +262,33 @@ class TapeTable(Table):
     @property
     def schema(self) -> dict[str, Any] | None:
         schema = self.storage.schema
-        return None if schema is None else dict(json.loads(schema.to_bytes()))
+        if schema is None:
+            return None
+        told = dict(json.loads(schema.to_bytes()))
+        if not self.compact:
+            told.pop("shared", None)
+        return told
 
     @property
     def record_size(self) -> int:
         schema = self.storage.schema
         return 0 if schema is None else schema.layout.record_size
 
-    def fix(self, layout: Layout) -> None:
+    def fix(self, layout: Layout | None, fields: Layout | None) -> None:
         try:
-            self.storage.publish(layout)
+            if layout is not None:
+                self.storage.publish(layout, fields)
+            elif self.storage.schema is not None:
+                check_fields(self.storage.schema.fields, fields)
         except LayoutError as error:
             raise Refused("layout", str(error)) from None
+
+    @property
+    def max_row(self) -> int:
+        layout = self.storage.layout
+        if layout is None or not layout.variable:
+            return 0
+        return int(self.storage.tape.blob_most)
 
     def seen(self, producer: int, next_item: int) -> int:
         if next_item and not int(self.storage.tape.seen(producer, 0)):
@@ -289,7 +313,10 @@ class TapeTable(Table):
             return Outcome(sender.next, 0, 0, True)
         writer = self._writer(sender.producer)
         self._check_open(sender.producer)
-        seen, items, rows, gap = self._append(writer, receiver, sender, most)
+        try:
+            seen, items, rows, gap = self._append(writer, receiver, sender, most)
+        except ValueError as error:  # one of its rows is larger than all that is kept of them
+            raise Refused("size", str(error)) from None
         self._count_open(sender.producer, int(writer.open_bytes))
         if gap:
             _refuse_gap(receiver.number, seen)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from typing import NamedTuple
 
-from ..arguments import check_kind, port_number, seconds, whole
+from ..arguments import check_kind, is_loopback, port_number, seconds, whole
 from ..wire import HEARTBEAT_S, LEAST_HEARTBEAT_S, MOST_HEARTBEAT_S
 from ..wire.tls import server_context
 from .budget import Limits
 
-__all__ = ["TcpTransport", "is_local"]
+__all__ = ["TcpTransport"]
 
 
 class TcpTransport(NamedTuple):
@@ -22,8 +21,9 @@ class TcpTransport(NamedTuple):
         host: the address to bind; another than this machine's own needs a token.
         token: what clients must know. It is never sent.
         tls: paths of a certificate chain and its key, PEM.
-        metrics_port: where ``/metrics`` is served, on the same host; None: nowhere. If other
-            machines can reach it, it needs `tls`, and readers send the token (Bearer).
+        metrics_port: where ``/metrics``, ``/healthz`` and ``/readyz`` are served, on the same host;
+            0: any free one, `server.metrics_port` says which; None: nowhere. If other machines can
+            reach it, it needs `tls`, and readers of ``/metrics`` send the token (Bearer).
         max_frame, max_bytes: bounds of one frame, and of everything received and not yet taken in,
             of which a connection with TLS counts 300 kB. A quarter of it is, beside that, for what
             is remembered of trajectories that clients have begun.
@@ -32,6 +32,7 @@ class TcpTransport(NamedTuple):
             each says something every third of it.
         in_process: hold the sockets in a thread of this process, for debugging. Tables on disk are
             always served like that; `contig serve --disk` does it in a process of its own.
+        takes_weights: clients may publish weights (`client.publish`), as a learner elsewhere does.
     """
 
     port: int = 0
@@ -44,6 +45,7 @@ class TcpTransport(NamedTuple):
     max_restarts: int = 0
     in_process: bool = False
     heartbeat_s: float = HEARTBEAT_S
+    takes_weights: bool = False
 
     def checked(self) -> TcpTransport:
         """The same, with whole numbers where they are meant.
@@ -88,23 +90,13 @@ class TcpTransport(NamedTuple):
     def _check_safe(self) -> None:
         if self.token is not None and not self.token:
             raise ValueError("token: an empty one protects nothing; leave it out or give one")
-        if self.token is None and not is_local(self.host):
+        if self.token is None and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host!r} can be reached from other machines: give a token "
                 '(TcpTransport(token=...)), or bind "127.0.0.1"'
             )
-        if self.metrics_port is not None and self.tls is None and not is_local(self.host):
+        if self.metrics_port is not None and self.tls is None and not is_loopback(self.host):
             raise ValueError(
                 f"metrics_port: on host {self.host!r} readers of /metrics would send the token for "
                 'all to see: give tls, or bind "127.0.0.1"'
             )
-
-
-def is_local(host: str) -> bool:
-    """Whether only this machine reaches it."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -1,5 +1,6 @@
 """The store: tapes in memory and shared memory, their writers and their index of runs."""
 
+from .device import DeviceRows, DeviceStorage
 from .folding import FoldedSteps, Recipe
 from .memory import LazyTensorStorage, SharedStorage, storage_of_fd
 from .queue import BatchQueue
@@ -9,6 +10,8 @@ from .writer import Writer
 
 __all__ = [
     "BatchQueue",
+    "DeviceRows",
+    "DeviceStorage",
     "Snapshot",
     "LazyTensorStorage",
     "PackedRows",

@@ -126,6 +126,12 @@ class Boundaries:
         out: dict[str, tuple[str, int, int, int]] = {}
         for role, path in paths.items():
             leaf = layout.by_path.get(path) if path is not None else None
+            if leaf is not None and leaf.variable:
+                raise LayoutError(
+                    f"{show_path(leaf.path)}: {leaf.describe()}, but it says where trajectories "
+                    "begin and end, or what they return: "
+                    + ("leave it without a codec" if leaf.codec else "give it a fixed shape")
+                )
             kind = None if leaf is None else _mark_kind(leaf)
             if leaf is None or kind is None or leaf.nbytes == 0:
                 continue

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import LayoutError
 from ..keys import FLAGS
-from ..tree import flatten, show_path
+from ..tree import show_path
 from .boundaries import fill_flags
 from .schema import Schema
 
@@ -112,9 +112,14 @@ def last_version(schema: Schema, columns: list[Any]) -> int:
     return -1 if path is None else int(columns[schema.layout.number[path]].reshape(-1)[-1])
 
 
-def record_columns(schema: Schema, record: Array) -> list[Array]:
-    """One packed row as columns: views into it."""
-    return flatten(schema.layout.unpack(record.reshape(1, -1)))[1]
+def record_columns(schema: Schema, record: Array) -> list[Array | None]:
+    """One packed row as columns: views into it. Of leaves of any size there are none."""
+    out: list[Array | None] = []
+    for leaf in schema.layout.leaves:
+        place = record.reshape(-1)[leaf.offset : leaf.offset + leaf.nbytes]
+        fixed = None if leaf.variable else place.view(leaf.dtype).reshape(1, *leaf.shape)
+        out.append(fixed)
+    return out
 
 
 def _marks(schema: Schema) -> list[tuple[str, int]]:

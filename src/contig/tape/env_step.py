@@ -8,9 +8,11 @@ import numpy as np
 
 from .. import _native
 from ..batch import Batch
-from ..convert import as_array, leaf_spec, plain_tree
+from ..convert import as_array, is_tensor, jagged_parts, leaf_spec, plain_tree
 from ..errors import LayoutError
-from ..tree import flatten, show_path, unflatten
+from ..layout import Layout, is_column, pair_of
+from ..ragged import Ragged
+from ..tree import Path, flatten, show_path, unflatten
 
 __all__ = ["EnvStep", "check_total"]
 
@@ -24,22 +26,36 @@ class EnvStep(NamedTuple):
         data: the rows, ``[N, ...]``.
         envs: whose they are, int64 ``[N]``; None: row b is env b's.
         total: how many envs the step was of, if `env_ids` did not say whose the rows are.
+        kept: which of its rows are those, if not all are.
     """
 
     data: Any
     envs: Array | None = None
     total: int | None = None
+    kept: Array | None = None
+    of_rows: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many the step had, the left out ones included."""
+        return _rows(self.data) if self.of_rows is None else self.of_rows
 
     @staticmethod
-    def of(step: Any, env_ids: Any = None, mask: Any = None) -> EnvStep:
+    def of(
+        step: Any, env_ids: Any = None, mask: Any = None, layout: Layout | None = None
+    ) -> EnvStep:
         """A step ``[B, ...]`` without the rows that a mask leaves out.
+
+        Args:
+            layout: of a row, if it is known: a list of arrays may be rows of one leaf then.
 
         Raises:
             ValueError: ids or mask are not what they should be.
         """
         if env_ids is None and mask is None:
             return EnvStep(step)
-        rows = _rows(step)
+        any_size = layout is not None and bool(layout.ragged)
+        rows = _rows(step, any_size)
         envs = np.arange(rows, dtype=np.int64) if env_ids is None else _ids(env_ids, rows)
         total = rows if env_ids is None else None
         if mask is None:
@@ -48,7 +64,7 @@ class EnvStep(NamedTuple):
         if wanted.all():
             return EnvStep(step) if env_ids is None else EnvStep(step, envs)
         kept = np.flatnonzero(wanted)
-        return EnvStep(_take(step, kept, rows), envs[kept], total)
+        return EnvStep(_take(step, kept, rows, any_size), envs[kept], total, kept, rows)
 
 
 def check_total(known: int, total: int) -> None:
@@ -62,16 +78,22 @@ def check_total(known: int, total: int) -> None:
         )
 
 
-def _rows(step: Any) -> int:
+def _rows(step: Any, any_size: bool = False) -> int:
     if isinstance(step, Batch):
         return len(step)
     tree, shape = plain_tree(step)
     if shape:
         return shape[0]
-    paths, leaves, _ = flatten(tree)
+    paths, leaves, _ = flatten(tree, _is_rows if any_size else is_column)
     if not leaves:
         raise LayoutError("a step has no leaves")
-    first = leaf_spec(leaves[0], paths[0])[0]
+    leaf = leaves[0]
+    if isinstance(leaf, tuple):  # values and offsets
+        return len(leaf[1]) - 1
+    if isinstance(leaf, (Ragged, list)):
+        return len(leaf)
+    column = any_size and isinstance(leaf, np.ndarray)  # of objects, perhaps
+    first = leaf.shape if column else leaf_spec(leaf, paths[0])[0]
     if not first:
         raise LayoutError(
             f"{show_path(paths[0])}: no leading dim; a step of B envs is [B, ...], use add for one"
@@ -115,15 +137,29 @@ def _mask(mask: Any, rows: int) -> Array:
     return np.asarray(wanted != 0)
 
 
-def _take(step: Any, kept: Array, rows: int) -> Any:
+def _take(step: Any, kept: Array, rows: int, any_size: bool) -> Any:
     if isinstance(step, Batch):
         return step[kept]
     tree, _ = plain_tree(step)
-    paths, leaves, structure = flatten(tree)
-    arrays = [as_array(leaf, path) for path, leaf in zip(paths, leaves)]
-    for path, array in zip(paths, arrays):
-        if array.shape[:1] != (rows,):
-            raise LayoutError(
-                f"{show_path(path)}: shape {list(array.shape)}, expected [{rows}, ...]"
-            )
-    return unflatten(structure, (array[kept] for array in arrays))
+    paths, leaves, structure = flatten(tree, _is_rows if any_size else is_column)
+    taken = [_rows_of(leaf, path, kept, rows) for path, leaf in zip(paths, leaves)]
+    return unflatten(structure, iter(taken))
+
+
+def _rows_of(leaf: Any, path: Path, kept: Array, rows: int) -> Any:
+    parts = jagged_parts(leaf) or pair_of(leaf)
+    if parts is not None:
+        leaf = Ragged(*parts)
+    lists = isinstance(leaf, (Ragged, list))
+    column: Any = leaf if lists or is_tensor(leaf) else as_array(leaf, path)  # tensors stay there
+    shape = (len(column),) if lists else tuple(column.shape)
+    if shape[:1] != (rows,):
+        raise LayoutError(f"{show_path(path)}: shape {list(shape)}, expected [{rows}, ...]")
+    return [column[i] for i in kept] if isinstance(column, list) else column[kept]
+
+
+def _is_rows(node: Any) -> bool:
+    """Whether a container is a column of rows of any size: bytes, text or arrays."""
+    if type(node) is list and any(hasattr(x, "dtype") for x in node):
+        return True
+    return is_column(node) or pair_of(node) is not None

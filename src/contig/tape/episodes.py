@@ -9,9 +9,11 @@ import numpy as np
 
 from .. import _native
 from .._native import RunFlag
+from ..layout import Layout
+from ..tree import Path
 from .entry import ENTRY, ends_of, flags_of, steps_of
 
-__all__ = ["EPISODE", "EpisodeReader", "IndexTable", "read_index"]
+__all__ = ["EPISODE", "EpisodeReader", "IndexTable", "field_column", "read_episodes", "read_index"]
 
 EPISODE = np.dtype(
     [
@@ -29,6 +31,9 @@ EPISODE = np.dtype(
         ("time", np.float64),
     ]
 )
+
+
+_TRIES = 100
 
 
 class IndexTable(NamedTuple):
@@ -49,7 +54,7 @@ class IndexTable(NamedTuple):
         ordinal = self.entries["ordinal"]
         starts = np.flatnonzero(np.r_[True, ordinal[1:] != ordinal[:-1]])
         start = self.entries.take(starts)
-        last = self.entries.take(np.r_[starts[1:] - 1, len(ordinal) - 1])
+        last = self.entries.take(self.lasts())
         cut = np.maximum(self.tail - start["first"], 0)
         out = np.empty(len(start), EPISODE)
         out["id"] = start["ordinal"]
@@ -67,14 +72,71 @@ class IndexTable(NamedTuple):
         out["time"] = last["time_ns"] / 1e9
         return out
 
+    def last_runs(self) -> np.ndarray[Any, Any]:
+        """The number of each trajectory's newest run, in the order of `episodes`."""
+        return np.ascontiguousarray(self.entries.take(self.lasts())["number"])
+
+    def lasts(self) -> np.ndarray[Any, Any]:
+        """The places of these runs among the entries."""
+        ordinal = self.entries["ordinal"]
+        return np.flatnonzero(np.r_[ordinal[1:] != ordinal[:-1], len(ordinal) > 0])
+
+
+def field_column(path: Path) -> str:
+    """What `episodes()` calls a field."""
+    return ".".join(str(key) for key in path)
+
+
+def with_fields(
+    episodes: np.ndarray[Any, Any], fields: Layout, records: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """The table with a column for each field, of records ``[n, size]``."""
+    columns = [(field_column(x.path), x.dtype, x.shape) for x in fields.leaves]
+    out = np.empty(len(episodes), np.dtype([*EPISODE.descr, *columns]))
+    for name in EPISODE.names or ():
+        out[name] = episodes[name]
+    for leaf in fields.leaves:
+        value = records[:, leaf.offset : leaf.offset + leaf.nbytes]
+        if value.size:
+            shape = (len(episodes), *leaf.shape)
+            out[field_column(leaf.path)] = value.copy().view(leaf.dtype).reshape(shape)
+    return out
+
+
+def read_episodes(tape: Any, fields: Layout | None) -> np.ndarray[Any, Any]:
+    """One row per trajectory that is stored now, with its fields, if there are any."""
+    if fields is None:
+        return read_index(tape).episodes()
+    tries = 0
+    while True:
+        restores = tape.restores
+        table = read_index(tape)
+        last = table.last_runs()
+        records = tape.fields_of(last)
+        there = last >= tape.snapshot()[3]  # others were evicted meanwhile
+        if tape.restores != restores:  # numbers of runs may be those of other ones
+            continue
+        tries += 1
+        if there.any() or tries == _TRIES or not _has_rows(tape):
+            return with_fields(table.episodes(), fields, records).compress(there)
+
 
 def read_index(tape: Any) -> IndexTable:
-    """The live part of the index now, without those runs that no longer have rows."""
-    flat, head, tail = tape.read_index()
-    entries = flat.view(ENTRY)
-    entries = entries.compress(ends_of(entries) > tail)
+    """The live part of the index now, without those runs that no longer have rows. If writers evict
+    all of it while it is read, it is read again: there are others in their place."""
+    for _ in range(_TRIES):
+        flat, head, tail = tape.read_index()
+        entries = flat.view(ENTRY)
+        entries = entries.compress(ends_of(entries) > tail)
+        if len(entries) or not _has_rows(tape):
+            break
     order = np.lexsort((entries["number"], entries["ordinal"]))
     return IndexTable(entries.take(order), head, tail)
+
+
+def _has_rows(tape: Any) -> bool:
+    head, tail, _, _ = tape.snapshot()
+    return bool(head > tail)
 
 
 class EpisodeReader:
@@ -95,6 +157,20 @@ class EpisodeReader:
             if self.mirror is None:
                 self.mirror = _native.View(self._tape)
             return self.mirror.rows_of(ordinal) if ordinal >= 0 else np.empty(0, np.int64)
+
+    def set_fields(
+        self, ids: np.ndarray[Any, Any], records: np.ndarray[Any, Any], masks: np.ndarray[Any, Any]
+    ) -> np.ndarray[Any, Any]:
+        """Changes fields of episodes; which of them were there."""
+        with self._lock:
+            if self.mirror is None:
+                self.mirror = _native.View(self._tape)
+            there = np.zeros(len(ids), np.int64)
+            for mask in np.unique(masks):
+                mine = masks == mask if len(masks) > 1 else slice(None)
+                some = np.ascontiguousarray(records[mine])
+                there[mine] = self._tape.set_fields(self.mirror, ids[mine], some, int(mask))
+            return there
 
     @property
     def stale(self) -> bool:

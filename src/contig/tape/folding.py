@@ -34,7 +34,11 @@ class ExtraLeaf(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How up to n rows become one: the rewards' discounts, gamma^0 and on."""
+    """How up to n rows become one: the rewards' discounts, gamma^0 and on.
+
+    Attributes:
+        discount: as above, n of them.
+    """
 
     discount: tuple[float, ...]
 
@@ -71,8 +75,12 @@ class Fold(NamedTuple):
         last = [
             (wide.number[x.path], x.offset, x.nbytes)
             for x in self.stored.leaves
-            if x.path in self.not_first and x.path[:1] == NEXT and x.path != REWARD
+            if x.path in self.not_first
+            and x.path[:1] == NEXT
+            and x.path != REWARD
+            and not x.variable
         ]
+        blobs = [wide.number[x.path] for x in self.stored.leaves if x.ragged and x.path[:1] == NEXT]
         kind, itemsize = _kind(reward.dtype)
         count = reward.nbytes // itemsize
         flag, place = "b", (0, 0)
@@ -85,6 +93,7 @@ class Fold(NamedTuple):
             np.array([wide.number[REWARD], reward.offset, itemsize, count], np.int64),
             np.array(place, np.int64),
             np.array(self.recipe.discount),
+            np.array(blobs, np.int64) if blobs else None,
         )
 
 

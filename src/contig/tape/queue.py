@@ -20,8 +20,9 @@ from .. import _native
 from ..arguments import seconds_or_none, whole
 from ..batch import Batch
 from ..convert import plain_tree
-from ..errors import ClosedError
+from ..errors import ClosedError, LayoutError
 from ..layout import Layout
+from ..tree import show_path
 from .segment import Segment, new_segment, opened
 
 __all__ = ["BatchQueue"]
@@ -37,6 +38,9 @@ class BatchQueue:
     Attributes:
         native: the native handle.
         layout: of an item.
+
+    Args:
+        segment: the memory it lives in.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -50,7 +54,18 @@ class BatchQueue:
     def create(
         layout: Layout, batch_size: int, num_buffers: int, name: str | None = None
     ) -> BatchQueue:
-        """A new queue; with a name other processes can attach to it (on Linux)."""
+        """A new queue; with a name other processes can attach to it (on Linux).
+
+        Raises:
+            LayoutError: an item has a leaf of any size.
+        """
+        if layout.variable:
+            leaf = layout.variable[0]
+            raise LayoutError(
+                f"{show_path(leaf.path)}: {leaf.describe()}, and a queue of batches has items of a "
+                "fixed size only; use a table, which takes leaves of any size: "
+                'Server(tables={"name": ReplayBuffer(...)})'
+            )
         batch_size = whole("batch_size", batch_size, 1, "items")
         blocks = "blocks (one fills while another is read)"
         num_buffers = whole("num_buffers", num_buffers, 2, blocks)

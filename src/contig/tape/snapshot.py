@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import _native
 from .entry import NONE, ends_of, flags_of, join, steps_of
+from .packed_bytes import Packed, RecordPlaces
 
 __all__ = ["Snapshot", "PackedRows", "Rows"]
 
@@ -17,68 +18,124 @@ Array = np.ndarray[Any, Any]
 
 
 class Rows(ABC):
-    """Rows by seq, wherever they are."""
+    """Rows by seq, wherever they are.
+
+    Attributes:
+        places: where their records have leaves of any size, if they have any.
+    """
 
     record_size: int
+    places: RecordPlaces | None = None
 
     @abstractmethod
     def read(self, first: int, last: int) -> Array:
-        """Records of rows [first, last), one after another.
+        """Records of rows [first, last), one after another. What they say of where bytes of leaves
+        of any size are counts for `pack` only.
 
         Raises:
             ValueError: some of them are damaged.
         """
 
+    def pack(self, first: int, last: int) -> Packed:
+        """The same with the bytes of leaves of any size, for rows that have some."""
+        raise TypeError(f"{type(self).__name__} has no leaves of any size")
+
 
 class PackedRows(Rows):
-    """Records in memory, the first of them with this seq."""
+    """Records in memory, the first of them with this seq.
 
-    def __init__(self, records: Array, first: int, record_size: int) -> None:
+    Args:
+        records: packed one after another.
+        first: the seq of the first one.
+        record_size: bytes of each.
+        blobs: bytes of leaves of any size, if they have some; where they are in the records; and
+            the position of the first of them.
+    """
+
+    def __init__(
+        self,
+        records: Array,
+        first: int,
+        record_size: int,
+        blobs: tuple[Array, RecordPlaces, int] | None = None,
+    ) -> None:
         self.record_size = record_size
         self._records, self._first = records, first
+        self._blobs: Array = np.zeros(0, np.uint8)
+        self._blob_first = 0
+        if blobs is not None:
+            self._blobs, self.places, self._blob_first = blobs
 
     def read(self, first: int, last: int) -> Array:
         size = self.record_size
         return self._records[(first - self._first) * size : (last - self._first) * size]
+
+    def pack(self, first: int, last: int) -> Packed:
+        if self.places is None:
+            return super().pack(first, last)
+        return self.places.pack(self.read(first, last), self._bytes)
+
+    def _bytes(self, start: int, end: int) -> Array:
+        low, high = start - self._blob_first, end - self._blob_first
+        if low < 0 or high > len(self._blobs):
+            raise ValueError("bytes of leaves of any size that are not there")
+        return self._blobs[low:high]
 
 
 class _SomeRows(Rows):
     """Spans of other rows, one behind another, with seqs from 0 on."""
 
     def __init__(self, rows: Rows, starts: Array, counts: Array) -> None:
-        self.record_size = rows.record_size
+        self.record_size, self.places = rows.record_size, rows.places
         self._rows, self._starts, self._counts = rows, starts, counts
-        self._places = np.cumsum(counts) - counts
+        self._firsts = np.cumsum(counts) - counts
+
+    def _spans(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        at = int(np.searchsorted(self._firsts, first, side="right")) - 1
+        while first < last:
+            skip = first - int(self._firsts[at])
+            count = min(int(self._counts[at]) - skip, last - first)
+            start = int(self._starts[at]) + skip
+            yield start, start + count
+            first += count
+            at += 1
 
     def read(self, first: int, last: int) -> Array:
         parts = [np.zeros(0, np.uint8)]
-        at = int(np.searchsorted(self._places, first, side="right")) - 1
-        while first < last:
-            skip = first - int(self._places[at])
-            count = min(int(self._counts[at]) - skip, last - first)
-            start = int(self._starts[at]) + skip
-            parts.append(self._rows.read(start, start + count))
-            first += count
-            at += 1
+        parts += [self._rows.read(*span) for span in self._spans(first, last)]
         return np.concatenate(parts)
+
+    def pack(self, first: int, last: int) -> Packed:
+        if self.places is None:
+            return super().pack(first, last)
+        parts = [self._rows.pack(*span) for span in self._spans(first, last)]
+        return Packed.joined(parts, self.places)
 
 
 class _JoinedRows(Rows):
     """Several rows, one part behind another, with seqs from 0 on."""
 
     def __init__(self, parts: Sequence[Rows], counts: Sequence[int]) -> None:
-        self.record_size = parts[0].record_size
+        self.record_size, self.places = parts[0].record_size, parts[0].places
         self._parts = parts
         self._ends = np.cumsum(counts)
 
-    def read(self, first: int, last: int) -> Array:
-        out = [np.zeros(0, np.uint8)]
+    def _spans(self, first: int, last: int) -> Iterator[tuple[Rows, int, int]]:
         for part, end, count in zip(self._parts, self._ends, np.diff(self._ends, prepend=0)):
             start = int(end - count)
             low, high = max(first, start), min(last, int(end))
             if low < high:
-                out.append(part.read(low - start, high - start))
-        return np.concatenate(out)
+                yield part, low - start, high - start
+
+    def read(self, first: int, last: int) -> Array:
+        parts = [part.read(low, high) for part, low, high in self._spans(first, last)]
+        return np.concatenate([np.zeros(0, np.uint8), *parts])
+
+    def pack(self, first: int, last: int) -> Packed:
+        if self.places is None:
+            return super().pack(first, last)
+        parts = [part.pack(low, high) for part, low, high in self._spans(first, last)]
+        return Packed.joined(parts, self.places)
 
 
 class Snapshot(NamedTuple):
@@ -89,6 +146,7 @@ class Snapshot(NamedTuple):
         tail, head: their seqs.
         entries: the index (tape/entry.py), numbers ascending without gaps.
         trajectories: how many numbers for trajectories were given.
+        fields: a record for each entry, uint8 ``[n, size]``; None: trajectories have none.
     """
 
     rows: Rows
@@ -96,6 +154,7 @@ class Snapshot(NamedTuple):
     head: int
     entries: Array
     trajectories: int
+    fields: Array | None = None
 
     def ordinals(self) -> Array:
         """Numbers of the trajectories, in the order in which they began."""
@@ -109,7 +168,25 @@ class Snapshot(NamedTuple):
     def newest(self, capacity: int) -> Snapshot:
         """As many of the newest rows as fit."""
         tail = max(self.tail, self.head - capacity)
-        return self._replace(tail=tail, entries=self.entries.compress(ends_of(self.entries) > tail))
+        kept = ends_of(self.entries) > tail
+        entries, fields = self.entries.compress(kept), _some(self.fields, kept)
+        return self._replace(tail=tail, entries=entries, fields=fields)
+
+    def fitting(self, blob_bytes: int) -> Snapshot:
+        """As many of the newest rows as have no more bytes in leaves of any size.
+
+        Raises:
+            ValueError: one row has more.
+        """
+        if self.rows.places is None or self.tail == self.head:
+            return self
+        each = self.rows.places.row_bytes(self.rows.read(self.tail, self.head))
+        if each.max() > blob_bytes:
+            raise ValueError(
+                f"a row has {each.max()} bytes in leaves of any size, and the storage's ring has "
+                f"room for {blob_bytes}; give the storage a larger blob_bytes="
+            )
+        return self.newest(int(np.count_nonzero(np.cumsum(each[::-1]) <= blob_bytes)))
 
     def seqs_of(self, ordinals: Collection[int]) -> Array:
         """The rows that `only` keeps, in its order."""
@@ -135,7 +212,8 @@ class Snapshot(NamedTuple):
             entries.append(new)
             rows, runs, ordinals = rows + part.head, runs + len(new), ordinals + len(known)
         whole = _JoinedRows([p.rows for p in parts], [p.head for p in parts])
-        return Snapshot(whole, 0, rows, join(entries), ordinals)
+        fields = _joined_fields(parts)
+        return Snapshot(whole, 0, rows, join(entries), ordinals, fields)
 
     def only(self, ordinals: Collection[int]) -> Snapshot:
         """Some trajectories; rows get new seqs, from 0 on, and keep their order."""
@@ -157,4 +235,18 @@ class Snapshot(NamedTuple):
             known = numbers[np.minimum(at, len(old) - 1)] == to
             new[link] = np.where(to == NONE, NONE, np.where(known, at + 1, 0))
         rows = _SomeRows(self.rows, old["first"] + cut, steps)
-        return Snapshot(rows, 0, int(steps.sum()), new, self.trajectories)
+        fields = _some(self.fields, mine)
+        return Snapshot(rows, 0, int(steps.sum()), new, self.trajectories, fields)
+
+
+def _some(fields: Array | None, kept: Array) -> Array | None:
+    return None if fields is None else np.ascontiguousarray(fields[kept])
+
+
+def _joined_fields(parts: Sequence[Snapshot]) -> Array | None:
+    """Those of all entries; zeros where a part has none, as a checkpoint without them is read."""
+    size = next((part.fields.shape[1] for part in parts if part.fields is not None), None)
+    if size is None:
+        return None
+    nothing = [np.zeros((len(part.entries), size), np.uint8) for part in parts]
+    return np.concatenate([n if p.fields is None else p.fields for p, n in zip(parts, nothing)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,12 @@ import numpy as np
 from ..batch import Batch
 from ..convert import as_array, plain_tree, tensordict_shape
 from ..errors import LayoutError
-from ..tree import first_leaf, flatten, show_path, unflatten
+from ..layout import Layout, is_column
+from ..ragged import Ragged
+from ..tree import Path, Structure, first_leaf, flatten, show_path, unflatten
 from .schema import Schema
 
-__all__ = ["count_rows", "stack_rows"]
+__all__ = ["batch_ndim_of", "count_rows", "lanes_of", "stack_rows"]
 
 
 def count_rows(data: Any, ndim: int) -> int:
@@ -22,8 +24,22 @@ def count_rows(data: Any, ndim: int) -> int:
     dims of one leaf: leaves that disagree are the layout's to refuse."""
     shape = data.shape if isinstance(data, Batch) else tensordict_shape(data)
     if shape is None:
-        shape = np.shape(first_leaf(data))[:ndim]
+        leaf = _counting_leaf(data)
+        shape = (len(leaf),) if isinstance(leaf, Ragged) else np.shape(leaf)[:ndim]
     return math.prod(shape)
+
+
+def _counting_leaf(data: Any) -> Any:
+    """One that has as many rows as there are: a list of bytes or text is a column, too."""
+    leaf = first_leaf(data)
+    if isinstance(leaf, (Ragged, bytes, str)) or not hasattr(leaf, "shape"):
+        leaves = flatten(data, is_column)[1]
+        leaf = next((x for x in leaves if hasattr(x, "shape")), leaves[0] if leaves else leaf)
+    return leaf if not isinstance(leaf, list) else np.empty(_dims(leaf))
+
+
+def _dims(column: Any) -> tuple[int, ...]:
+    return (len(column), *_dims(column[0])) if isinstance(column, list) and column else ()
 
 
 def stack_rows(data: Any, schema: Schema | None) -> Any:
@@ -46,10 +62,10 @@ def stack_rows(data: Any, schema: Schema | None) -> Any:
                 "give one dict of stacked arrays, or the storage an example of a row; for a tree, "
                 "give the storage an example of that"
             )
-    return _stacked(data)
+    return _stacked(data, schema)
 
 
-def _stacked(rows: Any) -> Batch:
+def _stacked(rows: Any, schema: Schema | None) -> Any:
     trees = [_tree(row) for row in rows]
     paths, _, structure = flatten(trees[0][0])
     columns: list[list[Any]] = [[] for _ in paths]
@@ -60,7 +76,11 @@ def _stacked(rows: Any) -> Batch:
             what = show_path(odd[0]) if odd else f"batch shape {list(shape)}"
             raise LayoutError(f"row {i} of the list differs from row 0: {what}")
         for column, leaf in zip(columns, leaves):
-            column.append(as_array(leaf))
+            column.append(leaf)
+    any_size = {} if schema is None else {x.path for x in schema.layout.leaves if x.ragged}
+    if any_size:
+        return _stacked_any_size(columns, paths, structure, any_size, trees[0][1])
+    columns = [[as_array(leaf) for leaf in column] for column in columns]
     for path, column in zip(paths, columns):
         odd_one = next((i for i, x in enumerate(column) if x.shape != column[0].shape), None)
         if odd_one is not None:
@@ -72,8 +92,76 @@ def _stacked(rows: Any) -> Batch:
     return Batch.from_tree(stacked, 1 + len(trees[0][1]))
 
 
+def _stacked_any_size(
+    columns: list[list[Any]],
+    paths: list[Path],
+    structure: Structure,
+    any_size: Collection[Path],
+    shape: tuple[int, ...],
+) -> Any:
+    """The same of rows with leaves of any size: a tree, whose columns of those are lists."""
+    if shape:
+        raise LayoutError(
+            f"a list of rows with leaves of any size: each is one row, got batch shape "
+            f"{list(shape)}; give one Batch or TensorDict with all of them"
+        )
+    stacked: list[Any] = []
+    for path, column in zip(paths, columns):
+        if path in any_size:
+            stacked.append([x[0] if isinstance(x, Ragged) else x for x in column])
+        else:
+            stacked.append(np.stack([as_array(x) for x in column]))
+    return unflatten(structure, iter(stacked))
+
+
 def _tree(row: Any) -> tuple[Any, tuple[int, ...]]:
     if isinstance(row, Batch):
         return row.stored(), row.shape
     tree, shape = plain_tree(row)
     return tree, shape or ()
+
+
+def _depth(value: Any) -> int:
+    """How many levels of lists there are."""
+    return 1 + _depth(value[0]) if isinstance(value, list) and value else 0
+
+
+def lanes_of(tree: Any, schema: Schema | None, ndim: int) -> tuple[int, ...]:
+    """The dims of a plain tree's lanes: its batch dims but for time."""
+    if ndim < 2:
+        return ()
+    if schema is not None:
+        ndim = batch_ndim_of(schema, tree, ndim)
+    else:
+        ndim = min([ndim, *(len(x.shape) for x in Layout.of_rows(tree).leaves if not x.ragged)])
+    shape: tuple[int, ...] = np.shape(first_leaf(tree))
+    return shape[: max(ndim - 1, 0)]
+
+
+def batch_ndim_of(schema: Schema, tree: Any, ndim: int) -> int:
+    """Batch dims of a plain tree: fewer than the storage's are one run of rows."""
+    value = tree
+    leaf = schema.first_leaf
+    try:
+        for key in leaf.path:
+            value = getattr(value, str(key)) if hasattr(value, "_fields") else value[key]
+        if schema.layout.variable and leaf.ragged:  # all are: rows of rows are lists of lists
+            return max(min(ndim, _depth(value)), 1)
+        found = np.ndim(value) if not hasattr(value, "ndim") else int(value.ndim)
+    except (KeyError, IndexError, TypeError, AttributeError):
+        paths, values, _ = flatten(tree)
+        known = next((p for p in paths if p in schema.layout.by_path), None)
+        if known is None:
+            return ndim  # the layout's own check words the error
+        leaf = schema.layout.by_path[known]
+        if leaf.ragged:
+            return ndim
+        found = as_array(values[paths.index(known)]).ndim
+    found -= len(leaf.shape)
+    if found < 1 or found > ndim:
+        raise LayoutError(
+            f"{show_path(leaf.path)}: {found} batch dims, expected 1 to {ndim} (the storage's "
+            f"ndim) before a row's shape {list(leaf.shape)}"
+            + ("; use add for a single row" if found == 0 else "")
+        )
+    return found

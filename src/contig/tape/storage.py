@@ -1,6 +1,6 @@
-"""What every storage has: a tape with its layout, its writers and its index.
+"""What every storage has: a described tape with its writers, and the ways to read it.
 
-The layout is fixed by the first row, or at once by an example. Thread-safe.
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -8,134 +8,65 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from .. import _native
+from ..arguments import trajectory_ids
 from ..batch import Batch
-from ..convert import plain_tree
-from ..errors import ClosedError, EmptyBufferError, LayoutError
+from ..convert import as_array
+from ..errors import EmptyBufferError
 from ..layout import Layout
-from .boundaries import complete_flags, fill_flags, merged_keys
-from .episodes import EpisodeReader, read_index
-from .folding import FoldedSteps
-from .schema import ExtraLeaf, Schema, Wide, row_layout
+from .asked import Asked
+from .decoding import Undecodable
+from .described import DescribedTape
+from .episodes import EpisodeReader, read_episodes
+from .fields import Given, check_fields, pack_fields
+from .folding import FoldedSteps, Recipe
+from .schema import ExtraLeaf, Schema, Wide
 from .segment import Segment
+from .sharing import columns_in
 from .snapshot import Snapshot
-from .writer import Writer, batch_ndim_of
+from .writer import Writer
 
 __all__ = ["Storage"]
 
 
-class Storage:
-    """A tape with a schema. Use one of the subclasses.
+class Storage(DescribedTape):
+    """A tape with a schema that is written and read. Use one of the subclasses.
 
     Attributes:
-        capacity: rows it keeps; older ones are evicted.
-        ndim: batch dims of plain trees given to `extend`, the last of them time.
-        tape: the native handle.
         restored: how many checkpoints were taken in here.
+        at_once: whether reading it is no more than what its gatherers do, so that native code may
+            draw and gather in one call.
+
+    Args:
+        segment: the memory it lives in.
+        ndim: batch dims of what `extend` gets.
+        example: a row, which fixes the layout at once; None: the first row does.
+        asked: fields, codecs and sharing that were asked for.
     """
 
-    def __init__(self, segment: Segment, ndim: int, example: Any = None) -> None:
-        self._segment: Segment | None = segment
-        self.tape = _native.Tape(segment.control, segment.fd)
-        self.capacity = int(self.tape.capacity)
-        self.ndim = ndim
+    at_once = False
+
+    def __init__(
+        self, segment: Segment, ndim: int, example: Any = None, asked: Asked | None = None
+    ) -> None:
+        super().__init__(segment, ndim, asked)
         self.restored = 0
-        self._schema: Schema | None = None
-        self._keys: tuple[Any, Any] = (None, None)
-        self._lock = threading.Lock()
         self._local = threading.local()
         self._episodes = EpisodeReader(self.tape)
+        self._undecodable = Undecodable()
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
-        self._closer = weakref.finalize(self, Segment.close, segment)
         if example is not None:
             try:
-                self.publish(Layout(plain_tree(example)[0]))
+                self.publish_example(example)
             except BaseException:
                 self.close()  # a refused construction leaves nothing behind
                 raise
-
-    # -- schema -------------------------------------------------------------------------------
-
-    @property
-    def schema(self) -> Schema | None:
-        """What the records are, or None while nobody has written."""
-        schema = self._schema
-        if schema is None and self.tape.ready:
-            with self._lock:
-                schema = self._schema or self._load()
-        return schema
-
-    @property
-    def layout(self) -> Layout | None:
-        schema = self.schema
-        return None if schema is None else schema.layout
-
-    def bind_keys(self, traj_key: Any, end_key: Any) -> None:
-        """A sampler's boundary keys; they must come before the first row.
-
-        Raises:
-            ValueError: other keys were bound before, or rows were written with others.
-        """
-        if traj_key is None and end_key is None:
-            return
-        schema = self.schema
-        if schema is not None:
-            conflict = schema.boundaries.conflict(traj_key, end_key)
-            if conflict:
-                raise ValueError(conflict)
-            return
-        self._keys = merged_keys(self._keys, (traj_key, end_key))
-
-    def batch_ndim(self, tree: Any) -> int:
-        """How many leading dims of a plain tree are batch dims: `ndim`, or fewer, if it has
-        fewer, which is then one run of rows."""
-        if isinstance(tree, Batch) or plain_tree(tree)[1] is not None:
-            return self.ndim
-        schema = self.schema
-        if schema is not None:
-            return batch_ndim_of(schema, tree, self.ndim)
-        return min([self.ndim, *(len(x.shape) for x in Layout(tree).leaves)])
-
-    def define(self, tree: Any, batch_ndim: int) -> Schema:
-        """Fixes the layout from the first data, of rows with that many leading dims."""
-        row, ndim = row_layout(tree, batch_ndim)
-        # Data that will be refused must not fix the layout.
-        schema = Schema(complete_flags(row), *self._keys)
-        columns, _ = schema.layout.columns(tree, ndim, schema.flag_paths)
-        fill_flags(schema.layout, schema.boundaries.flags, columns)
-        return self.publish(row)
-
-    def publish(self, layout: Layout) -> Schema:
-        """Fixes the layout, completed by missing done flags; or checks that it is the one there.
-
-        Raises:
-            LayoutError: another layout was fixed before, with the difference.
-        """
-        mine = Schema(complete_flags(layout), *self._keys)
-        with self._lock:
-            if self._schema is None:
-                published = self.tape.publish(mine.to_bytes(), mine.layout.record_size)
-                self._load(mine if published else None)
-        assert self._schema is not None
-        theirs = self._schema.layout
-        if theirs != mine.layout:
-            raise LayoutError(
-                "this storage already holds another layout:\n" + theirs.diff(mine.layout)
-            )
-        return self._schema
-
-    def _load(self, mine: Schema | None = None) -> Schema:
-        segment = self._open()
-        schema = mine or Schema.from_bytes(segment.read(*self.tape.schema_range))
-        self.tape.attach_data(segment.map_data(*self.tape.data_range))
-        self._schema = schema
-        return schema
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -164,6 +95,7 @@ class Storage:
         limiter: tuple[int, int],
         layout: Layout | None = None,
         keys: tuple[Any, Any] = (None, None),
+        fields: Layout | None = None,
     ) -> None:
         """Takes a checkpoint in, in place of what is there. If that fails, nothing is changed. If
         it is interrupted, `restored` says whether it had happened.
@@ -172,27 +104,46 @@ class Storage:
             contents: what is taken in.
             limiter: rows inserted and sampled, as the rate limiter counts them.
             layout, keys: of the checkpoint, for a storage that has none yet.
+            fields: of its trajectories. A storage that has fields takes in one without; then they
+                are zero.
         """
         self._open()
-        before = self._keys
+        if self.fields is not None or self.schema is not None:
+            check_fields(self.fields, fields)
+        before = self.asked
         try:
             if self.schema is None:
                 self.bind_keys(*keys)
-            self._restore(contents, limiter, layout)
+            self._restore(contents, limiter, layout, fields)
         except BaseException:
             if self.schema is None:
-                self._keys = before
+                self.asked = before
             raise
 
-    def _restore(self, contents: Snapshot, limiter: tuple[int, int], layout: Layout | None) -> None:
+    def _restore(
+        self,
+        contents: Snapshot,
+        limiter: tuple[int, int],
+        layout: Layout | None,
+        fields: Layout | None,
+    ) -> None:
+        blobs = None
+        if contents.rows.places is not None:
+            contents = contents.fitting(self._ring_for(layout))
         index = contents.numbered()
         # What can fail comes before a layout is fixed.
-        records = contents.rows.read(contents.tail, contents.head)
+        if contents.rows.places is None:
+            records = contents.rows.read(contents.tail, contents.head)
+        else:
+            records, blobs = contents.rows.pack(contents.tail, contents.head)
         self.tape.prepare_restore(*index)
         if layout is not None:
-            self.publish(layout)
+            if self.schema is None:
+                self.asked = self.asked.looked_at(layout, columns_in(layout, records))
+            self.publish(layout, fields)
         tail, head = contents.tail, contents.head
-        self.tape.restore(records, tail, head, *index, contents.trajectories)
+        counts = (*index, contents.trajectories)
+        self.tape.restore(records, tail, head, *counts, contents.fields, blobs)
         self.restored += 1
         self.tape.inserted, self.tape.sampled = limiter
 
@@ -220,8 +171,24 @@ class Storage:
     def poll(self) -> None:
         """Takes in what other processes wrote: nothing to do where memory is shared."""
 
+    @property
+    def blob_bytes(self) -> int:
+        """Bytes that leaves of any size have in memory now, with what killed writers left."""
+        return int(self.tape.blob_bytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that rows have now, with observations that are stored once, leaves of any
+        size and fields; without the index. It grows as it is used, and does not shrink."""
+        if self._schema is None and self.schema is None:
+            return 0
+        return int(sum(self.tape.reserved)) + int(self.tape.slot_memory)
+
     def __len__(self) -> int:
-        head, tail, _, _ = self.tape.snapshot()
+        for _ in range(100):
+            head, tail, _, _ = self.tape.snapshot()
+            if tail <= head:  # or writers turned the whole ring between the two
+                break
         return int(max(head - tail, 0))
 
     def gather(
@@ -229,6 +196,8 @@ class Storage:
         seqs: np.ndarray[Any, Any],
         extras: tuple[ExtraLeaf, ...] = (),
         steps: FoldedSteps | None = None,
+        *,
+        aside: bool = False,
     ) -> Any:
         """Rows by seq as a Batch, with room for extra leaves; and the tail if some were lost.
 
@@ -236,15 +205,26 @@ class Storage:
             seqs: rows.
             extras: leaves to add.
             steps: rows that follow each of them, to be folded into one.
+            aside: rows that cannot be decoded count as lost: then `lost` is a mask over `seqs`.
 
         Returns:
             (batch, lost): lost is 0, or the seq below which rows were evicted meanwhile.
+
+        Raises:
+            CodecError: rows cannot be decoded, and are not to be set aside.
         """
-        batch, lost, _ = self._gathered(seqs, extras, steps)
-        return batch, lost
+        if not aside:
+            return self._gathered(seqs, extras, steps)[:2]
+        bad = np.zeros(len(seqs), np.bool_)
+        batch, lost, _ = self._gathered(seqs, extras, steps, bad)
+        return batch, bad | (seqs < lost) if bad.any() else lost
 
     def _gathered(
-        self, seqs: np.ndarray[Any, Any], extras: tuple[ExtraLeaf, ...], steps: FoldedSteps | None
+        self,
+        seqs: np.ndarray[Any, Any],
+        extras: tuple[ExtraLeaf, ...],
+        steps: FoldedSteps | None,
+        aside: np.ndarray[Any, Any] | None = None,
     ) -> tuple[Batch, int, np.ndarray[Any, Any] | None]:
         """As `gather`; also the places of rows (of `steps`, if given) whose checksum is wrong."""
         wide = self.wide(extras, steps)
@@ -252,22 +232,78 @@ class Storage:
             block, lost, damaged = wide.gatherer.gather(seqs)
         else:
             block, lost, damaged = wide.gatherer.gather_folded(seqs, steps.rows, steps.lengths)
-        return Batch(block, wide.layout, (len(seqs),), wide.extras), lost, damaged
+        batch = Batch(block, wide.layout, (len(seqs),), wide.extras)
+        if wide.decoder is not None:
+            lost = wide.decoder.fill(batch, seqs, steps, lost, damaged, aside=aside)
+            if aside is not None:
+                self._undecodable.found(seqs[aside], int(self.tape.snapshot()[1]))
+        return batch, lost, damaged
+
+    def read_records(self, seqs: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> int:
+        """Rows by seq as records, one after another, where leaves of any size are places of bytes.
+        0, or the seq below which rows were evicted meanwhile."""
+        return int(self.tape.gather_records(seqs, out))
+
+    def as_rows(self, tree: Any, batch_ndim: int) -> Batch:
+        """Data with so many batch dims, whatever `ndim` is, for `extend`."""
+        return Batch.from_tree(tree, batch_ndim)
+
+    @property
+    def undecodable(self) -> int:
+        """Rows that were drawn here, cannot be decoded, and are still stored: samples go on without
+        them, ``buffer[[seq]]`` says what is wrong with one (the log has their seqs)."""
+        return self._undecodable.count(int(self.tape.snapshot()[1]))
 
     def wide(self, extras: tuple[ExtraLeaf, ...], steps: FoldedSteps | None) -> Wide:
         """What gathers rows into a part of a block that several storages fill."""
-        self._open()
-        schema = self.schema
+        return self._wide(extras, None if steps is None else steps.recipe)
+
+    def plan(self, extras: tuple[ExtraLeaf, ...], recipe: Recipe | None) -> Wide | None:
+        """What samples rows in one native call; None: they have to be drawn, gathered and decoded
+        one after another."""
+        if not self.at_once or self.schema is None:
+            return None
+        wide = self._wide(extras, recipe)
+        return wide if wide.decoder is None else None
+
+    def _wide(self, extras: tuple[ExtraLeaf, ...], recipe: Recipe | None) -> Wide:
+        schema = self._schema
+        if schema is None or self._segment is None:
+            self._open()
+            schema = self.schema
         if schema is None:
             raise EmptyBufferError("nothing has been written to this storage yet")
-        if steps is None:
+        if recipe is None:
             return schema.wide(self.tape, extras)
-        return schema.folded(self.tape, extras, steps.recipe)
+        return schema.folded(self.tape, extras, recipe)
 
     def episodes(self) -> np.ndarray[Any, Any]:
         """All trajectories on the tape: a structured array, see `contig.tape.episodes.EPISODE`."""
         self._open()
-        return read_index(self.tape).episodes()
+        return read_episodes(self.tape, self.fields)
+
+    def set_fields(self, ids: Any, fields: Any) -> int:
+        """Changes fields of trajectories that are stored, each whole or not at all.
+
+        Args:
+            ids: as `episodes()` has them, or one.
+            fields: a mapping of those to change; values of a field, or one for each id.
+
+        Returns:
+            how many of the trajectories were still there.
+
+        Raises:
+            LayoutError: a field that is not known, or does not fit; nothing was changed.
+        """
+        self._open()
+        numbers = trajectory_ids(as_array(ids))
+        given = pack_fields(self.fields, fields, (len(numbers),))
+        if given is None or self.schema is None:
+            return 0
+        return self._change_fields(numbers, given)
+
+    def _change_fields(self, ids: np.ndarray[Any, Any], given: Given) -> int:
+        return int(np.count_nonzero(self._episodes.set_fields(ids, *given)))
 
     def read_episode(self, episode: int) -> Batch:
         """All usable rows of one trajectory, by the `id` that `episodes()` gives.
@@ -284,11 +320,17 @@ class Storage:
             batch, lost = self.gather(seqs)
             if not np.any(lost) and not self._episodes.stale:  # no checkpoint came in between
                 return batch  # type: ignore[no-any-return]
+        if isinstance(lost, np.ndarray):
+            raise KeyError(f"episode {episode} is damaged and set aside: `contig inspect` says why")
         raise KeyError(f"episode {episode} is being evicted faster than it can be read")
 
+    def held(self, files: bool = False) -> AbstractContextManager[None]:
+        """Keeps writers out for the length of the block: the reader's last resort. `files`: so that
+        `link_rows` may be called, too."""
+        return self._lock_held()
+
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keeps writers out for the length of the block: the reader's last resort."""
+    def _lock_held(self) -> Iterator[None]:
         self.tape.acquire()
         try:
             yield
@@ -296,25 +338,6 @@ class Storage:
             self.tape.release()
 
     # -- life ---------------------------------------------------------------------------------
-
-    @property
-    def fd(self) -> int:
-        """The descriptor of its memory, or -1 if no other process can have it."""
-        return self._open().fd
-
-    @property
-    def keys(self) -> tuple[Any, Any]:
-        """`traj_key` and `end_key`, as samplers asked for them."""
-        return self._keys
-
-    def check_open(self) -> None:
-        """Raises ClosedError after close()."""
-        self._open()
-
-    def _open(self) -> Segment:
-        if self._segment is None:
-            raise ClosedError("this storage is closed")
-        return self._segment
 
     def close(self) -> None:
         """Lets go of the memory's name; batches taken before stay valid."""
@@ -325,7 +348,19 @@ class Storage:
         self._closer()
         self._segment = None
 
-    def __enter__(self) -> Any:
+    def __repr__(self) -> str:
+        name = f"{type(self).__name__}{self._place()}"
+        if self._segment is None:
+            return f"<{name}: closed>"
+        rows = f"{len(self)} of {self.capacity} rows, {int(self.tape.trajectories)} trajectories"
+        layout = self.layout
+        return f"<{name}: {rows}{'' if layout is None else f', {len(layout.leaves)} leaves'}>"
+
+    def _place(self) -> str:
+        """Where others find it, for `repr`."""
+        return ""
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: Any) -> None:

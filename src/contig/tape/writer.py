@@ -12,21 +12,25 @@ import numpy as np
 
 from .._native import Continue, Lanes
 from ..batch import Batch
-from ..convert import as_array, plain_tree, tensordict_shape
+from ..convert import plain_tree, tensordict_shape
 from ..errors import LayoutError
-from ..layout import as_bytes
-from ..tree import Path, flatten, show_path
+from ..layout import Layout
+from ..tree import Path, show_path
 from .boundaries import fill_flags
+from .encoding import Encoder
 from .ending import End, end_rows, last_version
 from .env_step import EnvStep, check_total
+from .fields import Given, RowFields, first_fields, pack_fields
 from .schema import Schema
-from .stacking import stack_rows
+from .stacking import batch_ndim_of, lanes_of, stack_rows
 
-__all__ = ["Writer", "batch_ndim_of"]
+__all__ = ["Writer"]
 
 # Looked up once: that takes longer than handing one over.
 _NEW, _IF_OPEN, _TOLD = Continue
 _ONE_LANE, _LEADING_DIMS, _EACH_ROW = Lanes
+_ENVS = 1 << 32  # native/tape/writer.cpp: where envs begin among lanes
+_NOTHING: dict[str, Given] = {}  # of fields, as native writers take them
 
 
 class Appendable(Protocol):
@@ -40,13 +44,21 @@ class Appendable(Protocol):
 
     def check_open(self) -> None: ...
 
-    def define(self, tree: Any, batch_ndim: int) -> Schema: ...
+    def define(self, tree: Any, batch_ndim: int, fields: Layout | None = None) -> Schema: ...
+
+    @property
+    def fields(self) -> Layout | None: ...
 
     def native_writer(self, schema: Schema) -> Any: ...
 
 
 class Writer:
-    """Appends rows to a storage. Each method is one atomic append and returns seqs."""
+    """Appends rows to a storage. Each method is one atomic append and returns seqs.
+
+    Args:
+        storage: where rows go; `storage.writer()` makes one.
+        orphans: trajectories that the writer this one was made of had open.
+    """
 
     def __init__(self, storage: Appendable, orphans: list[Any] | None = None) -> None:
         self._storage = storage
@@ -54,7 +66,9 @@ class Writer:
         self._native: Any = None
         self._envs = 0  # of its steps, while there is no native writer that could know
         self._missing: frozenset[Path] = frozenset()
+        self._variable = False  # whether rows have leaves of any size
         self._plan: Any = None  # set while the storage is open and its layout known
+        self._encoder: Encoder | None = None  # known with the plan
 
     def detach(self) -> None:
         """The storage was closed: the next call goes the slow way and says so."""
@@ -65,20 +79,32 @@ class Writer:
         """The writer's number, unique across processes and machines; 0 before the first row."""
         return 0 if self._native is None else int(self._native.id)
 
-    def add(self, step: Any) -> int:
-        """One row, continuing this writer's trajectory until a done row."""
-        if self._plan is not None:
-            seq = self._native.add(self._plan, step)
+    def add(self, step: Any, fields: Any = None) -> int:
+        """One row, continuing this writer's trajectory until a done row.
+
+        Args:
+            step: the row.
+            fields: some of the trajectory's, a mapping; others stay as they are.
+        """
+        if fields is None and self._encoder is None and (plan := self._plan) is not None:
+            seq: int = self._native.add(plan, step)
             if seq >= 0:
-                return int(seq)
+                return seq
         tree, shape = _tree_of(step, self._storage.schema)
         if shape:
             raise LayoutError(f"add takes one row, got batch shape {list(shape)}; use extend")
+        given = _NOTHING if fields is None else self._given(tree, 0, fields)
         schema = self._ready(tree, 0)
-        seq = self._native.add(self._plan, tree)
-        return int(seq) if seq >= 0 else self._append(schema, tree, 0, _ONE_LANE, _IF_OPEN)[0]
+        if self._encoder is not None:
+            tree = self._encoder.row(tree)
+        seq = self._native.add(self._plan, tree, **given)
+        if seq >= 0:
+            return int(seq)
+        return self._append(schema, tree, 0, _ONE_LANE, _IF_OPEN, None, given)[0]
 
-    def add_step(self, step: Any, env_ids: Any = None, mask: Any = None) -> np.ndarray[Any, Any]:
+    def add_step(
+        self, step: Any, env_ids: Any = None, mask: Any = None, fields: Any = None
+    ) -> np.ndarray[Any, Any]:
         """One step of B envs, ``[B, ...]``: row b continues env b until its done row.
 
         Args:
@@ -86,14 +112,23 @@ class Writer:
             env_ids: whose the rows are, whole numbers ``[B]``, each once; row b is env b's if None,
                 and then every step must be of as many envs.
             mask: rows to store, bool ``[B]``. Others are not stored, and end nothing.
+            fields: some of the trajectories', a mapping: a value for all of them, or ``[B, ...]``
+                one for each; or a list of a mapping (or None) for each.
 
         Returns:
             seqs of the rows that are stored.
         """
-        return self.add_env_step(EnvStep.of(step, env_ids, mask))
+        plain = fields is None and env_ids is None and mask is None and self._encoder is None
+        if plain and (plan := self._plan) is not None and type(step) is dict:
+            first: int = self._native.extend(plan, step, 1, _EACH_ROW, _IF_OPEN, None)
+            if first >= 0:
+                return self._seqs(first, self._native.last_rows)
+        schema = self._storage.schema
+        layout = None if schema is None else schema.layout
+        return self.add_env_step(EnvStep.of(step, env_ids, mask, layout), fields)
 
-    def add_env_step(self, step: EnvStep) -> np.ndarray[Any, Any]:
-        """`add_step` of what is to be stored of a step."""
+    def add_env_step(self, step: EnvStep, fields: Any = None) -> np.ndarray[Any, Any]:
+        """`add_step` of what is to be stored of a step; `fields` are of the whole step."""
         if step.total is not None:
             check_total(self._envs if self._native is None else self._native.envs, step.total)
         if step.envs is not None and len(step.envs) == 0:
@@ -102,8 +137,11 @@ class Writer:
                 self._told_envs(step.total)
             return np.empty(0, np.int64)
         tree, _ = _rows_of(step.data, self._storage.schema)
+        given = _NOTHING if fields is None else self._given(tree, 1, fields, (step.rows, 0))
+        if given and step.kept is not None and len(given["fields"][1]) > 1:
+            given = {"fields": (given["fields"][0][step.kept], given["fields"][1][step.kept])}
         schema = self._ready(tree, 1)
-        seqs = self._seqs(*self._write(schema, tree, 1, _EACH_ROW, _IF_OPEN, step.envs))
+        seqs = self._seqs(*self._write(schema, tree, 1, _EACH_ROW, _IF_OPEN, step.envs, given))
         if step.total is not None:
             self._told_envs(step.total)
         return seqs
@@ -114,7 +152,9 @@ class Writer:
         else:
             self._native.envs = envs
 
-    def extend(self, data: Any, continues: bool | None = None) -> np.ndarray[Any, Any]:
+    def extend(
+        self, data: Any, continues: bool | None = None, fields: Any = None
+    ) -> np.ndarray[Any, Any]:
         """Rows ``[N, ...]``, or lanes of rows ``[B, T, ...]``, ``[W, B, T, ...]``.
 
         Args:
@@ -122,12 +162,17 @@ class Writer:
                 TensorDict with batch dims of its own, or a list of rows.
             continues: whether the rows go on where this writer's last ones stopped, when no mark
                 in the data says so. None: yes, if there is one lane and its last row was not done.
+            fields: some of the trajectories', a mapping: a value for all of them, or ``[B, ...]``
+                one for all of each lane; or a list of a mapping (or None) for each lane; or
+                `RowFields`, for each row.
         """
-        data = stack_rows(data, self._storage.schema)
-        tree, shape = _rows_of(data, self._storage.schema)
+        known = self._storage.schema
+        data = stack_rows(data, known)
+        tree, shape = _rows_of(data, known)
         ndim = self._storage.ndim if shape is None else len(shape)
         if ndim == 0:
             raise LayoutError("extend takes rows with a leading dim; use add for a single one")
+        given = _NOTHING if fields is None else self._given(tree, ndim, fields, shape)
         schema = self._ready(tree, ndim)
         if shape is None:
             ndim = batch_ndim_of(schema, tree, ndim)
@@ -135,7 +180,7 @@ class Writer:
         rule = _TOLD if continues else _NEW
         if continues is None and ndim == 1:
             rule = _IF_OPEN
-        return self._seqs(*self._write(schema, tree, ndim, lanes, rule))
+        return self._seqs(*self._write(schema, tree, ndim, lanes, rule, None, given))
 
     def extend_trajectory(
         self,
@@ -145,8 +190,10 @@ class Writer:
         truncated: bool | None = None,
         traj_id: int | None = None,
         policy_version: int | None = None,
+        fields: Any = None,
     ) -> np.ndarray[Any, Any]:
-        """One whole trajectory ``[T, ...]``, whatever marks the data has inside.
+        """One whole trajectory ``[T, ...]``, whatever marks the data has inside, and its fields, a
+        mapping.
 
         How it ended is what the arguments say, else what its last row says; without arguments and
         without done flags in the data, it is truncated. Arguments may close what the last row
@@ -155,22 +202,38 @@ class Writer:
         tree, shape = _tree_of(data, self._storage.schema)
         if shape is not None and len(shape) != 1:
             raise LayoutError(f"a trajectory is [T, ...], got batch shape {list(shape)}")
+        given = _NOTHING if fields is None else self._given(tree, 1, fields, (0,))
         schema = self._ready(tree, 1)
+        told = End(terminated, truncated)
+        if traj_id is not None and policy_version is not None and self._takes_whole(schema):
+            flags = (told if told.is_said else End(False, True)).flags
+            arguments = (self._plan, tree, flags, traj_id, policy_version)
+            first = self._native.extend_whole(*arguments, **given)
+            if first >= 0:
+                return self._seqs(first, self._native.last_rows)
         columns, batch = schema.layout.columns(tree, 1, schema.flag_paths)
         rows = batch[0]
         if rows == 0:
             return np.empty(0, np.int64)
-        end = end_rows(schema, columns, rows, End(terminated, truncated))
+        end = end_rows(schema, columns, rows, told)
         version = last_version(schema, columns) if policy_version is None else policy_version
+        arrays, offsets, blobs = schema.layout.apart(columns)
         first = self._native.append_whole(
-            [as_bytes(c) for c in columns],
-            [x.offset for x in schema.layout.leaves],
+            arrays,
+            offsets,
             rows,
             end.flags,
             self._traj_id(schema, columns) if traj_id is None else traj_id,
             version,
+            *blobs,
+            **given,
         )
         return self._seqs(first, rows)
+
+    def _takes_whole(self, schema: Schema) -> bool:
+        """Whether nothing in the rows of a trajectory says how it ended, so that nobody has to look
+        at them before they are stored."""
+        return self._encoder is None and schema.boundaries.flags is None
 
     @staticmethod
     def _traj_id(schema: Schema, columns: list[Any]) -> int:
@@ -198,6 +261,26 @@ class Writer:
         self._bind(schema)
         return schema
 
+    def _given(
+        self, tree: Any, batch_ndim: int, fields: Any, shape: tuple[int, ...] | None = None
+    ) -> dict[str, Given]:
+        """Fields as an argument of native writers. If they come with the first rows, the layout is
+        fixed with them.
+
+        Args:
+            shape: batch dims of the tree, time the last of them; None: to be found out.
+        """
+        self._storage.check_open()
+        schema, plain = self._storage.schema, plain_tree(tree)[0]
+        lanes = lanes_of(plain, schema, batch_ndim) if shape is None else shape[:-1]
+        known = self._storage.fields if schema is None else schema.fields
+        if known is None and schema is None and not isinstance(fields, RowFields):
+            known = first_fields(fields, lanes)
+        given = fields if isinstance(fields, RowFields) else pack_fields(known, fields, lanes)
+        if schema is None:
+            self._storage.define(plain, batch_ndim, known)
+        return _NOTHING if given is None else {"fields": given}
+
     def _bind(self, schema: Schema) -> None:
         if self._native is None:
             self._native = self._storage.native_writer(schema)
@@ -205,7 +288,8 @@ class Writer:
             if self._envs:
                 self._native.envs = self._envs
         if self._plan is None:
-            self._plan = schema.plan(self._missing)
+            self._plan, self._encoder = schema.plan(self._missing), schema.encoder
+            self._variable = bool(schema.layout.variable)
 
     def _write(
         self,
@@ -214,12 +298,20 @@ class Writer:
         batch_ndim: int,
         lanes_are: Lanes,
         rule: Continue,
-        envs: np.ndarray[Any, Any] | None = None,
+        envs: np.ndarray[Any, Any] | None,
+        given: dict[str, Given],
     ) -> tuple[int, int]:
-        first = self._native.extend(self._plan, tree, batch_ndim, lanes_are, rule, envs)
+        if self._encoder is not None:
+            tree = self._encoder.rows(tree, batch_ndim)
+        if given:
+            arguments = (self._plan, tree, batch_ndim, lanes_are, rule, envs)
+            first = self._native.extend(*arguments, **given)
+        else:
+            first = self._native.extend(self._plan, tree, batch_ndim, lanes_are, rule, envs)
         if first >= 0:
             return first, self._native.last_rows
-        return self._append(schema, plain_tree(tree)[0], batch_ndim, lanes_are, rule, envs)
+        tree = plain_tree(tree)[0]
+        return self._append(schema, tree, batch_ndim, lanes_are, rule, envs, given)
 
     def _append(
         self,
@@ -228,7 +320,8 @@ class Writer:
         batch_ndim: int,
         lanes_are: Lanes,
         rule: Continue,
-        envs: np.ndarray[Any, Any] | None = None,
+        envs: np.ndarray[Any, Any] | None,
+        given: dict[str, Given],
     ) -> tuple[int, int]:
         """The slower way: converts, casts, completes flags, or says what is wrong."""
         columns, batch = schema.layout.columns(tree, batch_ndim, schema.flag_paths)
@@ -253,9 +346,9 @@ class Writer:
         elif envs is not None and len(envs) != rows:
             raise LayoutError(f"{rows} rows for {len(envs)} env_ids")
         lanes = {_ONE_LANE: 1, _EACH_ROW: rows}.get(lanes_are) or rows // batch[-1]
-        offsets = [x.offset for x in schema.layout.leaves]
+        arrays, offsets, blobs = schema.layout.apart(columns)
         first = self._native.append_columns(
-            [as_bytes(c) for c in columns], offsets, rows, lanes, rule, envs
+            arrays, offsets, rows, lanes, rule, envs, *blobs, **given
         )
         if by_place:
             self._native.envs = rows
@@ -263,7 +356,22 @@ class Writer:
 
     def _seqs(self, first: int, rows: int) -> np.ndarray[Any, Any]:
         kept = min(rows, self._storage.capacity)
+        if self._variable and rows:
+            kept = min(kept, self._native.last_kept)  # bytes may leave fewer
         return np.arange(first, first + kept, dtype=np.int64)
+
+    def adopt(self, env: int, entry: int) -> bool:
+        """Goes on, with steps of an env, with the trajectory that a run on the tape, by its number,
+        is the last one of. False if it has ended, or is gone: then what comes next of it is no
+        beginning."""
+        self._storage.check_open()
+        schema = self._storage.schema
+        if schema is not None:
+            self._bind(schema)
+            if self._native.adopt(env, entry):
+                return True
+            self._native.orphan([(_ENVS + env, -1, False)])
+        return False
 
     @property
     def open_trajectories(self) -> list[Any]:
@@ -288,28 +396,3 @@ def _tree_of(data: Any, schema: Schema | None) -> tuple[Any, tuple[int, ...] | N
 def _rows_of(data: Any, schema: Schema | None) -> tuple[Any, tuple[int, ...] | None]:
     """As `_tree_of`, but a TensorDict stays what it is: the native packer reads it as it stands."""
     return _tree_of(data, schema) if isinstance(data, Batch) else (data, tensordict_shape(data))
-
-
-def batch_ndim_of(schema: Schema, tree: Any, ndim: int) -> int:
-    """Batch dims of a plain tree: fewer than the storage's are one run of rows."""
-    value = tree
-    leaf = schema.first_leaf
-    try:
-        for key in leaf.path:
-            value = getattr(value, str(key)) if hasattr(value, "_fields") else value[key]
-        found = np.ndim(value) if not hasattr(value, "ndim") else int(value.ndim)
-    except (KeyError, IndexError, TypeError, AttributeError):
-        paths, values, _ = flatten(tree)
-        known = next((p for p in paths if p in schema.layout.by_path), None)
-        if known is None:
-            return ndim  # the layout's own check words the error
-        leaf = schema.layout.by_path[known]
-        found = as_array(values[paths.index(known)]).ndim
-    found -= len(leaf.shape)
-    if found < 1 or found > ndim:
-        raise LayoutError(
-            f"{show_path(leaf.path)}: {found} batch dims, expected 1 to {ndim} (the storage's "
-            f"ndim) before a row's shape {list(leaf.shape)}"
-            + ("; use add for a single row" if found == 0 else "")
-        )
-    return found

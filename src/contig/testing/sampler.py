@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import EmptyBufferError, NothingEligibleError
+from ..layout import Layout
 from ..replay import ReplayBuffer
-from ..sample import Index, Request, Rng, Sampler, Window
+from ..sample import Index, Predicate, Request, Rng, Sampler, Window
 from ..tape import LazyTensorStorage, Storage
+from .any_size import EXAMPLE, check_any_size, with_any_size
 from .steps import identity, raises
 from .world import World, stream
 
@@ -183,6 +185,34 @@ class SamplerSuite:
         assert len(allowed) < len(world.stored())
         self._check_window(world, index, rng, Window(min_version=version), allowed)
 
+    def test_where(self) -> None:
+        world, index, rng = self._world(150, rounds=9)
+        long = {n: seqs for n, seqs in world.episodes().items() if len(seqs) >= 3}
+        allowed = {s for seqs in long.values() for s in seqs}
+        assert len(allowed) < len(world.stored())
+        predicate = Predicate(("steps", ">=", 3))
+        index.refresh()
+        window = index.where(predicate).window
+        assert window is not None
+        self._check_window(world, index, rng, window, allowed)
+
+    def test_where_follows_what_is_written(self) -> None:
+        world, index, rng = self._world(61, rounds=1)
+        sampler, predicate = self.make_sampler(), Predicate(("steps", ">=", 3))
+        request = sampler.request(self.batch_size)
+        drawn = 0
+        for _ in range(30):
+            world.write()
+            index.refresh()
+            draw = sampler.draw(index.where(predicate), rng, request)
+            if draw is not None:
+                drawn += 1
+                world.check(draw, request, self.longest_group(request))
+                stored = world.episodes()
+                numbers = {world.step_at[s][0] for s in draw.seqs.tolist()}
+                assert all(len(stored[n]) >= 3 for n in numbers)
+        assert drawn >= 20
+
     def _check_window(
         self, world: World, index: Index, rng: Rng, window: Window, allowed: set[int]
     ) -> None:
@@ -315,6 +345,18 @@ class SamplerSuite:
             with raises(EmptyBufferError, NothingEligibleError):
                 buffer.sample()
 
+    def test_bytes_of_a_buffers_rows(self) -> None:
+        """Leaves of any size are those of the rows that were drawn."""
+        with self.make_storage(150) as storage:
+            buffer = self._buffer(storage)
+            storage.publish(Layout(EXAMPLE))
+            world = World(storage, with_any_size)
+            for _ in range(12):
+                world.write()
+                batch = buffer.sample()
+                steps = [world.step_at[s] for s in batch["index"].tolist()]
+                assert check_any_size(batch) == steps
+
     def test_checkpoint_of_a_buffer_continues(self) -> None:
         with tempfile.TemporaryDirectory() as directory:
             with self.make_storage(150) as storage, self.make_storage(150) as other:
@@ -337,7 +379,8 @@ class SamplerSuite:
         return world, Index(world.storage), Rng(0)
 
     def _buffer(self, storage: Storage) -> ReplayBuffer:
-        return ReplayBuffer(storage, self.make_sampler(), batch_size=self.batch_size, seed=3)
+        sampler, size = self.make_sampler(), self.batch_size
+        return ReplayBuffer(storage, sampler, batch_size=size, seed=3, output="numpy")
 
 
 def through_files(state: dict[str, Any]) -> Any:

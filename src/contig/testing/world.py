@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,16 @@ class World:
     The mix has short and long episodes, terminated, truncated and open ones, several envs step by
     step (episodes in many linked parts), and a policy version that grows, now and then within an
     episode.
+
+    Args:
+        storage: where they go.
+        more: what is written in place of some rows: they have more leaves.
     """
 
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
+    def __init__(
+        self, storage: Storage, more: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    ) -> None:
+        self.storage, self._more = storage, more
         self.writer = storage.writer()
         self.step_at: dict[int, Step] = {}
         self.version_at: dict[int, int] = {}
@@ -57,16 +64,21 @@ class World:
         start: int = 0,
         end: str | None = "terminated",
     ) -> None:
+        """Appends an episode, or a part of one, and notes which steps it has."""
         number = self._next() if number is None else number
         data = episode(number, length, start=start, end=end, version=self.version)
-        self._note(self.writer.extend(data), [(number, start + t) for t in range(length)])
+        self._note(
+            self.writer.extend(self._more(data)), [(number, start + t) for t in range(length)]
+        )
         self.ended[number] = end
 
     def interleave(self, envs: int, length: int, *, end: str | None = "terminated") -> None:
+        """Appends episodes of `envs` environments side by side, step by step."""
         numbers = [self._next() for _ in range(envs)]
         for t, data in enumerate(interleaved(numbers, length, end=end, version=self.version)):
             self._note(
-                self.writer.add_step(data, env_ids=range(len(numbers))), [(n, t) for n in numbers]
+                self.writer.add_step(self._more(data), env_ids=range(len(numbers))),
+                [(n, t) for n in numbers],
             )
         self.ended.update(dict.fromkeys(numbers, end))
 
@@ -99,6 +111,7 @@ class World:
         return self.ended[number] is not None and self.step_at[first][1] == 0
 
     def steps(self, draw: Draw) -> list[Step]:
+        """Which steps the rows of a draw are."""
         return [self.step_at[s] for s in draw.seqs.tolist()]
 
     def groups(self, draw: Draw) -> list[list[Step]]:

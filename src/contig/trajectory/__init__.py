@@ -2,7 +2,8 @@
 
 from .buffer import TrajectoryReplayBuffer
 from .cache import TrajectoryCache
-from .index import TrajectoryEntry
+from .embodied import from_chunk_steps, from_rollout_result
+from .entry import TrajectoryEntry
 from .rlinf import export_rlinf, read_rlinf
 from .trajectory import Trajectory, flatten_trajectory
 
@@ -13,5 +14,7 @@ __all__ = [
     "TrajectoryReplayBuffer",
     "export_rlinf",
     "flatten_trajectory",
+    "from_chunk_steps",
+    "from_rollout_result",
     "read_rlinf",
 ]

@@ -1,7 +1,7 @@
 """TrajectoryReplayBuffer: whole trajectories in, single steps of them out.
 
-    add_trajectories -> flatten [T, B] -> record -> rows (memory or directory) -> index
-    sample           -> window of the index -> seqs -> gather -> dict of tensors
+    add_trajectories -> flatten [T, B] -> record -> TrajectoryRows, a ReplayBuffer: one append
+    sample           -> TrajectoryRows: rows of the window -> dict of tensors
 
 Thread-safe: any number of threads may add and sample. A trajectory counts when all of its rows are
 stored; until then no sample sees it.
@@ -14,19 +14,18 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
-import numpy as np
-
 from ..arguments import whole
-from ..batch import Batch
 from ..convert import to_torch
 from ..errors import ClosedError
+from ..replay import checkpoint
 from ..tree import Nested
-from . import checkpoint, rlinf
+from . import rlinf
 from .cache import TrajectoryCache
-from .drawing import Drawing
+from .entry import TrajectoryEntry
+from .folder import CONTIG, METADATA, new_directory, write_json
 from .record import Record, parse_optional
+from .rows import TrajectoryRows
 from .source import open_source, resumed_rng
-from .store import Store
 from .trajectory import Array, flatten_trajectory
 
 __all__ = ["TrajectoryReplayBuffer"]
@@ -98,18 +97,20 @@ class TrajectoryReplayBuffer:
         self._output = output
         self._adding = threading.RLock()  # one writer at a time
         self._closed = False
-        self._store = Store(
+        self._rows = TrajectoryRows(
             sample_window_size,
             max_staleness,
             parse_optional(optional),
             self.auto_save_path,
             max_bytes,
+            demos=self._demos,
+            seed=seed,
+            prefetch=prefetch,
         )
-        self._drawing = Drawing(self._open, self._adding, self._demos, seed, prefetch)
 
-    def _demos(self) -> tuple[Drawing | None, float]:
+    def _demos(self) -> tuple[TrajectoryRows | None, float]:
         demos = self.demo_buffer
-        return None if demos is None else demos._drawing, self.demo_ratio
+        return None if demos is None else demos._rows, self.demo_ratio
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ class TrajectoryReplayBuffer:
         """
         flats = [flatten_trajectory(t) for t in trajectories]
         with self._adding:
-            return self._open().add(flats)
+            return self._open().add_all(flats)
 
     def flush(self) -> None:
         """Returns when everything added is committed: it survives any crash of the process.
@@ -136,15 +137,12 @@ class TrajectoryReplayBuffer:
         Raises:
             OSError: it cannot be committed.
         """
-        storage = self._open().rows.storage
-        if storage is not None:
-            storage.flush()
+        self._open().storage.flush()
 
     def clear(self) -> None:
         """Deletes every trajectory; ids begin at 0 again."""
-        self._drawing.drain()
-        with self._drawing.turn, self._adding:
-            self._open().clear()
+        with self._adding, self._open().paused():
+            self._rows.clear()
             if self.cache is not None:
                 self.cache.clear()
 
@@ -157,49 +155,50 @@ class TrajectoryReplayBuffer:
             EmptyBufferError: nothing was added. NothingEligibleError: all is too stale.
         """
         num_chunks = whole("num_chunks", num_chunks, 1, "a number of steps")
-        batch, demos = self._drawing.take(num_chunks)
-        return _output(batch, self._output, demos if self.demo_buffer is not None else None)
+        batch = self._rows.take(num_chunks)
+        out = Record.output(batch.tree() if self._output == "numpy" else batch.torch())
+        return Nested.of(out)  # type: ignore[no-any-return]
 
     # -- asking -------------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
         """Trajectories that are stored."""
-        return len(self._store.table)
+        return self._rows.size
 
     def __len__(self) -> int:
-        return len(self._store.table)
+        return self._rows.size
 
     @property
     def total_samples(self) -> int:
         """Steps that are stored: the sum of T * B."""
-        return self._store.table.total_samples
+        return self._rows.total_samples
 
     @property
     def trajectory_counter(self) -> int:
         """The id that the next trajectory will get."""
-        return self._store.counter
+        return self._rows.counter
 
     @property
     def trajectory_index(self) -> list[dict[str, Any]]:
         """An entry per stored trajectory, the oldest first: uuid, trajectory_id, num_samples,
         shape, max_episode_length, model_weights_id."""
-        return [e.public() for e in self._store.table.entries()]
+        return [entry.public() for entry in self._rows.entries()]
 
     def is_ready(self, min_size: int) -> bool:
         """Whether `min_size` trajectories came in; those that the window has let go of count."""
-        return max(self._store.came, len(self)) >= min_size
+        return self._rows.came >= min_size
 
     def get_stats(self) -> dict[str, float]:
         """Counters, by name."""
-        window = self._store.table.drawable()
+        window = self._rows.drawable()
         return {
             "num_trajectories": len(self),
             "total_samples": self.total_samples,
             "cache_size": 0 if self.cache is None else len(self.cache),
-            "window_trajectories": len(window.firsts),
-            "window_samples": window.total,
-            "damaged_trajectories": self._store.damaged,
+            "window_trajectories": len(window),
+            "window_samples": sum(entry.num_samples for entry in window),
+            "damaged_trajectories": len(self._rows.storage.quarantined),
         }
 
     def read_trajectory(self, trajectory_id: int) -> dict[str, Any]:
@@ -209,19 +208,20 @@ class TrajectoryReplayBuffer:
         Raises:
             KeyError: no such trajectory is stored.
         """
-        entry = self._store.table.find(trajectory_id)
+        rows = self._open()
+        entry = rows.find(trajectory_id)
         if entry is None:
             raise KeyError(f"no trajectory {trajectory_id} is stored")
-        self._open()
         found = None if self.cache is None else self.cache.get(trajectory_id)
         if found is not None and found[0] == entry:  # ids begin again after `clear`
             batch = found[1]
         else:
-            batch = self._store.gather(entry)
+            batch = rows.gather(entry)
             if self.cache is not None:
                 self.cache.put(trajectory_id, (entry, batch))
         make = to_torch if self._output == "torch" else _as_it_is
-        return self._store.whole(batch, entry, make)
+        assert rows.record is not None
+        return rows.record.whole(batch, entry, make)
 
     # -- checkpoints --------------------------------------------------------------------------
 
@@ -235,13 +235,12 @@ class TrajectoryReplayBuffer:
             FileExistsError: something else is there, this buffer's own directory for example.
         """
         path = FilePath(save_path)
-        self._drawing.drain()
-        with self._drawing.turn, self._adding:
-            self._open()
-            metadata = {**self._about(), "size": len(self), "total_samples": self.total_samples}
-            metadata["rng"] = self._drawing.rng.state()
-            entries = self._store.table.entries()
-            checkpoint.save(path, self._store.rows.storage, entries, metadata, self._live())
+        with self._adding, self._open().paused(), new_directory(path, self._live()) as folder:
+            if self._rows.storage.schema is not None:
+                checkpoint.write(self._rows, folder)
+            metadata = {**self._about(), "size": self.size, "total_samples": self.total_samples}
+            metadata |= {"rng": self._rows.state()["rng"], "trajectory_format": CONTIG}
+            write_json(folder / METADATA, {**metadata, "format": 2})
 
     def load_checkpoint(
         self,
@@ -271,16 +270,15 @@ class TrajectoryReplayBuffer:
         newest = 0 if self.auto_save else self.sample_window_size
         with open_source(path, rank, world, newest) as source:
             rng = resumed_rng(source.metadata, self.seed, rank, world)
-            self._drawing.drain()
-            with self._drawing.turn, self._adding:
-                self._open()
-                self._store = self._store.replaced(source)
+            with self._adding, self._open().paused():
+                self._rows.replace(source)
                 if self.cache is not None:
                     self.cache.clear()
                 if world == 1:
                     counter = int(source.metadata.get("trajectory_counter", 0))
-                    self._store.counter = max(self._store.counter, counter)
-                self.seed, self._drawing.rng = source.metadata.get("seed", self.seed), rng
+                    self._rows.counter = max(self._rows.counter, counter)
+                self.seed = source.metadata.get("seed", self.seed)
+                self._rows.load_state({**self._rows.state(), "rng": rng.state()})
 
     def export_rlinf(self, save_path: str | FilePath) -> None:
         """Writes RLinf's directory: a file per stored trajectory, in `trajectory_format`.
@@ -289,12 +287,17 @@ class TrajectoryReplayBuffer:
         """
         path = FilePath(save_path)
         with self._adding:
-            store = self._open()
-            pairs = ((e, store.whole(store.gather(e), e, to_torch)) for e in store.table.entries())
+            rows = self._open()
+
+            def whole(entry: TrajectoryEntry) -> tuple[TrajectoryEntry, dict[str, Any]]:
+                assert rows.record is not None
+                return entry, rows.record.whole(rows.gather(entry), entry, to_torch)
+
+            pairs = map(whole, rows.entries())
             rlinf.export_rlinf(path, pairs, self.trajectory_format, self._about(), self._live())
 
     def _about(self) -> dict[str, Any]:
-        return {"trajectory_counter": self._store.counter, "seed": self.seed}
+        return {"trajectory_counter": self._rows.counter, "seed": self.seed}
 
     def _live(self) -> list[FilePath]:
         """Directories that no checkpoint may take the place of."""
@@ -303,10 +306,10 @@ class TrajectoryReplayBuffer:
 
     # -- life ---------------------------------------------------------------------------------
 
-    def _open(self) -> Store:
+    def _open(self) -> TrajectoryRows:
         if self._closed:
             raise ClosedError("this buffer is closed")
-        return self._store
+        return self._rows
 
     def close(self, wait: bool = True) -> None:
         """Ends the prefetching, commits what is left and lets the directory go.
@@ -317,26 +320,17 @@ class TrajectoryReplayBuffer:
         Raises:
             OSError: some trajectories could not be committed.
         """
-        self._drawing.close()
-        with self._drawing.turn, self._adding:
+        self._rows.close()
+        with self._adding, self._rows.paused():
             if not self._closed:
                 self._closed = True
-                self._store.rows.close()
+                self._rows.storage.close()
 
     def __enter__(self) -> TrajectoryReplayBuffer:
         return self
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
-
-
-def _output(batch: Batch, kind: str, demos: int | None) -> dict[str, Any]:
-    """A batch as it is handed out; its last `demos` rows are marked."""
-    out = Record.output(batch.tree() if kind == "numpy" else batch.torch())
-    if demos is not None:
-        is_demo = np.arange(len(batch)) >= len(batch) - demos
-        out["is_demo"] = is_demo if kind == "numpy" else to_torch(is_demo)
-    return Nested.of(out)  # type: ignore[no-any-return]
 
 
 def _as_it_is(array: Array) -> Array:

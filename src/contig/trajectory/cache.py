@@ -38,6 +38,7 @@ class TrajectoryCache:
         return self._items.get(trajectory_id)
 
     def clear(self) -> None:
+        """Forgets every trajectory."""
         with self._lock:
             self._items.clear()
 

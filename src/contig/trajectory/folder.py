@@ -13,11 +13,22 @@ from ..errors import LayoutError
 from ..replay import folder
 from ..tape.disk import files
 from ..tape.disk.directory import Directory
-from .journal import JOURNAL
 
-__all__ = ["CONTIG", "METADATA", "new_directory", "read_json", "shard", "write_json"]
+__all__ = [
+    "CHECKPOINT",
+    "CONTIG",
+    "JOURNAL",
+    "METADATA",
+    "is_checkpoint",
+    "new_directory",
+    "read_json",
+    "shard",
+    "write_json",
+]
 
 METADATA = "metadata.json"
+CHECKPOINT = "checkpoint.json"  # of the ReplayBuffer that a buffer is
+JOURNAL = "trajectories.jsonl"  # of contig 0.1
 CONTIG = "contig"  # metadata's `trajectory_format` of a checkpoint, and `exporter` of an export
 
 
@@ -30,12 +41,20 @@ def new_directory(path: Path, live: Iterable[Path]) -> AbstractContextManager[Pa
     return folder.new_directory(path, _KIND, live)
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether a directory is one of ours, and not RLinf's."""
+    if files.exists(path / METADATA):
+        return read_json(path / METADATA).get("trajectory_format") == CONTIG
+    return files.exists(path / "layout.json")
+
+
 def _fault(path: Path) -> str | None:
     """Why a directory is neither a checkpoint nor an export, or None."""
     try:
         metadata = read_json(path / METADATA)
     except (FileNotFoundError, LayoutError):
-        return f"there is no {METADATA} that can be read"
+        there = ", ".join(sorted(files.listing(path))[:3])
+        return f"there is no {METADATA} that can be read, but {there}"
     if metadata.get("trajectory_format") != CONTIG and metadata.get("exporter") != CONTIG:
         return f"{METADATA} there is not that of a checkpoint or an export of contig"
     if files.exists(path / "layout.json"):  # it has rows
@@ -53,9 +72,10 @@ _KIND = folder.Kind(
     "a checkpoint or an export of a TrajectoryReplayBuffer",
     METADATA,
     re.compile(
-        rf"({re.escape(METADATA)}|trajectory_index\.json|{re.escape(JOURNAL)}|layout\.json"
-        r"|extents/\d{8,}\.rec)(\.tmp)?|extents/|lock|committed|index(-\d+)?\.sqlite(-wal|-shm|-journal)?"
-        r"|trajectory_\d+_(?s:[^/]*)\.(pt|pkl)"
+        rf"{re.escape(CHECKPOINT)}|(records|index|fields)\.bin|array-\d+\.npy|lock|committed"
+        rf"|({re.escape(METADATA)}|trajectory_index\.json|{re.escape(JOURNAL)}|layout\.json"
+        r"|extents/(load-\d+/)?\d{8,}\.rec)(\.tmp)?|extents/(load-\d+/)?"
+        r"|index(-\d+)?\.sqlite(-wal|-shm|-journal)?|trajectory_\d+_(?s:[^/]*)\.(pt|pkl)"
     ),
     _fault,
 )

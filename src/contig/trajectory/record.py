@@ -9,6 +9,7 @@ here the append says what a trajectory is.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -16,13 +17,15 @@ import numpy as np
 
 from ..errors import LayoutError
 from ..layout import Layout, ShapeDtype
-from ..tree import Path, as_path, show_path
-from .index import TrajectoryEntry
-from .trajectory import Array, Flat, nested
+from ..tree import Path, as_path, nested, show_path
+from .entry import TrajectoryEntry
+from .trajectory import Array, Flat
 
 __all__ = ["Optional", "Record", "parse_optional"]
 
-FIELDS, MASK = "trajectory", "mask"
+FIELDS, MASK, IS_DEMO = "trajectory", "mask", "is_demo"
+
+NOT_OURS = "the storage holds no trajectories of a TrajectoryReplayBuffer"
 
 # Optional fields by path, each with its leaves; None: those of the first trajectory.
 Optional = dict[Path, dict[Path, ShapeDtype] | None]
@@ -62,8 +65,12 @@ class Record:
         }
         covered = {p for leaves in self.optional.values() for p in leaves}
         self._required = [p for p in self.fields if p not in covered]
-        self._covered = covered
         self._known = frozenset(self.fields)
+
+    @functools.cached_property
+    def marked(self) -> Layout:
+        """With a leaf that says whether a row is a demo's."""
+        return self.layout.with_leaves([((IS_DEMO,), (), np.dtype(np.bool_))])[0]
 
     @staticmethod
     def of(first: Flat, optional: Optional) -> Record:
@@ -96,7 +103,7 @@ class Record:
         """
         record = Record(layout)
         if any(p[0] not in (FIELDS, MASK) for p in layout.by_path):
-            raise LayoutError("the storage holds no trajectories of a TrajectoryReplayBuffer")
+            raise LayoutError(NOT_OURS)
         other = [p for p in optional if p not in record.optional]
         if other:
             known = ", ".join(show_path(p) for p in record.optional) or "none"
@@ -105,14 +112,6 @@ class Record:
                 f"optional fields: {known}); use another path"
             )
         return record
-
-    def optional_specs(self) -> Optional:
-        """The optional fields as `of` takes them."""
-        by_path = self.layout.by_path
-        return {
-            path: {p: ShapeDtype(*by_path[FIELDS, *p][1:3]) for p in leaves}
-            for path, leaves in self.optional.items()
-        }
 
     def tree(self, flat: Flat) -> dict[str, Any]:
         """Rows of a trajectory as this layout wants them.
@@ -179,6 +178,4 @@ class Record:
     def output(tree: dict[str, Any]) -> dict[str, Any]:
         """What `sample` returns, from a batch's tree."""
         out: dict[str, Any] = tree[FIELDS]
-        if MASK in tree:
-            out[MASK] = tree[MASK]
-        return out
+        return out | {name: tree[name] for name in (MASK, IS_DEMO) if name in tree}

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from ..errors import LayoutError
 from ..tape.disk import files
 from ..unpickle import check_torch, load_arrays
+from .entry import TrajectoryEntry
 from .folder import CONTIG, METADATA, new_directory, read_json, write_json
-from .index import TrajectoryEntry
 from .trajectory import BOOTSTRAPPED
 
 __all__ = ["FORMATS", "INDEX", "RlinfDirectory", "export_rlinf", "read_rlinf"]

@@ -1,304 +1,339 @@
-"""Where the rows of trajectories are: a tape in memory, or a directory.
+"""TrajectoryRows: a ReplayBuffer whose rows are those of whole trajectories.
 
-Both are written by one thread at a time (the buffer holds its lock) and read by any number without
-one. A trajectory is one append, so a reader sees all of it or nothing.
+    add_all   a trajectory is one append; what is known of it are its fields
+    draw_own  rows of the newest trajectories
+    replace   what a directory holds, in place of everything
+
+The tape has the rows of the stored trajectories and no others. Any number of threads may draw; one
+at a time may change it (the buffer holds a lock for that).
 """
 
 from __future__ import annotations
 
-import logging
+import itertools
+import uuid
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..batch import Batch
+from ..errors import EmptyBufferError, LayoutError, NothingEligibleError
 from ..layout import Layout
-from ..tape import LazyTensorStorage, PackedRows, Snapshot, Storage
+from ..replay import Ingress
+from ..replay.read import read_rows
+from ..sample import Index, WindowSampler
+from ..tape import LazyTensorStorage, Storage
 from ..tape.disk import DiskStorage, files
 from ..tape.disk.extents import row_stride
-from ..tape.entry import ENTRY
-from ..tape.episodes import read_index
-from .index import TrajectoryEntry
-from .journal import JOURNAL, TrajectoryJournal, read_journal
-from .trajectory import Array
+from ..tape.fields import fields_layout
+from .contents import Contents
+from .entry import TrajectoryEntry, entries_in, field_values, fields_for
+from .mixing import MixedRows
+from .old import open_directory
+from .record import Optional, Record
+from .source import OpenedDirectory
+from .trajectory import Flat
 
-__all__ = ["DiskRows", "MemoryRows", "ReadRows", "any_lost", "gather_entry"]
+__all__ = ["TrajectoryRows"]
 
-log = logging.getLogger("contig.trajectory")
-
-_MOST_ROWS = 1 << 30
-_LEAST_ROWS = 4096
+_ALL = 1 << 62
+_LEAST_ROWS, _MOST_ROWS = 4096, 1 << 30
 _LOADING = "loading"
 
 
-class MemoryRows:
-    """Rows in memory, for the newest trajectories; it grows when they become longer.
+class TrajectoryRows(MixedRows):
+    """Rows of trajectories: in memory, which grows with the window, or in a directory.
 
     Args:
-        window: trajectories to keep; 0: all.
+        window: trajectories to draw from, and, in memory, to keep; 0: all.
+        max_staleness: versions that one may be behind the newest; None: any.
+        optional: fields that may be missing.
+        path: the directory, which is made with the first trajectory; None: memory.
+        max_bytes: of rows to keep there.
+        more: of MixedRows.
+
+    Attributes:
+        counter: the next trajectory's id.
+        came: trajectories that came in, those that are gone included.
     """
 
-    def __init__(self, window: int) -> None:
-        self._window = window
-        self.storage: Storage | None = None
-        self.damaged = 0
-
-    def define(self, layout: Layout, rows: int) -> None:
-        """Fixes the layout; `rows` are those of the first trajectory."""
-        # One trajectory more than the window: what is being drawn stays while the next comes in.
-        capacity = max(rows * (self._window + 1), _LEAST_ROWS)
-        self.storage = LazyTensorStorage(min(capacity, _MOST_ROWS))
-        self.storage.publish(layout)
-
-    def make_room(self, rows: int) -> None:
-        """Grows if that many rows do not fit."""
-        storage = self.storage
-        if storage is None or rows <= storage.capacity:
-            return
-        assert storage.layout is not None
-        # Readers may be in the old one: it goes when the last of them has left.
-        larger = LazyTensorStorage(max(rows, 2 * storage.capacity))
-        larger.publish(storage.layout)
-        larger.restore(_contents(storage), (0, 0))
-        self.storage = larger
-
-    def append(self, tree: Any, entry: TrajectoryEntry) -> TrajectoryEntry:
-        """Stores a trajectory; its entry with the place where it is."""
-        assert self.storage is not None
-        return _append(self.storage, tree, entry)
-
-    def clear(self) -> None:
-        self.storage = None
-
-    def close(self) -> None:
-        self.clear()
-
-
-def _append(storage: Storage, tree: Any, entry: TrajectoryEntry) -> TrajectoryEntry:
-    seqs = storage.default_writer.extend_trajectory(
-        tree, truncated=True, traj_id=entry.trajectory_id, policy_version=entry.version
-    )
-    return entry._replace(first=int(seqs[0]), ordinal=int(storage.tape.trajectories) - 1)
-
-
-def _contents(storage: Storage) -> Snapshot:
-    """A copy of everything on a tape that nobody writes to meanwhile."""
-    table = read_index(storage.tape)
-    size = storage.tape.record_size
-    seqs = np.arange(table.tail, table.head, dtype=np.int64)
-    records = np.empty(len(seqs) * size, np.uint8)
-    storage.tape.gather_records(seqs, records)
-    return Snapshot(
-        PackedRows(records, table.tail, size),
-        table.tail,
-        table.head,
-        table.by_number(),
-        int(storage.tape.trajectories),
-    )
-
-
-def any_lost(seqs: Array, lost: Any) -> bool:
-    """Whether some rows of a `Storage.gather` were evicted meanwhile, or are damaged."""
-    if isinstance(lost, np.ndarray):
-        return bool(lost.any())
-    return bool(lost) and bool((seqs < lost).any())
-
-
-def gather_entry(storage: Storage, entry: TrajectoryEntry) -> Batch:
-    """All rows of a trajectory.
-
-    Raises:
-        LookupError: they were evicted, or are damaged.
-    """
-    seqs = np.arange(entry.first, entry.first + entry.num_samples, dtype=np.int64)
-    batch, lost = storage.gather(seqs)
-    if any_lost(seqs, lost):
-        raise LookupError(
-            f"trajectory {entry.trajectory_id}: its rows were evicted, or are damaged"
-        )
-    return batch  # type: ignore[no-any-return]
-
-
-class DiskRows:
-    """Rows in a directory: a DiskStorage and a journal. An existing one is opened.
-
-    Args:
-        path: the directory; made with the first trajectory.
-        max_bytes: of rows to keep; the oldest trajectories are deleted.
-    """
+    counter: int
+    came: int
 
     def __init__(
-        self, path: Path, max_bytes: int | None = None, durability: str = "committed"
+        self,
+        window: int,
+        max_staleness: int | None,
+        optional: Optional,
+        path: Path | None = None,
+        max_bytes: int | None = None,
+        **more: Any,
     ) -> None:
-        self.path = path
-        self._options: dict[str, Any] = {"max_bytes": max_bytes, "durability": durability}
-        self._max_bytes = max_bytes
-        self._journal = TrajectoryJournal(path)
-        self.storage: Storage | None = None
-        self.entries: list[TrajectoryEntry] = []  # as they were found
-        self.damaged = 0
-        if files.exists(path / "layout.json"):
-            self.storage = DiskStorage(path, **self._options)
-            self._remove_loading()
-            lines = self._journal.open()
-            self.entries, self.damaged = _join(self.storage.episodes(), lines, self.storage)
-            if len(lines) > 2 * len(self.entries) + 100:
-                self._journal.rewrite(self.entries)
+        self._recent = WindowSampler(last_trajectories=window or _ALL, max_staleness=max_staleness)
+        super().__init__(LazyTensorStorage(_LEAST_ROWS), self._recent, **more)
+        self._window, self._optional = window, optional
+        self._path, self._max_bytes = path, max_bytes
+        self._forget()
+        if path is not None:
+            files.remove_tree(path / _LOADING)  # what a load left that was killed
+            storage = open_directory(path, max_bytes=max_bytes)
+            if storage is not None:
+                self._begin_with(storage)
 
-    def define(self, layout: Layout, rows: int) -> None:
-        """Makes the directory, for records of this layout."""
-        storage = DiskStorage(self.path, **self._options)
+    def _begin_with(self, storage: Storage) -> None:
+        assert storage.layout is not None
         try:
-            storage.publish(layout)
+            self.record = Record.stored(storage.layout, self._optional)
         except BaseException:
             storage.close()
             raise
-        self.storage = storage
+        if storage is not self.storage:
+            self._move_to(storage)
+        self._look()
 
-    def make_room(self, rows: int) -> None:
-        """The disk has room, or the append raises."""
+    # -- writing ------------------------------------------------------------------------------
 
-    def append(self, tree: Any, entry: TrajectoryEntry) -> TrajectoryEntry:
-        """Stores a trajectory; its entry with the place where it is."""
-        storage = self.storage
-        assert storage is not None
-        nbytes = entry.num_samples * row_stride(storage.tape.record_size)
-        if self._max_bytes is not None and nbytes > self._max_bytes:
-            raise ValueError(
-                f"a trajectory of {nbytes} bytes does not fit into max_bytes={self._max_bytes}"
-            )
-        place = entry._replace(first=int(storage.tape.snapshot()[0]))
-        began = self._journal.add(place)
-        try:
-            stored = _append(storage, tree, entry)
-        except BaseException:
-            self._journal.take_back(began)
-            raise
-        assert stored.first == place.first, "somebody else writes to this directory"
-        return stored
+    def add_all(self, flats: list[Flat]) -> list[int]:
+        """Stores new trajectories, all of which fit or none is stored; returns their ids."""
+        if not flats:
+            return []
+        record = self.record or Record.of(flats[0], self._optional)
+        if len(flats) == 1:  # its append checks it
+            trees = [record.tree(flats[0])]
+        else:
+            trees = [_checked(record, flat) for flat in flats]
+        ids = range(self.counter, self.counter + len(flats))
+        entries = [_entry(flat, number) for flat, number in zip(flats, ids)]
+        fields = self._fields_of(record, entries)
+        values = [field_values(entry, fields) for entry in entries]
+        for entry, tree, some in zip(entries, trees, values):
+            self._append(record, tree, entry, some, fields)
+        return list(ids)
 
-    def beside(self, layout: Layout) -> DiskRows:
-        """An empty one within this directory, to take in what is going to replace everything here:
-        its rows have seqs that none has here, so that lines of both can be in one journal."""
-        self._remove_loading()
-        rows = DiskRows(self.path / _LOADING, self._max_bytes)
-        try:
-            rows.define(layout, 0)
-            rows._begin_behind(self.storage)
-        except BaseException:
-            rows.discard()
-            raise
-        return rows
+    def _fields_of(self, record: Record, entries: list[TrajectoryEntry]) -> Layout:
+        return self.storage.fields or fields_layout(fields_for(record.layout, entries))
 
-    def _begin_behind(self, other: Storage | None) -> None:
-        """The first row gets a seq that none has there, and is the first of a file, so that files
-        can be linked."""
-        storage = self.storage
-        assert isinstance(storage, DiskStorage)
-        if other is None or other.layout is None:
-            return
-        first = storage.first_extent_behind(int(other.tape.snapshot()[0]))
-        nothing = PackedRows(np.zeros(0, np.uint8), first, storage.tape.record_size)
-        none = np.zeros(0, ENTRY)
-        storage.restore(Snapshot(nothing, first, first, none, 0), (0, 0))
+    def _append(
+        self, record: Record, tree: Any, entry: TrajectoryEntry, values: Any, fields: Layout
+    ) -> None:
+        """Stores a trajectory; `values` of its fields are of that layout."""
+        newest = self._recent.newest_version
+        version = self._versions.get(entry.model_weights_id, newest + 1)
+        self._make_room(record, entry.num_samples, fields)
+        seqs = self.extend_trajectory(
+            tree,
+            truncated=True,
+            traj_id=entry.trajectory_id,
+            policy_version=version,
+            fields=values,
+        )
+        self.record = record
+        self._note(entry._replace(first=int(seqs[0]), version=version))
+        self._let_go()
 
-    def _remove_loading(self) -> None:
-        """What a load left that was killed."""
-        files.remove_tree(self.path / _LOADING)
+    def _note(self, entry: TrajectoryEntry) -> None:
+        """One came in."""
+        self._firsts.append(entry.first)
+        self._versions.setdefault(entry.model_weights_id, entry.version)
+        self.came += 1
+        self.counter = max(self.counter, entry.trajectory_id + 1)
+        # Of all that came: the tape may not have it any more.
+        self._recent.newest_version = max(self._recent.newest_version, entry.version)
 
-    def replace(self, other: DiskRows, entries: list[TrajectoryEntry]) -> None:
-        """Takes over what is in one that `beside` made, in place of everything; if that fails,
-        nothing is changed."""
-        assert isinstance(other.storage, DiskStorage) and other.storage.schema is not None
-        other.storage.flush()
-        contents = other.storage.linked_contents()
-        storage = self.storage or DiskStorage(self.path, **self._options)
-        try:
-            for entry in entries:  # if this fails, later lines for these seqs count
-                self._journal.add(entry)
-            self._journal.sync()
-            storage.restore(contents, (contents.head, 0), other.storage.schema.layout)
-        except BaseException:
-            if self.storage is None:
-                storage.close()
-            raise
-        self.storage = storage
-        try:
-            self._journal.rewrite(entries)
-        except OSError as error:
-            log.warning("%s: lines of trajectories that are gone stay: %s", self.path, error)
+    def _make_room(self, record: Record, rows: int, fields: Layout) -> None:
+        """Makes the storage, or a larger one in its place if that is too small."""
+        storage, firsts = self.storage, self._firsts
+        if storage.schema is None:
+            fresh = self._new_storage(rows * (self._window + 1), fields)
+            try:
+                fresh.publish(record.layout)
+            except BaseException:
+                fresh.close()
+                raise
+            self._move_to(fresh)
+        elif self._path is None:
+            staying = min(self._window - 1 if self._window else _ALL, len(firsts))
+            needed = rows + (storage.tape.snapshot()[0] - firsts[-staying] if staying else 0)
+            if needed > storage.capacity:
+                larger = self._new_storage(max(needed, 2 * storage.capacity), fields)
+                there = Contents.of(storage).snapshot
+                larger.restore(there, (0, 0), record.layout, fields=fields)
+                self._move_to(larger)  # readers may be in the old one
+        elif self._max_bytes is not None:
+            nbytes = rows * row_stride(record.layout.record_size)
+            if nbytes > self._max_bytes:
+                raise ValueError(
+                    f"a trajectory of {nbytes} bytes does not fit into max_bytes={self._max_bytes}"
+                )
 
-    def discard(self) -> None:
-        """Closes it and deletes it."""
-        try:
-            self.close()
-        finally:
-            files.remove_tree(self.path)
+    def _new_storage(self, rows: int, fields: Layout) -> Storage:
+        if self._path is None:
+            return LazyTensorStorage(min(max(rows, _LEAST_ROWS), _MOST_ROWS), fields=fields)
+        return DiskStorage(self._path, max_bytes=self._max_bytes, fields=fields)
 
-    def seal(self, entries: list[TrajectoryEntry]) -> None:
-        """Makes the journal durable, with these lines."""
-        self._journal.rewrite(entries)
+    def _move_to(self, storage: Storage) -> None:
+        """From now on rows are there."""
+        with self._turn:
+            self.storage, self.ingress = storage, Ingress(storage)
+            self._index = Index(storage)
+
+    def _let_go(self) -> None:
+        """Evicts trajectories that are beyond the window, and the rest of one that lost rows."""
+        head, tail, _, _ = self.storage.tape.snapshot()
+        most = self._window if self._path is None and self._window else _ALL
+        while self._firsts and (len(self._firsts) > most or self._firsts[0] < tail):
+            self._firsts.popleft()
+        first = self._firsts[0] if self._firsts else head
+        if first > tail:
+            self.storage.tape.retire(first)
 
     def clear(self) -> None:
-        """Deletes everything; the layout stays."""
-        if self.storage is not None:
+        """Deletes everything. A directory keeps its layout."""
+        if self._path is None:
+            self._move_to(LazyTensorStorage(_LEAST_ROWS))
+            self.record = None
+        else:
             self.storage.empty()
             self.storage.flush()
-            self._journal.rewrite([])
+        self._forget()
 
-    def close(self) -> None:
-        """Commits what is left.
+    def _forget(self) -> None:
+        self._firsts: deque[int] = deque()  # of each trajectory, its first row
+        self._versions: dict[str, int] = {}
+        self._recent.newest_version = -1
+        self.counter = self.came = 0
+
+    def _look(self) -> None:
+        """Finds out what the storage holds."""
+        self._forget()
+        for entry in entries_in(self.storage.episodes()):
+            self._note(entry)
+        self._let_go()
+        self.came = len(self._firsts)
+
+    # -- other trajectories in place of these -------------------------------------------------
+
+    def replace(self, source: OpenedDirectory) -> None:
+        """Takes trajectories in, in place of everything.
 
         Raises:
-            OSError: some of it could not be committed.
+            LayoutError: one does not fit, or is damaged; nothing was changed.
         """
-        self._journal.close()
-        if self.storage is not None:
-            self.storage.close()
-
-
-class ReadRows:
-    """A directory of trajectories that is only read: a checkpoint, or one that another run wrote.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.storage = DiskStorage(path, read_only=True)
+        first = next(source.flats, None)
+        if first is None:
+            self.clear()
+            return
+        record = self.record if self._path is not None else None
+        if record is None:
+            record = None if self._optional else source.record
+        record = record or Record.of(first, self._optional)
+        contents = source.contents
+        if contents is not None and self._takes(record, contents):
+            self._restore(record, contents)
+            return
+        path = None if self._path is None else self._path / _LOADING
+        staged = TrajectoryRows(self._window, None, self._optional, path, self._max_bytes)
         try:
-            episodes = self.storage.episodes()
-            lines, _ = read_journal(path / JOURNAL)  # after it: a line is there before its rows
-            self.entries, self.damaged = _join(episodes, lines, self.storage)
-        except BaseException:
-            self.storage.close()
+            fields = staged._fields_of(record, source.entries)
+            for known, flat in zip(source.entries, itertools.chain((first,), source.flats)):
+                entry = _entry(flat, known.trajectory_id, known.uuid)
+                values = field_values(entry, fields)
+                staged._append(record, _checked(record, flat), entry, values, fields)
+            staged.storage.flush()
+            self._restore(record, Contents.of(staged.storage))
+        finally:
+            staged.storage.close()
+            if path is not None:
+                files.remove_tree(path)
+
+    def _takes(self, record: Record, contents: Contents) -> bool:
+        """Whether rows can stay as they are."""
+        known = self.storage.fields if self._path is not None and self.record else contents.fields
+        return record.layout == contents.layout and known == contents.fields
+
+    def _restore(self, record: Record, contents: Contents) -> None:
+        snapshot, fresh = contents.snapshot, self.storage
+        if self._path is None or self.record is None:
+            rows, count = snapshot.head - snapshot.tail, len(contents.entries)
+            room = rows * (self._window + 1) // count if self._window else rows
+            fresh = self._new_storage(max(room, rows), contents.fields)
+        snapshot = snapshot.newest(fresh.capacity)
+        try:
+            fresh.restore(snapshot, (snapshot.head, 0), record.layout, fields=contents.fields)
+        except BaseException as error:
+            if fresh is not self.storage:
+                fresh.close()
+            if isinstance(error, ValueError):  # of rows that are damaged
+                raise LayoutError(f"cannot be loaded: {error}") from error
             raise
+        self._begin_with(fresh)
 
-    def close(self) -> None:
-        self.storage.close()
+    # -- reading ------------------------------------------------------------------------------
+
+    def entries(self) -> list[TrajectoryEntry]:
+        """The stored trajectories, the oldest first, without those that are damaged."""
+        found = entries_in(self.storage.episodes(), self.storage.quarantined)
+        return found[-self._window :] if self._path is None else found
+
+    def find(self, trajectory_id: int) -> TrajectoryEntry | None:
+        """The newest one of this id."""
+        episodes = self.storage.episodes()
+        named = episodes[episodes["traj_id"] == trajectory_id]
+        return next(reversed(entries_in(named, self.storage.quarantined)), None)
+
+    @property
+    def size(self) -> int:
+        """How many these are."""
+        return len(self.entries()) if self.storage.quarantined else len(self._firsts)
+
+    @property
+    def total_samples(self) -> int:
+        if self.storage.quarantined:
+            return sum(entry.num_samples for entry in self.entries())
+        return len(self.storage)
+
+    def drawable(self) -> list[TrajectoryEntry]:
+        """The trajectories that samples come from."""
+        stale = self._recent.max_staleness
+        oldest = 0 if stale is None else self._recent.newest_version - stale
+        return [e for e in self.entries()[-self._window :] if e.version >= oldest]
+
+    def gather(self, entry: TrajectoryEntry) -> Batch:
+        """All rows of a trajectory.
+
+        Raises:
+            LookupError: they were evicted, or are damaged.
+        """
+        try:
+            return read_rows(self.storage, np.arange(entry.first, entry.first + entry.num_samples))
+        except IndexError as error:
+            raise LookupError(f"trajectory {entry.trajectory_id}: {error}") from None
+
+    def draw_own(self, n: int) -> Batch:
+        try:
+            return super().draw_own(n)
+        except EmptyBufferError:
+            raise EmptyBufferError("the buffer is empty: no trajectory has been added") from None
+        except NothingEligibleError as error:
+            if self._recent.max_staleness is None:
+                raise
+            raise NothingEligibleError(
+                f"{self.size} trajectories are stored, but none of the newest "
+                f"{self._window or self.size} is within max_staleness={self._recent.max_staleness}"
+            ) from error
 
 
-def _join(
-    episodes: Array, lines: dict[int, TrajectoryEntry], storage: DiskStorage
-) -> tuple[list[TrajectoryEntry], int]:
-    """Entries of the whole trajectories on a tape, and how many cannot be served."""
-    entries, damaged = [], 0
-    for episode in episodes:
-        entry = lines.get(int(episode["first"]))
-        if not episode["complete"]:
-            continue  # its first rows were evicted
-        if int(episode["id"]) in storage.quarantined:
-            damaged += 1  # the storage said so
-        elif entry is None or entry.num_samples != episode["steps"]:
-            damaged += 1
-            log.error(
-                "%s: the trajectory at row %d is set aside: its line in %s is damaged or missing",
-                storage.path,
-                episode["first"],
-                JOURNAL,
-            )
-        else:
-            version = int(episode["policy_version"])
-            entries.append(entry._replace(ordinal=int(episode["id"]), version=version))
-    return entries, damaged
+def _entry(flat: Flat, number: int, name: str = "") -> TrajectoryEntry:
+    """What is known of a trajectory that comes in."""
+    length, weights = flat.max_episode_length, flat.model_weights_id
+    return TrajectoryEntry(
+        name or str(uuid.uuid4()), number, flat.rows, flat.shape, length, weights
+    )
+
+
+def _checked(record: Record, flat: Flat) -> Any:
+    """The rows as the layout wants them, in its dtypes; so appending them cannot fail later."""
+    columns, _ = record.layout.columns(record.tree(flat), 1)
+    return record.layout.build_tree(columns)

@@ -9,16 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..batch import Batch
 from ..errors import LayoutError
 from ..replay.folder import reading
+from ..replay.saved_rows import saved_rows
 from ..sample import Rng
-from ..tape.disk import files
-from .checkpoint import is_checkpoint
-from .folder import METADATA, read_json, shard
-from .index import TrajectoryEntry
-from .record import Optional, Record
+from ..tape.disk import DiskStorage, files
+from .contents import Contents
+from .entry import TrajectoryEntry
+from .folder import CHECKPOINT, METADATA, is_checkpoint, read_json, shard
+from .old import finish, old_contents
+from .record import Record
 from .rlinf import RlinfDirectory, read_rlinf
-from .rows import ReadRows, gather_entry
 from .trajectory import Flat, flatten_trajectory
 
 __all__ = ["OpenedDirectory", "open_source", "resumed_rng"]
@@ -30,13 +32,15 @@ class OpenedDirectory(NamedTuple):
     Attributes:
         flats: the trajectories of `entries`, read when they are asked for.
         metadata: counters, seed and random numbers, as far as they are known.
-        optional: fields that may be missing, if the directory says so.
+        record: what a row is, if the directory has rows.
+        contents: the same trajectories as rows of a tape, if that is what the directory has.
     """
 
     entries: list[TrajectoryEntry]
     flats: Iterator[Flat]
     metadata: dict[str, Any]
-    optional: Optional
+    record: Record | None = None
+    contents: Contents | None = None
 
 
 def resumed_rng(metadata: dict[str, Any], seed: int | None, rank: int, world: int) -> Rng:
@@ -63,39 +67,53 @@ def open_source(
         ValueError: no such rank.
     """
     shard(0, rank, world_size)
-    with reading(path, METADATA) as found, _open(found, rank, world_size, newest) as source:
-        yield source
+    finish(path)
+    with reading(path, METADATA) as found:
+        if not is_checkpoint(found):
+            directory = read_rlinf(found)
+            part = directory.entries[shard(len(directory.entries), rank, world_size)][-newest:]
+            yield OpenedDirectory(part, _from_rlinf(directory, part), directory.metadata)
+            return
+        metadata = read_json(found / METADATA) if files.exists(found / METADATA) else {}
+        with _contents(found) as contents:
+            if contents is None and metadata.get("size"):
+                raise FileNotFoundError(f"{path}: {CHECKPOINT} is missing from the checkpoint")
+            if contents is None:  # of a buffer that was empty
+                yield OpenedDirectory([], iter(()), metadata)
+                return
+            record = Record.stored(contents.layout, {})
+            part = contents.entries[shard(len(contents.entries), rank, world_size)][-newest:]
+            flats = _from_rows(found, contents, record, part)
+            yield OpenedDirectory(part, flats, metadata, record, contents.only(part))
 
 
 @contextmanager
-def _open(path: Path, rank: int, world_size: int, newest: int) -> Iterator[OpenedDirectory]:
-    if not is_checkpoint(path):
-        directory = read_rlinf(path)
-        part = directory.entries[shard(len(directory.entries), rank, world_size)][-newest:]
-        yield OpenedDirectory(part, _from_rlinf(directory, part), directory.metadata, {})
-        return
-    metadata = read_json(path / METADATA) if files.exists(path / METADATA) else {}
-    if not files.exists(path / "layout.json"):  # of a buffer that was empty
-        yield OpenedDirectory([], iter(()), metadata, {})
-        return
-    rows = ReadRows(path)
-    try:
-        assert rows.storage.layout is not None
-        record = Record.stored(rows.storage.layout, {})
-        part = rows.entries[shard(len(rows.entries), rank, world_size)][-newest:]
-        yield OpenedDirectory(
-            part, _from_rows(rows, record, part), metadata, record.optional_specs()
-        )
-    finally:
-        rows.close()
+def _contents(path: Path) -> Iterator[Contents | None]:
+    if files.exists(path / "layout.json"):
+        with DiskStorage(path, read_only=True) as storage:
+            assert storage.layout is not None
+            Record.stored(storage.layout, {})
+            if storage.fields is None:
+                yield old_contents(storage, path)[0]
+            else:
+                yield Contents.of(storage)
+    elif files.exists(path / CHECKPOINT):
+        with saved_rows(path) as saved:
+            yield Contents.saved(saved)
+    else:
+        yield None
 
 
-def _from_rows(rows: ReadRows, record: Record, entries: list[TrajectoryEntry]) -> Iterator[Flat]:
+def _from_rows(
+    path: Path, contents: Contents, record: Record, entries: list[TrajectoryEntry]
+) -> Iterator[Flat]:
     for entry in entries:
+        first, last = entry.first, entry.first + entry.num_samples
         try:
-            batch = gather_entry(rows.storage, entry)
-        except LookupError as error:
-            raise LayoutError(f"{rows.storage.path}: {error}") from None
+            rows = contents.snapshot.rows.read(first, last)
+        except (ValueError, OSError) as error:
+            raise LayoutError(f"{path}: trajectory {entry.trajectory_id}: {error}") from None
+        batch = Batch.from_records(record.layout, rows.reshape(last - first, -1))
         length, weights = entry.max_episode_length, entry.model_weights_id
         yield Flat(record.columns(batch), entry.shape, length, weights)
 

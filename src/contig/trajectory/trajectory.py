@@ -18,9 +18,9 @@ import numpy as np
 
 from ..convert import as_array, leaf_spec
 from ..errors import LayoutError
-from ..tree import Path, show_path
+from ..tree import Path, nested, show_path
 
-__all__ = ["BOOTSTRAPPED", "Array", "Flat", "Trajectory", "flatten_trajectory", "nested"]
+__all__ = ["BOOTSTRAPPED", "Array", "Flat", "Trajectory", "flatten_trajectory"]
 
 Array = np.ndarray[Any, Any]
 
@@ -42,7 +42,13 @@ class Trajectory:
     Attributes:
         max_episode_length: kept in the index.
         model_weights_id: which weights acted; see `TrajectoryReplayBuffer(max_staleness=)`.
+        actions, rewards, prev_logprobs, prev_values: of each step; log-probabilities and values are
+            those of the policy that acted.
         intervene_flags: where a human acted, ``[T, B]`` or ``[T, B, ...]``.
+        terminations, truncations, dones: how steps ended.
+        versions: of the weights, step by step.
+        forward_inputs, curr_obs, next_obs: nested dicts: what the model was given, and what was
+            seen before and after each step.
     """
 
     max_episode_length: int = 0
@@ -147,6 +153,8 @@ def _names(cls: type) -> tuple[str, ...]:
 def _collect(fields: Mapping[Any, Any], path: Path, arrays: dict[Path, Array]) -> None:
     """Arrays of nested mappings, by path; None is absent."""
     for key, value in fields.items():
+        if value is None:
+            continue
         if hasattr(value, "dtype"):
             array = as_array(value)
             if array.dtype.kind not in "biufc":
@@ -154,7 +162,7 @@ def _collect(fields: Mapping[Any, Any], path: Path, arrays: dict[Path, Array]) -
             arrays[*path, key] = array
         elif isinstance(value, Mapping):
             _collect(value, (*path, key), arrays)
-        elif value is not None:
+        else:
             leaf_spec(value, (*path, key))  # and lists
             arrays[*path, key] = as_array(value)
 
@@ -200,14 +208,3 @@ def _like(trajectory: Trajectory, path: Path, array: Array) -> Any:
 
         return to_torch(np.ascontiguousarray(array))
     return array
-
-
-def nested(leaves: Mapping[Path, Any]) -> dict[Any, Any]:
-    """Nested dicts from leaves by path."""
-    out: dict[Any, Any] = {}
-    for path, leaf in leaves.items():
-        node = out
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = leaf
-    return out

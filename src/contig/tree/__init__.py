@@ -8,7 +8,7 @@ in. This is the only package that imports optree.
 """
 
 from .flatten import first_leaf, flatten
-from .paths import Nested, Path, as_path, show_path
+from .paths import Nested, Path, as_path, nested, show_path
 from .structure import Structure, tree_builder, unflatten
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "as_path",
     "first_leaf",
     "flatten",
+    "nested",
     "show_path",
     "tree_builder",
     "unflatten",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Nested", "Path", "as_path", "show_path"]
+__all__ = ["Nested", "Path", "as_path", "nested", "show_path"]
 
 Path = tuple[str | int, ...]
 
@@ -28,6 +29,17 @@ class Nested(dict[Any, Any]):
 def as_path(key: Any) -> Path:
     """``"done"`` or ``("next", "done")`` as a path."""
     return tuple(key) if isinstance(key, (tuple, list)) else (key,)
+
+
+def nested(leaves: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Nested dicts from leaves by path, none of them below another."""
+    out: dict[Any, Any] = {}
+    for path, leaf in leaves.items():
+        node = out
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = leaf
+    return out
 
 
 def show_path(path: Path) -> str:

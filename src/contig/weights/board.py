@@ -48,6 +48,9 @@ class WeightsBoard:
 
     Attributes:
         fd: a descriptor of its memory, by which a child process can `inherit` it.
+
+    Args:
+        segment: the memory it lives in.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -62,7 +65,7 @@ class WeightsBoard:
 
         Nothing is published yet.
         """
-        layout = Layout(plain_tree(tree)[0])
+        layout = Layout(plain_tree(tree, text=False)[0]).need_fixed("weights")
         schema = json.dumps(layout.to_json()).encode()
         nbytes = _native.Board.bytes_for(layout.record_size, len(schema))
 
@@ -101,7 +104,7 @@ class WeightsBoard:
             newest = None  # overwritten, which this mends
         if newest is not None and version <= newest:
             raise ValueError(f"version {version} after {newest}: versions must grow")
-        plain = plain_tree(tree)[0]
+        plain = plain_tree(tree, text=False)[0]
         try:
             record = self.layout.pack_one(plain)
         except LayoutError as error:
@@ -130,6 +133,7 @@ class WeightsBoard:
             self._native.wait(seen, min(left, _SLICE_S))
 
     def close(self) -> None:
+        """Lets go of the memory; a named board's creator removes its name."""
         self._closer()
 
 

@@ -42,7 +42,7 @@ def get_weights(policy: Any) -> Any:
     for name in ("state_dict", "get_weights"):
         method = getattr(policy, name, None)
         if callable(method):
-            return _or_none(plain_tree(method())[0])
+            return _or_none(plain_tree(method(), text=False)[0])
     return None
 
 

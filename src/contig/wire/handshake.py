@@ -22,8 +22,12 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..errors import ConnectionClosedError, LayoutError
 from ..layout import Layout
+from ..tape.fields import fields_layout
+from ..tape.sharing import shared_form
+from . import versions
 from .frames import Refused, Type, json_frame, parse_json
 from .pulse import LEAST_HEARTBEAT_S, MOST_HEARTBEAT_S
+from .versions import OLDEST_VERSION, RICH_VERSION, VERSION, newer_parts, spoken_version
 
 __all__ = [
     "GREETING_BYTES",
@@ -31,7 +35,6 @@ __all__ = [
     "HANDSHAKE_S",
     "HELLO_BYTES",
     "MAGIC",
-    "VERSION",
     "Accepted",
     "ClientHandshake",
     "Greeting",
@@ -44,7 +47,6 @@ __all__ = [
 ]
 
 MAGIC = b"contig/1"
-VERSION = 1
 HELLO_BYTES, GREETING_BYTES = 48, 64
 HANDSHAKE_BYTES = 256 << 10  # the largest OPEN: a layout of some thousand leaves
 HANDSHAKE_S = 5.0
@@ -56,17 +58,18 @@ _TLS_RECORDS = (b"\x15", b"\x16")  # an alert, a handshake
 
 
 class Hello(NamedTuple):
-    """A client's first bytes."""
+    """A client's first bytes: the oldest and the newest version it speaks (0: no other one)."""
 
     version: int
     nonce: bytes
+    newest: int = 0
 
     @staticmethod
     def new() -> Hello:
-        return Hello(VERSION, os.urandom(32))
+        return Hello(OLDEST_VERSION, os.urandom(32), VERSION)
 
     def pack(self) -> bytes:
-        return MAGIC + struct.pack("<II", self.version, 0) + self.nonce
+        return MAGIC + struct.pack("<II", self.version, self.newest) + self.nonce
 
     @staticmethod
     def parse(data: bytes) -> Hello | None:
@@ -75,8 +78,8 @@ class Hello(NamedTuple):
             raise Refused("magic", "these are not the first bytes of a contig client (magic)")
         if len(data) < HELLO_BYTES:
             return None
-        version, _ = struct.unpack_from("<II", data, 8)
-        return Hello(version, data[16:48])
+        version, newest = struct.unpack_from("<II", data, 8)
+        return Hello(version, data[16:48], newest)
 
 
 class Greeting(NamedTuple):
@@ -99,8 +102,11 @@ class Greeting(NamedTuple):
                 f"the peer is no contig server: its magic is {data[:8]!r}, not {MAGIC!r}; {hint}"
             )
         version, flags = struct.unpack_from("<II", data, 8)
-        if version != VERSION:
-            raise ValueError(f"the server speaks protocol {version}, this client {VERSION}")
+        if not OLDEST_VERSION <= version <= VERSION:
+            raise ValueError(
+                f"the server speaks protocol {version}, this client {OLDEST_VERSION} to {VERSION}: "
+                "update the older one"
+            )
         (max_frame,) = struct.unpack_from("<Q", data, 48)
         if max_frame < 256:
             raise ValueError(
@@ -127,6 +133,8 @@ class Opening(NamedTuple, Generic[TableT]):
         following: the first of its items that it has not seen acked.
         ack: what an ACK is to mean.
         layout: of the records to come; None: there are none.
+        fields: of trajectories; None: it does not say.
+        version: of the protocol that is spoken with it.
         heartbeat: whether it says something from time to time, and expects that of the server.
     """
 
@@ -136,6 +144,8 @@ class Opening(NamedTuple, Generic[TableT]):
     following: int
     ack: str
     layout: Layout | None
+    fields: Layout | None
+    version: int
     heartbeat: bool
 
 
@@ -149,6 +159,8 @@ class Accepted(NamedTuple):
         seen: the next item to send.
         max_inflight: bytes of items that may be unacked.
         heartbeat_s: how long neither side is silent; 0: this connection has no heartbeat.
+        max_row: bytes that one row may have in leaves of any size; 0: as many as a frame.
+        takes_weights: whether PUBLISH is answered.
     """
 
     kind: str
@@ -157,6 +169,8 @@ class Accepted(NamedTuple):
     seen: int
     max_inflight: int
     heartbeat_s: float
+    max_row: int = 0
+    takes_weights: bool = False
 
     @staticmethod
     def parse(answer: dict[str, Any]) -> Accepted:
@@ -166,18 +180,24 @@ class Accepted(NamedTuple):
         fits = kind in ("queue", "tape") and type(seen) is int and seen >= 0
         fits = fits and type(ndim) is int and 1 <= ndim <= 32
         fits = fits and type(most) is int and most >= 1
+        row = answer.get("max_row", 0)
+        fits = fits and type(row) is int and row >= 0
         fits = fits and type(beat) in (int, float)
         fits = fits and (beat == 0 or LEAST_HEARTBEAT_S <= beat <= MOST_HEARTBEAT_S)
         fits = fits and (isinstance(schema, dict) or (schema is None and kind == "tape"))
         if fits and schema is not None:
             try:
                 Layout.from_json(schema.get("layout"))
+                if schema.get("fields") is not None:
+                    Layout.from_json(schema["fields"])
+                shared_form(schema)
             except LayoutError:
                 fits = False
             fits = fits and (kind == "queue" or isinstance(schema.get("keys"), dict))
         if not fits:
             raise ValueError(f"the server's ACCEPT makes no sense: {str(answer)[:200]}")
-        return Accepted(str(kind), schema, int(ndim), int(seen or 0), int(most or 1), float(beat))
+        numbers = (int(ndim), int(seen or 0), int(most or 1), float(beat), int(row))
+        return Accepted(str(kind), schema, *numbers, answer.get("takes_weights") is True)
 
 
 class ClientHandshake:
@@ -193,6 +213,7 @@ class ClientHandshake:
         self._table, self._token, self._opening = table, token, opening
         self._hello = Hello.new()
         self.max_frame = 0  # the largest that the server takes, once it has greeted
+        self.version = VERSION  # that is spoken, from then on
 
     def hello(self) -> bytes:
         return self._hello.pack()
@@ -200,7 +221,8 @@ class ClientHandshake:
     def open(self, greeting: bytes) -> bytes:
         """OPEN, for the server that greeted."""
         greeted = Greeting.parse(greeting)
-        self._greeting, self.max_frame = greeted, greeted.max_frame
+        self._greeting, self.max_frame, self.version = greeted, greeted.max_frame, greeted.version
+        self._check_carried()
         if greeted.needs_token and self._token is None:
             raise ValueError("the server needs a token: give token= to the client")
         if self._token is not None and not greeted.needs_token:
@@ -222,6 +244,18 @@ class ClientHandshake:
             )
         return frame
 
+    def _check_carried(self) -> None:
+        """Whether the server can be told what comes."""
+        if self.version >= RICH_VERSION:
+            return
+        layout, fields = self._opening.get("layout"), self._opening.get("fields")
+        parts = newer_parts(None if layout is None else Layout.from_json(layout), fields)
+        if parts:
+            raise ValueError(
+                f"the server speaks protocol {self.version}, and {parts} need {RICH_VERSION}: "
+                "update contig where it runs, or leave them out"
+            )
+
     def read_answer(self, kind: int, payload: bytes) -> Accepted:
         """What the first frame of the server says."""
         try:
@@ -235,6 +269,8 @@ class ClientHandshake:
         expected = proof(self._token, "server", self._hello.nonce, self._greeting.nonce)
         if not _same_proof(answer.get("proof"), expected):
             raise ValueError("the server could not prove that it knows the token")
+        if isinstance(answer.get("schema"), dict):
+            answer["schema"] = versions.told_schema(self.version, answer["schema"])
         return Accepted.parse(answer)
 
 
@@ -250,22 +286,28 @@ class ServerHandshake:
         self._token, self._max_frame = token, max_frame
         self._nonce = os.urandom(32)
         self._hello: Hello | None = None
+        self._version = VERSION
         self.greeted = False  # whether the client's hello has come
 
     def greeting(self) -> bytes:
-        return Greeting(VERSION, self._token is not None, self._nonce, self._max_frame).pack()
+        needs_token = self._token is not None
+        return Greeting(self._version, needs_token, self._nonce, self._max_frame).pack()
 
     def greet(self, data: bytes) -> bytes | None:
         """The greeting for a hello, or None while that is not whole."""
-        self._hello = Hello.parse(data)
-        self.greeted = self._hello is not None
-        return self.greeting() if self.greeted else None
+        hello = self._hello = Hello.parse(data)
+        self.greeted = hello is not None
+        if hello is None:
+            return None
+        # One that is spoken here, if there is none: the refusal comes behind the greeting.
+        newest = max(hello.version, hello.newest)
+        self._version = min(max(newest, OLDEST_VERSION), VERSION)
+        return self.greeting()
 
     def check_version(self) -> None:
         """After the greeting, which says what is spoken here."""
         assert self._hello is not None
-        if self._hello.version != VERSION:
-            raise Refused("version", f"protocol {self._hello.version}, expected {VERSION}")
+        spoken_version(self._hello.version, self._hello.newest)
 
     def read_open(self, payload: bytes, tables: Mapping[str, TableT]) -> Opening[TableT]:
         """What a client asks for with its OPEN, checked in the order of the wire format."""
@@ -288,8 +330,17 @@ class ServerHandshake:
             raise Refused("frame", f"ack {ack!r}: this table has {', '.join(table.ack_levels)}")
         if asked.get("layout") is not None:
             layout = self._layout(asked["layout"])
-        beats = asked.get("heartbeat") is True
-        return Opening(table, name, producer, int(following or 0), str(ack), layout, beats)
+        fields = None if asked.get("fields") is None else self._fields(asked["fields"])
+        beats, following = asked.get("heartbeat") is True, int(following or 0)
+        said = (layout, fields, self._version, beats)
+        return Opening(table, name, producer, following, str(ack), *said)
+
+    @staticmethod
+    def _fields(content: Any) -> Layout:
+        try:
+            return fields_layout(Layout.from_json(content))
+        except LayoutError as error:
+            raise Refused("layout", str(error)) from None
 
     def _layout(self, content: Any) -> Layout:
         try:
@@ -309,6 +360,10 @@ class ServerHandshake:
         answer = {**accepted._asdict(), "proof": proven}
         if not accepted.heartbeat_s:  # a client that did not ask for one need not know the word
             del answer["heartbeat_s"]
+        if not accepted.max_row:
+            del answer["max_row"]
+        if not accepted.takes_weights:
+            del answer["takes_weights"]
         return json_frame(Type.ACCEPT, answer)
 
 

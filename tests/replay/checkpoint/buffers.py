@@ -12,7 +12,7 @@ import contig
 from contig import ReplayBuffer, Storage
 from contig.sample import Sampler
 from contig.testing import World
-from contig.testing.storage import contents
+from contig.testing.contents import contents
 
 # How each sampler is made, and a batch size that fits it. None of them runs out of the rows of
 # `filled` within a few dozen batches.
@@ -47,6 +47,7 @@ SAMPLERS: dict[str, tuple[Callable[[], Sampler], int]] = {
         lambda: contig.NStepSampler(3, 0.9, contig.PrioritizedSampler()),
         8,
     ),
+    "chunks": (lambda: contig.ChunkSampler(3, contig.SamplerWithoutReplacement()), 8),
     "fifo": (lambda: contig.FifoSampler(max_times_sampled=2), 5),
     "lifo": (lambda: contig.LifoSampler(max_times_sampled=2), 5),
     "fifo of trajectories": (

@@ -14,7 +14,7 @@ import pytest
 import contig
 from contig import DiskStorage, LayoutError, ReplayBuffer
 from contig.testing import episode
-from contig.testing.storage import contents
+from contig.testing.contents import contents
 from tests.replay.checkpoint.buffers import CAPACITY, buffer_of, everything, fresh, images
 from tests.replay.checkpoint.faults import faults
 from tests.tape.disk.conftest import fast_path  # noqa: F401

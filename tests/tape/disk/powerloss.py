@@ -319,8 +319,8 @@ class Disk:
         return replace
 
     def _around_init(self, call: Any) -> Any:
-        def init(index: DiskIndex, path: Path, writable: bool, store: int = 0) -> None:
-            call(index, path, writable, store)
+        def init(index: DiskIndex, path: Path, writable: bool, *args: Any) -> None:
+            call(index, path, writable, *args)
             if writable:
                 self.transacted(path, True, self._note(None))
 

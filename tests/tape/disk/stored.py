@@ -3,16 +3,23 @@
 An item is what one append brings: rows of one trajectory. All words of a row are hashes of who
 wrote it, which item it is of, and where in it it lies, so a wrong row is found out whatever its
 checksum says. A row takes 512 bytes on disk: eight of them are an extent.
+
+`any_size` gives rows two leaves of any size as well, whose bytes are hashes, too; `shared` an
+observation, which is also the next one of the row before.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import contig
 from contig import _native
 from contig._native import RunFlag
 from contig.tape.disk import DiskStorage
@@ -24,6 +31,8 @@ FIELDS = ("writer", "item", "size", "pos", "traj", "step")
 LONGEST = 11  # rows of an item
 SINGLE = 60  # items of this writer and of those above have one row
 
+MOST_BYTES = 700  # of a row in leaves of any size
+
 Tree = dict[str, Any]
 
 _HEADER = struct.Struct("<4sBBHQIIQI")
@@ -31,16 +40,99 @@ _RUN = struct.Struct("<IIqqII")
 _ITEMS = 4
 
 
+OBS_WORDS = 17  # not a part of a page: some lie in two files
+
+_sizes = False
+_shared = False
+
+
+@contextlib.contextmanager
+def any_size(on: bool = True) -> Iterator[None]:
+    """Meanwhile, rows have leaves of any size; they take as many bytes without these."""
+    global _sizes
+    before, _sizes = _sizes, on
+    try:
+        yield
+    finally:
+        _sizes = before
+
+
+def has_any_size() -> bool:
+    return _sizes
+
+
+@contextlib.contextmanager
+def shared(on: bool = True) -> Iterator[None]:
+    """Meanwhile, rows have observations, stored once; they take as many bytes without these."""
+    global _shared
+    before, _shared = _shared, on
+    try:
+        yield
+    finally:
+        _shared = before
+
+
+def has_shared() -> bool:
+    return _shared
+
+
+def obs_of(fields: Any) -> Any:
+    """``[n, OBS_WORDS]``, of a trajectory's step."""
+    of = np.array(fields, np.int64)
+    of[:, 1:4] = 0
+    return hashed(of, np.zeros(len(of), bool), OBS_WORDS)
+
+
+def next_obs_of(fields: Any, done: Any) -> Any:
+    """Those of the steps behind: in a trajectory that goes on, of the next item's first row."""
+    of = np.array(fields, np.int64)
+    last = (of[:, 3] == of[:, 2] - 1) & ~np.asarray(done, bool).reshape(-1)
+    of[:, 5] = np.where(last, (of[:, 5] // 100 + 1) * 100, of[:, 5] + 1)
+    return obs_of(of)
+
+
 def words_of(fields: Any, done: Any) -> Any:
     """``[n, WORDS]`` from fields ``[n, 6]`` and done flags ``[n]``."""
-    return hashed(fields, done, WORDS)
+    return hashed(fields, done, WORDS - 5 if _sizes or _shared else WORDS)
+
+
+def blob_of(fields: Any) -> bytes:
+    """What a row has in its leaf of any size, from its own six numbers."""
+    return _values(tuple(fields.tolist()))[0]
+
+
+def tokens_of(fields: Any) -> Any:
+    return _values(tuple(fields.tolist()))[1]
+
+
+@functools.lru_cache(1 << 14)
+def _values(fields: tuple[int, ...]) -> tuple[bytes, Any]:
+    chosen = np.random.default_rng([x & 0xFFFFFFFF for x in fields])
+    blob = chosen.bytes(int(chosen.choice([0, 1, 7, 64, 300, MOST_BYTES - 40])))
+    return blob, chosen.integers(0, 1 << 30, int(chosen.integers(0, 10)), np.int32)
+
+
+def bytes_of(fields: Any) -> int:
+    """Of the leaves of any size of rows ``[n, 6]``."""
+    return sum(len(blob_of(f)) + 4 * len(tokens_of(f)) for f in fields)
 
 
 def rows_of(fields: Any, done: Any) -> Tree:
+    more = {}
+    if _sizes:
+        more = {
+            "blob": [blob_of(f) for f in fields],
+            "tokens": contig.Ragged.of([tokens_of(f) for f in fields]),
+        }
+    below = {}
+    if _shared:
+        more, below = {"obs": obs_of(fields)}, {"obs": next_obs_of(fields, done)}
     return {
+        **more,
         "fields": np.ascontiguousarray(fields, np.int64),
         "words": words_of(fields, done),
         "next": {
+            **below,
             "done": np.asarray(done, bool),
             "terminated": np.asarray(done, bool),
             "reward": np.ones(len(fields), np.float32),
@@ -50,10 +142,15 @@ def rows_of(fields: Any, done: Any) -> Tree:
 
 def example() -> Tree:
     one = rows_of(np.zeros((1, 6), np.int64), [False])
+    more: Tree = {"blob": contig.Blob(), "tokens": contig.Ragged(np.int32)} if _sizes else {}
+    below: Tree = {}
+    if _shared:
+        more, below = {"obs": one["obs"][0]}, {"obs": one["next"]["obs"][0]}
     return {
+        **more,
         "fields": one["fields"][0],
         "words": one["words"][0],
-        "next": {"done": False, "reward": np.float32(0)},
+        "next": {**below, "done": False, "reward": np.float32(0)},
     }
 
 
@@ -126,6 +223,16 @@ def contents(storage: DiskStorage) -> tuple[Any, Any]:
     fields, words = np.asarray(batch["fields"]), np.asarray(batch["words"])
     wrong = ~gone & (words != words_of(fields, np.asarray(batch["next", "done"]))).any(1)
     assert not wrong.any(), f"a wrong row is served: seq {seqs[wrong]}, {fields[wrong][0]}"
+    if ("blob",) in storage.layout.by_path:
+        blobs, tokens = batch["blob"], batch["tokens"]
+        for i in np.flatnonzero(~gone):
+            right = blobs[i] == blob_of(fields[i])
+            assert right and np.array_equal(tokens[i], tokens_of(fields[i])), f"seq {seqs[i]}"
+    if ("obs",) in storage.layout.by_path:
+        following = next_obs_of(fields, batch["next", "done"])
+        wrong = (np.asarray(batch["obs"]) != obs_of(fields)).any(1)
+        wrong |= (np.asarray(batch["next", "obs"]) != following).any(1)
+        assert not (wrong & ~gone).any(), f"wrong observations: seq {seqs[wrong & ~gone]}"
     return fields, ~gone
 
 
@@ -192,3 +299,11 @@ def check_batch(batch: Any) -> None:
     good = (words == words_of(fields, done)).all(1)
     good |= (words == words_of(fields, np.zeros_like(done))).all(1)
     assert good.all(), f"wrong rows: {fields[~good]}"
+    if _shared:
+        assert np.array_equal(batch["obs"], obs_of(fields))
+        following = np.asarray(batch["next", "obs"])
+        right = [(following == next_obs_of(fields, np.full(len(fields), d))).all(1) for d in (0, 1)]
+        assert np.logical_or(*right).all()
+    for i in range(len(fields) if _sizes else 0):
+        assert batch["blob"][i] == blob_of(fields[i]), f"row {i}"
+        assert np.array_equal(batch["tokens"][i], tokens_of(fields[i])), f"row {i}"

@@ -58,6 +58,8 @@ class Oracle:
             "kill_at": kill_at,
             "delay_s": delay_s,
             "fold": self.random.random() < 0.3,
+            "any_size": stored.has_any_size(),
+            "shared": stored.has_shared(),
         }
         said = self.victims.run(request)
         for line in said:

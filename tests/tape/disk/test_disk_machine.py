@@ -88,20 +88,28 @@ class Storages(RuleBasedStateMachine):
         self, capacity: int, max_rows: int | None, max_episodes: int | None, durable: bool
     ) -> None:
         max_rows = None if max_rows is None else 6 * max_rows
-        self.model = ModelTape(capacity, FORM, max_rows, max_episodes)
+        self.model = self.tape(capacity, max_rows, max_episodes)
         self.durability = "durable" if durable else "committed"
         self.open()
+
+    def tape(self, capacity: int, *bounds: int | None) -> ModelTape:
+        return ModelTape(capacity, FORM, *bounds)
+
+    def options(self) -> dict[str, Any]:
+        """Of the storage, for the model's bounds."""
+        most = self.model.max_rows
+        return {"max_bytes": None if most is None else most * STRIDE}
 
     def open(self) -> None:
         model = self.model
         self.storage = DiskStorage(
             self.folder / "store",
             model.capacity,
-            max_bytes=None if model.max_rows is None else model.max_rows * STRIDE,
             max_episodes=model.max_trajectories,
             durability=self.durability,
             rows_per_extent=stored.EXTENT,
             example=stored.example(),
+            **self.options(),
         )
         self.buffer = contig.ReplayBuffer(self.storage, contig.RandomSampler(), batch_size=4)
         self.writers = [self.storage.writer() for _ in range(WRITERS)]
@@ -125,14 +133,15 @@ class Storages(RuleBasedStateMachine):
     def extend(self, writer: int, count: int) -> None:
         for _ in range(count):
             item = self.next_item(writer)
-            self.writers[writer].extend(stored.item(writer, item, PARTS))
+            given = self.given(writer, item)
+            self.writers[writer].extend(stored.item(writer, item, PARTS), **given)
             self.model.append(self.models[writer], [lane(writer, item, PARTS)], IF_OPEN)
 
     @rule(writer=st.integers(0, WRITERS - 1))
     def extend_trajectory(self, writer: int) -> None:
         who = 10 + writer
         item = self.next_item(who)
-        self.writers[writer].extend_trajectory(stored.item(who, item))
+        self.writers[writer].extend_trajectory(stored.item(who, item), **self.given(who, item))
         self.model.append(self.models[writer], [lane(who, item, 1)], NEW, WHOLE)
 
     @rule(count=st.integers(1, 4))
@@ -140,8 +149,13 @@ class Storages(RuleBasedStateMachine):
         who = stored.SINGLE
         for _ in range(count):
             item = self.next_item(who)
-            self.adder.add(stored.first_row(stored.item(who, item, PARTS)))
+            row = stored.first_row(stored.item(who, item, PARTS))
+            self.adder.add(row, **self.given(who, item))
             self.model.append(self.models[who], [lane(who, item, PARTS)], IF_OPEN)
+
+    def given(self, who: int, item: int) -> dict[str, Any]:
+        """What an append gives of fields; none here."""
+        return {}
 
     @property
     def adder(self) -> Any:
@@ -175,7 +189,7 @@ class Storages(RuleBasedStateMachine):
             path, capacity = self.folder / "store", self.model.capacity
             self.reader = DiskStorage(path, capacity, read_only=True)
         self.reader.poll()
-        check(self.reader, self.model)
+        self.check(self.reader, self.model)
 
     @rule(capacity=capacities)
     def open_again(self, capacity: int) -> None:
@@ -217,20 +231,23 @@ class Storages(RuleBasedStateMachine):
     @rule(number=st.integers(0, 2), capacity=capacities)
     def load_elsewhere(self, number: int, capacity: int) -> None:
         path, then = self.saved[number % len(self.saved)]
-        elsewhere = ModelTape(capacity, FORM)
+        elsewhere = self.tape(capacity)
         elsewhere.load(then)
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         with DiskStorage(folder, capacity, rows_per_extent=stored.EXTENT) as other:
             buffer = contig.ReplayBuffer(other, contig.RandomSampler(), batch_size=4)
             buffer.load(path)
-            check(other, elsewhere)
+            self.check(other, elsewhere)
         with DiskStorage(folder, capacity) as other:
-            check(other, elsewhere)
+            self.check(other, elsewhere)
 
     @invariant()
     def is_as_the_model(self) -> None:
         if self.storage is not None:
-            check(self.storage, self.model)
+            self.check(self.storage, self.model)
+
+    def check(self, storage: contig.Storage, tape: ModelTape) -> None:
+        check(storage, tape)
 
 
 @pytest.fixture(autouse=True)

@@ -303,7 +303,9 @@ def test_retention_fails(tmp_path: Path, faults: Faults, name: str) -> None:
     fill(storage, 30, 5)
     storage.flush(timeout_s=30)
     check(storage, 34)
-    until(lambda: len(os.listdir(tmp_path / "extents")) <= 24 // stored.EXTENT + 2)
+    rows = (tmp_path / "extents").glob
+    until(lambda: len([*rows("*.rec")]) <= 24 // stored.EXTENT + 2)
+    until(lambda: len([*rows("*.bin")]) <= 24 * 8 * 2 * stored.OBS_WORDS // 4096 + 5)
     storage.close()
     with make(tmp_path, 24) as again:
         check(again, 34)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from contig import DiskStorage, ReplayBuffer
+from contig import DiskStorage, LazyTensorStorage, Ragged, ReplayBuffer
 from contig.cli.main import main
 from contig.testing import episode, identity
 
@@ -55,6 +56,22 @@ def test_lists_the_newest(store: Path, capsys: Any) -> None:
     assert [c[4] for c in cells] == ["truncated", "terminated", "truncated"]
 
 
+def test_bytes_per_step(tmp_path: Path, store: Path, capsys: Any) -> None:
+    lines, _ = inspect(capsys, store)
+    with DiskStorage(store, read_only=True) as storage:
+        assert storage.layout is not None
+        plain, step = storage.layout.record_size, storage.nbytes / len(storage)
+    said = f"{step:,.0f} bytes a step in files, {step / plain:.2f} of the plain form's {plain:,}"
+    assert lines[1].strip() == said
+    frames = np.zeros((200, 84, 84), np.uint8)
+    frames[:, :40] = 7
+    with DiskStorage(tmp_path / "coded", codecs={"x": "lz4"}) as storage:
+        ReplayBuffer(storage).extend({"x": frames, "next": {"done": np.arange(200) == 199}})
+    (line,) = [x for x in inspect(capsys, tmp_path / "coded")[0] if "bytes a step" in x]
+    assert float(line.split(" of the plain")[0].split()[-1]) < 0.1
+    assert int(line.rsplit("form's ", 1)[1].replace(",", "")) >= 84 * 84
+
+
 def test_filters(store: Path, capsys: Any) -> None:
     everything = listed(capsys, store, "--limit", 0)
     assert [e["id"] for e in everything] == list(range(EPISODES))
@@ -76,6 +93,59 @@ def test_filters(store: Path, capsys: Any) -> None:
     assert len(listed(capsys, store, "--limit", 4)) == 4
     with pytest.raises(SystemExit):
         main(["inspect", str(store), "--since", "yesterday"])
+
+
+def test_fields_and_leaves_of_any_size(tmp_path: Path, capsys: Any) -> None:
+    fields = {"task": np.int32(0), "judge": {"votes": np.zeros(2, np.int16)}}
+    row = {"text": "é", "next": {"done": True, "reward": np.float32(1)}}
+    with DiskStorage(tmp_path / "store", 16, fields=fields) as storage:
+        for n in range(3):
+            given = {"task": n, "judge": {"votes": np.array([n, 7], np.int16)}}
+            storage.default_writer.add({**row, "text": "é" * n}, fields=given)
+    lines, _ = inspect(capsys, tmp_path / "store", "--verify")
+    assert "and 6 in leaves of any size" in lines[0]
+    assert any(line.startswith("  text: ") for line in lines)
+    assert "  judge.votes: int16[2], of each episode" in lines
+    assert lines[-1].split()[-3:] == ["[2,", "7]", "2"] and "task" in lines[-4]
+    told = listed(capsys, tmp_path / "store")
+    assert [e["task"] for e in told] == [0, 1, 2] and told[2]["judge.votes"] == [2, 7]
+
+
+def test_json_without_returns(tmp_path: Path, capsys: Any) -> None:
+    """Whatever reads JSON can read it."""
+    fields = {"score": np.zeros(2, np.float32)}
+    with DiskStorage(tmp_path / "store", 16, fields=fields) as storage:
+        given = {"score": [np.inf, 0.5]}
+        storage.default_writer.add({"x": 1, "next": {"done": True}}, fields=given)
+    (line,), _ = inspect(capsys, tmp_path / "store", "--json")
+    told = json.loads(line, parse_constant=pytest.fail)
+    assert told["return"] is None and told["score"] == [None, 0.5] and told["steps"] == 1
+
+
+def test_what_a_leaf_is(tmp_path: Path, capsys: Any) -> None:
+    pixels = np.zeros((4, 4), np.uint8)
+    example = {"pixels": pixels, "tokens": Ragged(np.int32, (2,)), "note": "", "raw": b"", "at": 0}
+    DiskStorage(tmp_path / "store", 16, example=example, codecs={"pixels": "png"}).close()
+    lines, _ = inspect(capsys, tmp_path / "store")
+    expected = {
+        "pixels: uint8[4, 4] (png)",
+        "tokens: int32[*, 2]",
+        "note: text of any length",
+        "raw: bytes of any length",
+        "at: int64[]",
+    }
+    assert expected <= {line.strip() for line in lines}
+
+
+@pytest.mark.parametrize("options", [(), ("--verify",)])
+def test_rows_are_missing(options: Any, store: Path, capsys: Any) -> None:
+    shutil.rmtree(store / "extents")
+    _, err = inspect(capsys, store, *options, status=2)
+    assert err.startswith(f"contig inspect: {store / 'extents'} is missing")
+    assert f"contig inspect --repair {store}" in err
+    lines, err = inspect(capsys, store, "--repair")  # as it says
+    assert lines[0] == "episode 0 is set aside: 00000000.rec is missing"
+    assert f"{EPISODES} episodes were set aside by a repair" in err
 
 
 def test_verifies_and_repairs(store: Path, capsys: Any) -> None:
@@ -107,7 +177,7 @@ def test_an_index_that_cannot_be_read(where: str, store: Path, capsys: Any) -> N
     """What can be read of it is kept; the rest is set aside, not overwritten."""
     index = store / "index.sqlite"
     data = bytearray(index.read_bytes())
-    at = 0 if where == "start" else len(data) // 2
+    at = 0 if where == "start" else 3 * 4096  # the bounds; without the salts no row is right
     data[at : at + 3000] = b"\xa7" * 3000
     index.write_bytes(data)
     _, err = inspect(capsys, store, status=2)
@@ -120,7 +190,8 @@ def test_an_index_that_cannot_be_read(where: str, store: Path, capsys: Any) -> N
     (aside,) = (store / "quarantine").glob("index-*")
     assert (aside / "index.sqlite").read_bytes() == bytes(data)
     inspect(capsys, store, "--verify")
-    after = {f.name: f.read_bytes() for f in store.rglob("*.rec")}
+    files = (f for f in store.rglob("*") if f.suffix in (".rec", ".bin"))
+    after = {f.name: f.read_bytes() for f in files}
     assert after == before, "rows are there, in use or aside"
     storage = DiskStorage(store)
     buffer = ReplayBuffer(storage, batch_size=64, seed=0)
@@ -163,3 +234,32 @@ def test_a_storage_in_use(store: Path, capsys: Any) -> None:
     _, err = inspect(capsys, store, "--repair", status=2)
     assert "process" in err
     storage.close()
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_checkpoints(tmp_path: Path, kind: str, capsys: Any) -> None:
+    """Rows of one in memory are whole, those of one on disk as they are there."""
+    n, seen = 40, np.random.default_rng(0).normal(size=(41, 60))
+    flags = {"reward": np.zeros(n, np.float32), "done": np.arange(n) % 10 == 9}
+    rows = {"state": seen[:-1], "next": {"state": seen[1:], **flags}}
+    storage: Any = LazyTensorStorage(100)
+    if kind == "disk":
+        storage = DiskStorage(tmp_path / "store", 100)
+    with storage:
+        buffer = ReplayBuffer(storage)
+        buffer.extend(rows)
+        buffer.save(tmp_path / "saved")
+        plain = storage.layout.record_size
+        step = storage.nbytes / n if kind == "disk" else plain
+    lines, said = inspect(capsys, tmp_path / "saved", "--verify")
+    assert lines[0] == f"{tmp_path / 'saved'}: a checkpoint, 40 rows, 4 episodes"
+    told = f"{step:,.0f} bytes a step in files, {step / plain:.2f} of the plain form's {plain:,}"
+    assert lines[1].strip() == told
+    assert "  state: float64[60]" in lines
+    assert said == "40 rows checked: whole\n"
+    name = "records.bin" if kind == "memory" else "extents/00000000.rec"
+    flip(tmp_path / "saved" / name, 9)
+    assert "damaged" in inspect(capsys, tmp_path / "saved", "--verify", status=1)[1]
+    for option in (("--json",), ("--min-length", 3), ("--version", 0), ("--repair",)):
+        err = inspect(capsys, tmp_path / "saved", *option, status=2)[1]
+        assert f"is a checkpoint, {option[0]} is for storages" in err

@@ -50,8 +50,11 @@ def found(path: Path) -> list[tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return make_places(tmp_path_factory.mktemp("loads"))
+
+
+def make_places(root: Path) -> dict[str, Path]:
     """A storage with some items, one that was loaded into before, and checkpoints with others."""
-    root = tmp_path_factory.mktemp("loads")
     with make(root / "other", 4096) as storage:
         fill(storage, NEW.start, len(NEW))
         buffer_of(storage, 2).save(root / "linked")

@@ -171,7 +171,7 @@ class Life:
 
     def flush(self) -> None:
         head, sent = self.storage.tape.snapshot()[0], dict(self.sent)
-        if self.random.random() < 0.4:
+        if self.random.random() < 0.4 and not stored.has_any_size():
             self.disk.interlude = lambda: self.send(DURING, 1)
         self.storage.flush()
         self.disk.interlude = None

@@ -201,7 +201,7 @@ class Kills:
         for _ in range(WRITERS):
             self.start_writer()
         deadline = time.monotonic() + seconds
-        give_up = deadline + WAIT_S
+        give_up = deadline + WAIT_S * max(kills // 50, 1)
         while self.kills < kills or self.inside < inside or time.monotonic() < deadline:
             assert time.monotonic() < give_up, f"{self.kills} kills, {self.inside} inside the lock"
             time.sleep(self.random.random() * 0.03)

@@ -257,7 +257,7 @@ def passed(storage: Any, pipe: Any) -> None:
         x = np.arange(2, dtype=np.float32) + 10 + 2 * part
         buffer.extend({"episode": np.full(2, 7, np.int64), "x": x})
     table = storage.episodes()
-    pipe.send((seen, str(storage.layout), int(table["steps"][-1]) == 6, storage._keys[0]))
+    pipe.send((seen, str(storage.layout), int(table["steps"][-1]) == 6, storage.keys[0]))
     assert pipe.recv() == "go on"
     head, tail, _, _ = storage.tape.snapshot()
     pipe.send(np.asarray(storage.gather(np.arange(tail, head))[0]["x"]).tolist())

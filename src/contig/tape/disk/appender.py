@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
+
 from ... import _native
 from ...errors import StorageFull
 from ..entry import ENTRY
@@ -20,11 +22,15 @@ from .committer import FULL, Committer
 from .directory import Directory
 from .extents import Extents
 from .following import TapeMirror
+from .index_fields import FieldChanges
 from .marker import Mark, Marker
 from .retention import Retention
 from .rows_beyond import RowsBeyond
+from .stored_bytes import StoredBytes
 
 __all__ = ["Appender", "StagedWriter", "new_salt"]
+
+Array = np.ndarray[Any, Any]
 
 
 def new_salt() -> int:
@@ -44,6 +50,8 @@ class Appender:
         marker: what the index must have.
         left_by: who left the rows that are beyond the head, if it is known that they were never
             committed.
+        blobs: of leaves of any size, if rows have some.
+        stored_size: bytes of a row in files, but for its checksums.
 
     Attributes:
         committer: makes appends survive; set before the first one.
@@ -64,10 +72,12 @@ class Appender:
         retention: Retention,
         marker: Marker,
         left_by: Mark | None,
+        blobs: StoredBytes | None,
+        stored_size: int,
     ) -> None:
         self._directory, self._tape, self._extents = directory, tape, extents
         self._mirror, self._retention, self._marker = mirror, retention, marker
-        self._left_by = left_by
+        self._left_by, self._bytes, self._stored_size = left_by, blobs, stored_size
         self.salt = new_salt()
         self.salted = False  # from the head on, rows are ours
         self._marked = False
@@ -93,7 +103,7 @@ class Appender:
 
     def commit(self, native: Any, producers: dict[int, int]) -> int:
         """Stores what a writer staged, appends it, and hands it to the committer."""
-        tape, extents = self._tape, self._extents
+        tape, extents, blobs = self._tape, self._extents, self._bytes
         head, _, index_head, _ = tape.snapshot()
         staged = native.staged()
         rows = memoryview(staged).nbytes // extents.stride
@@ -104,6 +114,9 @@ class Appender:
             self.beyond = True
             if not self._marked:
                 self.mark(int(head))
+            if blobs is not None:  # before the rows that have them
+                their = memoryview(native.staged_blobs())
+                blobs.files.write(blobs.head, their)
             extents.write(head, staged)
         except OSError as error:
             text = (
@@ -115,12 +128,15 @@ class Appender:
             raise OSError(error.errno, text) from error
         # Rows that give way go before their places get new ones.
         tape.retire(max(head + rows - min(int(tape.capacity), extents.most_rows), 0))
+        if blobs is not None:
+            blobs.make_room(their.nbytes)
+            blobs.files.show()
         extents.show()
         first = native.commit_staged()
         self.beyond = False
         if self._retention.bounded:
             self._retention.appended(head + rows)
-            self._retention.apply(tape, extents.stride, now=False)
+            self._retention.apply(tape, extents.stride, now=False, blobs=blobs)
         self.ticket = self.committer.add(self._changes(index_head, producers), rows)
         return int(first)
 
@@ -141,13 +157,16 @@ class Appender:
 
     def retain(self) -> None:
         """Applies the bounds other than the capacity."""
-        self._retention.apply(self._tape, self._extents.stride, now=True)
+        self._retention.apply(self._tape, self._extents.stride, now=True, blobs=self._bytes)
         self.note_bounds()
 
     def _changes(self, index_from: int, producers: dict[int, int]) -> Changes:
         tape = self._tape
         head, tail, index_head, index_tail = tape.snapshot()
         low = max(index_from - 1, index_tail)  # the newest entry may have grown
+        fields = None
+        if tape.fields_size and index_head > index_from:
+            fields = FieldChanges.appended(tape, max(index_from, index_tail), index_head)
         return Changes(
             tape.entries(low, index_head).view(ENTRY),
             producers,
@@ -158,11 +177,23 @@ class Appender:
             int(tape.trajectories),
             (int(tape.inserted), int(tape.sampled)),
             self._mirror.salts,
+            *((0, 0) if self._bytes is None else (self._bytes.note_tail(), self._bytes.head)),
+            fields,
         )
 
+    def set_fields(self, numbers: Array) -> None:
+        """Has the index say what the fields of some entries are now; see `note_bounds`. Numbers
+        below 0 are none."""
+        numbers = np.unique(numbers[numbers >= 0])
+        fields = FieldChanges.given(self._tape, numbers)
+        changes = self._changes(self._tape.snapshot()[2], {})._replace(fields=fields)
+        self.ticket = self.committer.add(changes, len(numbers))
+
     def _beyond(self) -> RowsBeyond:
-        head, size = int(self._tape.snapshot()[0]), int(self._tape.record_size)
-        return RowsBeyond(self._extents, size, head)
+        head, size = int(self._tape.snapshot()[0]), self._stored_size
+        if self._bytes is None:
+            return RowsBeyond(self._extents, size, head)
+        return RowsBeyond(self._extents, size, head, self._bytes.files, self._bytes.head)
 
     def rows_beyond(self) -> int:
         """How many rows there are that nobody can explain."""
@@ -174,7 +205,7 @@ class Appender:
         count = 0
         if self.rows_beyond():
             count = self._beyond().put_aside(self._directory)
-        self._extents.cut(int(self._tape.snapshot()[0]))
+        self._beyond().cut()
         self.beyond = self.unknown_beyond = False
         return count
 
@@ -209,6 +240,10 @@ class StagedWriter:
         return self.native.last_rows
 
     @property
+    def last_kept(self) -> int:
+        return self.native.last_kept
+
+    @property
     def envs(self) -> int:
         return self.native.envs
 
@@ -226,23 +261,26 @@ class StagedWriter:
     def open_bytes(self) -> int:
         return self.native.open_bytes
 
-    def add(self, *args: Any) -> int:
-        return self._append(self.native.add, args)
+    def add(self, *args: Any, **fields: Any) -> int:
+        return self._append(self.native.add, args, fields)
 
-    def extend(self, *args: Any) -> int:
-        return self._append(self.native.extend, args)
+    def extend(self, *args: Any, **fields: Any) -> int:
+        return self._append(self.native.extend, args, fields)
 
-    def append_records(self, *args: Any) -> int:
-        return self._append(self.native.append_records, args)
+    def append_records(self, *args: Any, **fields: Any) -> int:
+        return self._append(self.native.append_records, args, fields)
 
-    def append_columns(self, *args: Any) -> int:
-        return self._append(self.native.append_columns, args)
+    def append_columns(self, *args: Any, **fields: Any) -> int:
+        return self._append(self.native.append_columns, args, fields)
 
-    def append_whole(self, *args: Any) -> int:
-        return self._append(self.native.append_whole, args)
+    def append_whole(self, *args: Any, **fields: Any) -> int:
+        return self._append(self.native.append_whole, args, fields)
 
-    def append_part(self, *args: Any) -> None:
-        self._append(self.native.append_part, args)
+    def extend_whole(self, *args: Any, **fields: Any) -> int:
+        return self._append(self.native.extend_whole, args, fields)
+
+    def append_part(self, *args: Any, **fields: Any) -> None:
+        self._append(self.native.append_part, args, fields)
 
     def accept(
         self, receiver: Any, producer: int, most_rows: int, next_item: int = 0
@@ -256,9 +294,9 @@ class StagedWriter:
                 self._appender.commit(self.native, {producer: seen})
         return seen, items, rows, gap
 
-    def _append(self, call: Any, args: tuple[Any, ...]) -> int:
+    def _append(self, call: Any, args: tuple[Any, ...], fields: dict[str, Any]) -> int:
         with self._appending():
-            first = call(*args)
+            first = call(*args, **fields)
             if first is not None and first < 0:
                 return int(first)
             return self._appender.commit(self.native, {})

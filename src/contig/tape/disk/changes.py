@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..entry import join
+from .index_fields import FieldChanges, StoredFields, merged_fields
 
-__all__ = ["Changes", "IndexState", "Salts", "merged"]
+__all__ = ["Changes", "IndexBounds", "IndexState", "Salts", "merged"]
 
 Array = np.ndarray[Any, Any]
 
@@ -29,6 +30,9 @@ class Changes(NamedTuple):
         tail, index_tail, head, index_head, trajectories: the tape's bounds afterwards.
         limiter: rows inserted and sampled, as the rate limiter counts them.
         salts: of the rows there are.
+        blob_tail, blob_head: bytes of leaves of any size: from the first row's on, and behind the
+            last row's.
+        fields: of trajectories.
     """
 
     entries: Array
@@ -40,6 +44,9 @@ class Changes(NamedTuple):
     trajectories: int
     limiter: tuple[int, int]
     salts: Salts
+    blob_tail: int = 0
+    blob_head: int = 0
+    fields: FieldChanges | None = None
 
 
 def merged(changes: list[Changes]) -> Changes:
@@ -59,7 +66,25 @@ def merged(changes: list[Changes]) -> Changes:
         if one.producers:
             producers = {**one.producers, **producers}
     entries = join(parts[::-1]) if parts else changes[-1].entries
-    return changes[-1]._replace(entries=entries, producers=producers)
+    fields = merged_fields(one.fields for one in changes)
+    return changes[-1]._replace(entries=entries, producers=producers, fields=fields)
+
+
+class IndexBounds(NamedTuple):
+    """The one row of numbers that an index has; see `Changes` and `IndexState`."""
+
+    store: int
+    tail: int
+    index_tail: int
+    head: int
+    index_head: int
+    trajectories: int
+    inserted: int
+    sampled: int
+    blob_tail: int
+    blob_head: int
+    loads: int
+    revision: int
 
 
 class IndexState(NamedTuple):
@@ -74,6 +99,7 @@ class IndexState(NamedTuple):
         loads: how many times a checkpoint took the place of everything.
         revision: how many transactions it has seen.
         store: the number of the storage that it belongs to.
+        fields: of trajectories; None: those of this storage have none.
     """
 
     tail: int
@@ -92,3 +118,6 @@ class IndexState(NamedTuple):
     salts: Salts
     revision: int
     store: int
+    blob_tail: int = 0
+    blob_head: int = 0
+    fields: StoredFields | None = None

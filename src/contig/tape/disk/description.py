@@ -7,46 +7,132 @@ import os
 from typing import Any
 
 from ... import _native
+from ...errors import LayoutError
+from ...tree import show_path
 from ..schema import Schema
 from . import files
 from .directory import Directory
-from .extents import extent_rows, row_stride
+from .extents import blob_file_bytes, extent_rows, row_stride
 from .index import open_index
-from .index_tables import FORMAT
+from .index_tables import FORMAT, PLAIN, Form
+from .stored_slots import StoredSlots, reach_for
 
-__all__ = ["create", "describe", "read_description", "sealed", "with_store"]
+__all__ = [
+    "create",
+    "describe",
+    "form_of",
+    "read_description",
+    "sealed",
+    "slots_of",
+    "stored_schema",
+    "with_store",
+]
+
+SHARING = 4  # of layout.json; the index is one of format 3 then
 
 _MOST_BYTES = 1 << 44  # of addresses
+_MOST_ROWS = 1 << 30
 
 
 def describe(
-    schema: Schema, wanted_rows: int | None, capacity: int | None, max_bytes: int | None
+    schema: Schema,
+    wanted_rows: int | None,
+    capacity: int | None,
+    max_bytes: int | None,
+    blob_bytes: int | None,
+    reach: int | None = None,
 ) -> dict[str, Any]:
     """What layout.json of a new storage says, but for its number.
 
     Args:
         schema: what a record is.
         wanted_rows: of a file.
-        capacity, max_bytes: what is going to be kept.
+        capacity, max_bytes, blob_bytes: what is going to be kept.
+        reach: of observations that are stored once, if it has to be a certain one.
     """
-    stride = row_stride(schema.layout.record_size)
+    slots = _slots(schema, reach, capacity, max_bytes)
+    any_size = bool(schema.layout.variable) or slots is not None
+    record_size = schema.layout.record_size if slots is None else slots.record_size
+    stride = row_stride(record_size, any_size)
+    bounds = [most for most in (blob_bytes, max_bytes) if most is not None]
+    if slots is not None and capacity is not None:
+        bounds.append(slots.most(capacity))
     if capacity is not None:
         max_bytes = min(capacity * stride, max_bytes or _MOST_BYTES)
+    # Of the oldest format that has all there is: an older contig may read it.
+    more = {"format": PLAIN.format}
+    if schema.fields is not None or any_size:
+        more = {
+            "format": FORMAT if slots is None else SHARING,
+            "field_bytes": 0 if schema.fields is None else schema.fields.record_size,
+            "blob_file_bytes": blob_file_bytes(min(bounds, default=None)) if any_size else 0,
+        }
+    if slots is not None:
+        more["reach"] = slots.reach
     return {
-        "format": FORMAT,
+        **more,
         "schema": json.loads(schema.to_bytes()),
         "stride": stride,
         "rows_per_extent": extent_rows(stride, wanted_rows, max_bytes),
     }
 
 
+def stored_schema(schema: Schema, like: StoredSlots | None, asked: bool) -> Schema:
+    """How rows are stored on disk.
+
+    Args:
+        schema: as it would be in memory.
+        like: observations as they are stored elsewhere, which they should be here, too.
+        asked: whether somebody asked for them to be stored once.
+
+    Raises:
+        LayoutError: they cannot be.
+    """
+    if schema.sharing is None and like is None:
+        return schema
+    if not schema.layout.variable:
+        return schema if like is None else schema.with_sharing(like.sharing)
+    if asked:
+        names = ", ".join(show_path(x.path) for x in schema.layout.variable)
+        raise LayoutError(
+            f"{names}: beside leaves of any size, observations are not stored once on disk; leave "
+            "share_next and stack out"
+        )
+    return schema.with_sharing(None)
+
+
+def _slots(
+    schema: Schema, reach: int | None, capacity: int | None, max_bytes: int | None
+) -> StoredSlots | None:
+    if schema.shared_form is None:
+        return None
+    rows = _MOST_ROWS if capacity is None else capacity
+    return StoredSlots.of(
+        schema, reach or reach_for(rows, schema.shared_form.slot_bytes, max_bytes)
+    )
+
+
+def slots_of(schema: Schema, described: dict[str, Any]) -> StoredSlots | None:
+    """Observations that are stored once, of a storage that is described so."""
+    return StoredSlots.of(schema, int(described.get("reach", 0)))
+
+
+def form_of(described: dict[str, Any]) -> Form:
+    """What the index of a storage is of."""
+    if int(described["format"]) < FORMAT:
+        return PLAIN
+    return Form(FORMAT, int(described["field_bytes"]))
+
+
 def with_store(directory: Directory, described: dict[str, Any]) -> dict[str, Any]:
     """Makes an index, which gives the storage its number."""
     # The index first: where there is a layout, there is an index.
     directory.check()
-    index = open_index(directory, True, int.from_bytes(os.urandom(8), "little") >> 1)
+    store = int.from_bytes(os.urandom(8), "little") >> 1
+    index = open_index(directory, True, store, form_of(described))
     try:
         # It may be one that was left without a layout.
+        index.settle_format()
         return {**described, "store": index.read_store()}
     finally:
         index.close()
@@ -72,9 +158,9 @@ def read_description(directory: Directory) -> dict[str, Any] | None:
         return None
     try:
         described = dict(json.loads(files.read(path)))
-        if described["format"] > FORMAT:
+        if described["format"] > SHARING:
             raise ValueError(
-                f"{shown}: format {described['format']}, this contig reads up to {FORMAT}; "
+                f"{shown}: format {described['format']}, this contig reads up to {SHARING}; "
                 "use a newer one"
             )
         if described["crc"] != _crc(described):

@@ -1,6 +1,7 @@
 """The directory of a storage on disk: which one it is, who writes to it, what is in it.
 
 layout.json            what a record is, and the storage's number; never changes
+extents/               the rows
 index.sqlite           the index; `index-N.sqlite` is one that a repair made, the highest counts
 lock                   the pid of the one process that writes
 quarantine/            what was put aside
@@ -160,10 +161,15 @@ class Directory:
         files.fsync_dir(self.root)
         return self.shown(aside)
 
-    def check_storage(self) -> None:
-        """Raises FileNotFoundError unless there is a storage in it."""
+    def check_storage(self, rows: bool = True) -> None:
+        """Raises FileNotFoundError unless there is a storage in it; with its rows, if wanted."""
         if not files.exists(self.root / "layout.json"):
             raise FileNotFoundError(f"{self.path}: no storage is there (layout.json is missing)")
+        if rows and not files.exists(self.root / "extents"):
+            raise FileNotFoundError(
+                f"{self.path / 'extents'} is missing, where this storage has its rows; put it "
+                f"back, or set aside what it held: contig inspect --repair {self.path}"
+            )
 
     def name_in(self, error: BaseException) -> None:
         """Has an error of the system say the path that people know."""

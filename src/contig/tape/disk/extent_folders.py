@@ -17,6 +17,7 @@ from pathlib import Path
 
 from . import files
 from .directory import Directory
+from .extents import BYTES, ROWS
 
 __all__ = [
     "all_but",
@@ -74,14 +75,15 @@ def remove(folder: Path, root: Path) -> None:
     if not files.exists(folder):
         return
     for name in files.listing(folder):
-        if name.endswith((".rec", ".rec.tmp")):
+        if name.removesuffix(".tmp").endswith((ROWS, BYTES)):
             files.unlink(folder / name)
     if folder != root:
         files.remove_dir(folder)
 
 
 def _rows_in(folder: Path) -> list[Path]:
-    return [folder / name for name in files.listing(folder) if name.endswith(".rec")]
+    """With their bytes."""
+    return [folder / name for name in files.listing(folder) if name.endswith((ROWS, BYTES))]
 
 
 def put_aside(directory: Directory, others: list[Path]) -> list[Path]:

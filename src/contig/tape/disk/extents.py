@@ -1,7 +1,9 @@
-"""The extent files of a storage: ``extents/NNNNNNNN.rec``, each a fixed number of rows.
+"""The extent files of a storage: ``extents/NNNNNNNN.rec``, each a fixed number of rows; and
+``extents/NNNNNNNN.bin``, each a fixed number of the bytes of leaves of any size.
 
-Rows are written with `pwrite` and read through mappings, so a full disk is an error and not a
-signal. A file has its full size from the start, without blocks.
+Bytes have positions as rows have seqs: here they are rows of one byte. Rows are written with
+`pwrite` and read through mappings, so a full disk is an error and not a signal. A file has its full
+size from the start, without blocks.
 """
 
 from __future__ import annotations
@@ -15,20 +17,24 @@ from typing import Any
 from ... import _native
 from . import files
 
-__all__ = ["Extents", "extent_rows", "row_stride"]
+__all__ = ["BYTES", "ROWS", "Extents", "blob_file_bytes", "extent_rows", "row_stride"]
+
+ROWS, BYTES = ".rec", ".bin"  # names of files end so
 
 _SMALL_EXTENT, _EXTENT = 16 << 20, 64 << 20
 _SMALL_STORAGE = 256 << 30
 _OPEN = 8  # files kept open for writing
 _PIECE = 1 << 20
+_LEAST_FILE = 4096
 
 
-def row_stride(record_size: int) -> int:
-    """Bytes from one row to the next: the record, its checksum, and padding.
+def row_stride(record_size: int, any_size: bool = False) -> int:
+    """Bytes from one row to the next: the record, its checksum, with leaves of any size another one
+    of it and their bytes, and padding.
 
     Rows of 1.2 to 2 kB get 2 kB, so that none lies across two pages: reading one is one fault.
     """
-    need = record_size + 4
+    need = record_size + (8 if any_size else 4)
     if 1228 < need <= 2048:
         return 2048
     lines = -(-need // 64) * 64
@@ -51,6 +57,15 @@ def extent_rows(stride: int, wanted: int | None, most_bytes: int | None) -> int:
     return rows
 
 
+def blob_file_bytes(most_bytes: int | None) -> int:
+    """Bytes of a file of leaves of any size, of which so many are kept: of few, an eighth, so that
+    what is not kept is soon deleted."""
+    size = extent_rows(1, None, most_bytes)
+    while most_bytes is not None and size > _LEAST_FILE and size * 8 > most_bytes:
+        size //= 2
+    return size
+
+
 def _own(path: Path) -> None:
     """Before a file is written to: if a checkpoint has it too, a copy takes its place here."""
     if files.links(path) > 1:
@@ -66,12 +81,19 @@ class Extents:
         rows: of an extent.
         stride: bytes of a row.
         writable: else nothing is created.
+        suffix: how their names end.
     """
 
     def __init__(
-        self, folder: Path, region_extents: int, rows: int, stride: int, writable: bool
+        self,
+        folder: Path,
+        region_extents: int,
+        rows: int,
+        stride: int,
+        writable: bool,
+        suffix: str = ROWS,
     ) -> None:
-        self.folder = folder
+        self.folder, self._suffix = folder, suffix
         self.rows, self.stride = rows, stride
         self.nbytes = rows * stride
         self._places = region_extents
@@ -90,12 +112,12 @@ class Extents:
         self.created = writable
 
     def path(self, extent: int) -> Path:
-        return self.folder / f"{extent:08d}.rec"
+        return self.folder / f"{extent:08d}{self._suffix}"
 
     def present(self) -> list[int]:
         """Numbers of the files that are there."""
         names = files.listing(self.folder)
-        return [int(n[:-4]) for n in names if n.endswith(".rec") and n[:-4].isdigit()]
+        return [int(n[:-4]) for n in names if n.endswith(self._suffix) and n[:-4].isdigit()]
 
     def map(self, extent: int) -> bool:
         """Makes an extent's rows readable; False if its file is missing."""

@@ -16,7 +16,7 @@ import logging
 from typing import Any
 
 from . import files
-from .description import sealed
+from .description import form_of, sealed
 from .directory import Directory
 from .extent_folders import all_but, put_aside, remove
 from .index import open_index, read_index
@@ -76,8 +76,9 @@ def settle(directory: Directory) -> None:
         for moved in put_aside(directory, all_but(root, root)):
             log.warning("%s: rows without an index are put aside, in %s", directory.path, moved)
     else:
-        store = int(json.loads(files.read(path)).get("store", 0))
-        index = open_index(directory, True, store)
+        described = json.loads(files.read(path))
+        store = int(described.get("store", 0))
+        index = open_index(directory, True, store, form_of(described))
         try:
             loaded = read_index(index, True, store).loads > 0
         finally:

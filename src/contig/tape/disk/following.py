@@ -20,9 +20,11 @@ from .directory import Directory
 from .extent_folders import folder_of
 from .extents import Extents
 from .index import DiskIndex, open_index, read_index
+from .index_fields import StoredFields
 from .index_pages import STORED, widen
 from .quarantine import Quarantine
 from .sqlite import as_os_error, is_damage
+from .stored_bytes import StoredBytes
 
 __all__ = ["TapeMirror"]
 
@@ -42,6 +44,7 @@ class TapeMirror:
         index: of them.
         read_only: whether another process writes, and this one follows.
         lock: held while the tape is changed.
+        blobs: files of leaves of any size.
 
     Attributes:
         index: another one, since a repair made one.
@@ -57,12 +60,15 @@ class TapeMirror:
         index: DiskIndex,
         read_only: bool,
         lock: threading.RLock,
+        blobs: StoredBytes | None = None,
     ) -> None:
         self._directory, self._tape, self._extents = directory, tape, extents
+        self._bytes = blobs
         self.index, self._read_only, self._lock = index, read_only, lock
         self.quarantine = Quarantine(directory.path, tape)
         self.salts: Salts = ()
         self._loads = 0  # of the index that we follow
+        self._revision = -1  # up to which its fields are known
         self._polled = 0.0
         self._data_version = index.data_version if read_only else -1
 
@@ -78,18 +84,27 @@ class TapeMirror:
         folder = folder_of(self._directory.root / "extents", state.loads)
         if state.loads != self._loads or folder != self._extents.folder:
             self._extents.enter(folder)  # a checkpoint took the place of everything: other files
+            if self._bytes is not None:
+                self._bytes.files.enter(folder)
         _fill(self._tape, state, at_once)
         head, tail, _, _ = self._tape.snapshot()
         rows = self._extents.rows
-        self._loads, self.salts = state.loads, state.salts
+        self._loads, self._revision, self.salts = state.loads, state.revision, state.salts
         missing = [e for e in range(tail // rows, -(-head // rows)) if not self._extents.map(e)]
         self.quarantine.clear()
         self.quarantine.add(quarantine, repaired)
         found = {-(number + 2): f"entry {number} of the index is damaged" for number in bad}
+        if state.fields is not None:
+            found.update(_of_fields(self._tape, state.fields.bad))
         for extent in missing:
             if len(self._present(np.array([(extent + 1) * rows - 1]))):
                 for ordinal in _ordinals_of(self._tape, extent * rows, (extent + 1) * rows):
                     found.setdefault(ordinal, f"{self._extents.path(extent).name} is missing")
+        if self._bytes is not None:
+            for number in self._bytes.take_in(state.blob_tail, state.blob_head):
+                for ordinal in self.damaged(*self._bytes.rows_of(number)):
+                    name = self._bytes.files.path(number).name
+                    found.setdefault(ordinal, f"{name} is missing")
         # Rows of the file that was being written: the others were complete before it.
         low = max(head // rows * rows - (rows if head % rows == 0 else 0), tail)
         for ordinal in self.damaged(low, head):
@@ -116,16 +131,45 @@ class TapeMirror:
                 raise as_os_error(error, self.index.path) from error
 
     def _follow(self) -> None:
-        state = self.index.load(max(int(self._tape.snapshot()[2]) - 1, 0))
-        if state.loads == self._loads and _advance(self._tape, self._extents, state):
-            self.salts = state.salts
+        newest = max(int(self._tape.snapshot()[2]) - 1, 0)
+        state = self.index.load(newest, self._revision)
+        if state.loads == self._loads and self._advance(state):
+            self._revision, self.salts = state.revision, state.salts
+            if state.fields is not None:
+                self.quarantine.set_aside(_of_fields(self._tape, state.fields.bad))
             self.quarantine.add(state.quarantine, state.repaired)
             return
         self.take_in(self.index.load(), at_once=True)
 
+    def _advance(self, state: IndexState) -> bool:
+        """What another process committed since; False if this is not a part of what went before."""
+        tape, extents = self._tape, self._extents
+        head, tail, index_head, index_tail = tape.snapshot()
+        fresh = join(state.parts) if state.parts else np.zeros(0, STORED)
+        first = int(fresh[0]["number"]) if len(fresh) else index_head
+        capacity = int(tape.capacity)
+        then_tail = max(state.tail, state.head - capacity, tail)
+        # Everything we knew is: of an entry that grew on, no row that we have would be left.
+        gone = state.index_tail > index_head or first > index_head or tail < head <= then_tail
+        back = state.head < head or state.index_head < index_head
+        too_many = state.index_head - max(index_tail, state.index_tail) > capacity
+        unknown = state.fields is not None and state.fields.numbers is None
+        if gone or back or too_many or unknown:
+            return False
+        tape.retire(min(then_tail, head))  # before other rows get their places
+        for extent in range(max(head, then_tail) // extents.rows, -(-state.head // extents.rows)):
+            extents.map(extent)
+        if self._bytes is not None:
+            self._bytes.follow(state.blob_head)
+        _set_salts(tape, state.salts)
+        _take_entries(tape, state, fresh, max(then_tail, int(tape.snapshot()[1])))
+        if self._bytes is not None:
+            self._bytes.followed()
+        return True
+
     def _reopen(self) -> None:
         """A repair made another index, and put ours aside."""
-        index = open_index(self._directory, False, self.index.store)
+        index = open_index(self._directory, False, self.index.store, self.index.form)
         state = read_index(index, False, self.index.store)
         self.index.close()
         self.index = index
@@ -170,6 +214,8 @@ class TapeMirror:
         seqs = seqs[seqs >= int(self._tape.snapshot()[1])]
         for extent in np.unique(seqs // self._extents.rows):
             self._extents.map_again(int(extent))
+        if self._bytes is not None:
+            self._bytes.map_again(seqs)
         wrong = [int(s) for s in seqs if len(self._tape.damaged(int(s), int(s) + 1))]
         return self._present(np.array(wrong, np.int64))
 
@@ -206,45 +252,56 @@ def _fill(tape: Any, state: IndexState, at_once: bool) -> None:
         parts[:] = [join(parts)]
     _set_salts(tape, state.salts)
     index_head, known = index_tail, state.trajectories
+    fields = state.fields
     if not parts:
         tape.restore_stored(tail, head, np.zeros(0, np.uint64), index_tail, index_tail, known)
     fresh = True
     while parts:
         kept = parts.pop(0)
         upto, index_head = int(ends_of(kept)[-1]), index_head + len(kept)
+        theirs = None if fields is None else fields.of(index_head - len(kept), index_head)
         if fresh:
-            tape.restore_stored(tail, upto, _flat(kept), index_tail, index_head, known)
+            tape.restore_stored(tail, upto, _flat(kept), index_tail, index_head, known, theirs)
         else:
-            tape.follow(_flat(kept), tail, upto, index_tail, index_head, known)
+            tape.follow(_flat(kept), tail, upto, index_tail, index_head, known, theirs)
         fresh = False
     tape.inserted, tape.sampled = state.limiter
     for producer, seq in state.producers.items():
         tape.set_producer(producer, seq)
 
 
-def _advance(tape: Any, extents: Extents, state: IndexState) -> bool:
-    """What another process committed since; False if this is not a part of what went before."""
-    head, tail, index_head, index_tail = tape.snapshot()
-    fresh = join(state.parts) if state.parts else np.zeros(0, STORED)
-    first = int(fresh[0]["number"]) if len(fresh) else index_head
-    capacity = int(tape.capacity)
-    then_tail = max(state.tail, state.head - capacity, tail)
-    # Everything we knew is: of an entry that grew on, no row that we have would be left.
-    gone = state.index_tail > index_head or first > index_head or tail < head <= then_tail
-    back = state.head < head or state.index_head < index_head
-    too_many = state.index_head - max(index_tail, state.index_tail) > capacity
-    if gone or back or too_many:
-        return False
-    tape.retire(min(then_tail, head))  # before other rows get their places
-    for extent in range(max(head, then_tail) // extents.rows, -(-state.head // extents.rows)):
-        extents.map(extent)
-    _set_salts(tape, state.salts)
+def _take_entries(tape: Any, state: IndexState, fresh: Array, then_tail: int) -> None:
+    """Entries that are new, or have grown, and the bounds; then what was set of older ones."""
     index_tail = max(tape.snapshot()[3], state.index_tail)
     fresh = fresh.compress(fresh["number"] >= index_tail)
     then_index = max(state.index_head, index_tail)
-    tape.follow(_flat(fresh), then_tail, state.head, index_tail, then_index, state.trajectories)
+    bounds = (then_tail, state.head, index_tail, then_index, state.trajectories)
+    fields = state.fields
+    new = None if fields is None else fields.of(then_index - len(fresh), then_index)
+    tape.follow(_flat(fresh), *bounds, new)
+    if fields is not None:
+        _set_fields(tape, fields, bounds)
     tape.retire(then_tail)
-    return True
+
+
+def _set_fields(tape: Any, fields: StoredFields, bounds: tuple[int, ...]) -> None:
+    """Of entries that were there before: what somebody set since."""
+    assert fields.numbers is not None
+    live = fields.numbers >= tape.snapshot()[3]
+    if live.any():
+        known = [tape.entries(int(n), int(n) + 1) for n in fields.numbers[live]]
+        records = np.ascontiguousarray(fields.changed[live])
+        tape.follow(np.concatenate(known).view(np.uint64), *bounds, records)
+
+
+def _of_fields(tape: Any, bad: list[int]) -> dict[int, str]:
+    """Trajectories whose fields are damaged: those of the newest run count."""
+    if not bad:
+        return {}
+    entries = read_entries(tape)
+    last = len(entries) - 1 - np.unique(entries["ordinal"][::-1], return_index=True)[1]
+    lost = entries.take(last[np.isin(entries["number"][last], bad)])
+    return dict.fromkeys((int(o) for o in lost["ordinal"]), "its fields are damaged")
 
 
 def _ordinals_of(tape: Any, low: int, high: int) -> list[int]:

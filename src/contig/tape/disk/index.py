@@ -21,8 +21,9 @@ from ..entry import join
 from . import index_tables as tables
 from .changes import Changes, IndexState, Salts
 from .directory import Directory
+from .index_fields import FieldPages
 from .index_pages import PAGE, STORED, narrow, pack
-from .index_tables import FORMAT, read_bounds, read_state, row_crc
+from .index_tables import FORMAT, PLAIN, Form, read_bounds, read_state, row_crc
 from .sqlite import DamagedContents, as_os_error, connect, deleted, is_damage, keep_log, log_bytes
 
 __all__ = ["DamagedIndexError", "DiskIndex", "open_index", "read_index"]
@@ -33,6 +34,13 @@ Array = np.ndarray[Any, Any]
 
 _PRODUCERS = _native.PRODUCERS  # as a tape
 _LOG_BYTES = 4 << 20
+_BOUNDS = (
+    "store=?, tail=?, index_tail=?, head=?, index_head=?, trajectories=?, inserted=?, sampled=?"
+)
+_SET_BOUNDS = {  # by format
+    2: f"UPDATE bounds SET {_BOUNDS}, loads=?, revision=?, crc=?",
+    FORMAT: f"UPDATE bounds SET {_BOUNDS}, blob_tail=?, blob_head=?, loads=?, revision=?, crc=?",
+}
 _WRITE_PAGES = 500  # in one statement: each is a chance for others to take the GIL for long
 
 
@@ -51,20 +59,22 @@ class DiskIndex:
         path: of the SQLite file.
         writable: else it is opened to read, and must exist.
         store: the storage's number, which a new index gets.
+        form: what it is of, which layout.json says.
     """
 
-    def __init__(self, path: Path, writable: bool, store: int = 0) -> None:
+    def __init__(self, path: Path, writable: bool, store: int = 0, form: Form = PLAIN) -> None:
         self.path = path
         mode = "rwc" if writable else "ro"
         if not writable and not os.access(path.parent, os.W_OK) and not log_bytes(path):
             mode += "&immutable=1"  # SQLite would make a log's index there
-        self._writable = writable
+        self._writable, self.form = writable, form
         self._db = connect(path, mode)
         self._folder: sqlite3.Connection | None = None
         self.revision = self.loads = self.store = 0
         self._deleted_below = -1
         self._open_page = np.zeros(0, STORED)  # entries of the newest page
         self._salts: Salts = ()
+        self._fields: FieldPages | None = None
         try:
             version = self._version()
             if version > FORMAT:
@@ -77,7 +87,7 @@ class DiskIndex:
                 self._db.execute(f"PRAGMA journal_size_limit={_LOG_BYTES}")
                 self._db.execute("PRAGMA synchronous=FULL")
                 if version == 0:
-                    tables.create(self._db, store)
+                    tables.create(self._db, store, form.format)
                 # Opened now: later there may be another directory of this name.
                 self._folder = connect(path, "rw")
                 self._folder.execute("PRAGMA user_version").fetchone()
@@ -104,8 +114,15 @@ class DiskIndex:
         version = self._version()
         if there != tables.tables_of(version):
             raise DamagedContents("its tables are not as they should be")
-        if version < FORMAT:
+        if version == 1:
             tables.upgrade(self._db)
+
+    def settle_format(self) -> None:
+        """Before the first row of a storage: an index that was left without a layout may be of
+        another format."""
+        bounds = read_bounds(self._db, self._version())
+        if self._version() != self.form.format and bounds.index_head == bounds.loads == 0:
+            tables.remake(self._db, bounds.store, self.form.format)
 
     def set_durable(self, durable: bool) -> None:
         """Whether a commit waits until it is on the disk."""
@@ -134,11 +151,13 @@ class DiskIndex:
             with self._transaction() as db:
                 db.execute("DELETE FROM pages")
                 db.execute("DELETE FROM quarantine")
+                if self._field_pages is not None:
+                    self._field_pages.clear(db)
                 self._put(changes, kept, loads)
         finally:
             self._db.execute(f"PRAGMA synchronous={level}")
             # Asked, as an interrupt may come when it is through.
-            if read_bounds(self._db, self._version())[-2] == loads:
+            if read_bounds(self._db, self._version()).loads == loads:
                 self.loads = loads
                 self._open_page = self._open_page[:0]
                 self._stored(changes, kept)
@@ -159,7 +178,9 @@ class DiskIndex:
             db.execute("DELETE FROM salts")
             rows = [(first, salt, row_crc(first, salt)) for first, salt in changes.salts]
             db.executemany("INSERT INTO salts VALUES (?, ?, ?)", rows)
-        bounds = (
+        if changes.fields is not None and self._field_pages is not None:
+            self._field_pages.put(db, changes.fields, changes.index_tail, revision)
+        bounds: tuple[int, ...] = (
             self.store,
             changes.tail,
             changes.index_tail,
@@ -167,14 +188,18 @@ class DiskIndex:
             changes.index_head,
             changes.trajectories,
             *changes.limiter,
-            loads,
-            revision,
         )
-        db.execute(
-            "UPDATE bounds SET store=?, tail=?, index_tail=?, head=?, index_head=?, "
-            "trajectories=?, inserted=?, sampled=?, loads=?, revision=?, crc=?",
-            (*bounds, row_crc(*bounds)),
-        )
+        if self.form.format == FORMAT:
+            bounds = (*bounds, changes.blob_tail, changes.blob_head)
+        bounds = (*bounds, loads, revision)
+        db.execute(_SET_BOUNDS[self.form.format], (*bounds, row_crc(*bounds)))
+
+    @property
+    def _field_pages(self) -> FieldPages | None:
+        """Where fields are; made when the storage's number is known."""
+        if self._fields is None and self.form.field_bytes:
+            self._fields = FieldPages(self.form.field_bytes, self.store)
+        return self._fields
 
     def _stored(self, changes: Changes, kept: Array) -> None:
         self._deleted_below = changes.index_tail // PAGE
@@ -196,6 +221,8 @@ class DiskIndex:
             self._db.execute("DELETE FROM pages")
         elif changes.index_tail // PAGE != self._deleted_below:
             self._db.execute("DELETE FROM pages WHERE page < ?", (changes.index_tail // PAGE,))
+        if self._field_pages is not None:
+            self._field_pages.delete_below(self._db, changes.index_tail, changes.index_head)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -205,6 +232,8 @@ class DiskIndex:
             yield db
             db.execute("COMMIT")
         except BaseException:
+            if self._fields is not None:
+                self._fields.forget()
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
@@ -249,9 +278,10 @@ class DiskIndex:
         """Changes when another connection committed something."""
         return int(self._db.execute("PRAGMA data_version").fetchone()[0])
 
-    def load(self, since: int = -1) -> IndexState:
-        """The index; or what there is from an entry on, unless some of it is damaged: then all."""
-        state = read_state(self._db, self.path, since)
+    def load(self, since: int = -1, known: int = -1) -> IndexState:
+        """The index; or what there is from an entry on, unless some of it is damaged: then all.
+        `known`: the transaction up to which fields of earlier entries are known."""
+        state = read_state(self._db, self.path, self.form, since, known)
         self.revision, self.store = state.revision, state.store
         self.loads, self._salts = state.loads, state.salts
         if state.parts:
@@ -260,7 +290,7 @@ class DiskIndex:
 
     def read_store(self) -> int:
         """The number of the storage that it belongs to."""
-        return read_bounds(self._db, self._version())[0]
+        return read_bounds(self._db, self._version()).store
 
     def backup(self, path: Path) -> None:
         """A copy of the index as it is committed now."""
@@ -301,14 +331,14 @@ def _insert_pages(db: sqlite3.Connection, pages: list[tuple[int, memoryview]]) -
 
 def _last_page(kept: Array) -> Array:
     pages = kept["number"] // PAGE
-    return kept.compress(pages == pages[-1])
+    return kept if pages[0] == pages[-1] else kept.compress(pages == pages[-1])
 
 
 def _signed(word: int) -> int:
     return word - 2**64 if word >= 2**63 else word
 
 
-def open_index(directory: Directory, writable: bool, store: int) -> DiskIndex:
+def open_index(directory: Directory, writable: bool, store: int, form: Form = PLAIN) -> DiskIndex:
     """The index of a directory; a new one where there are no rows yet.
 
     Raises:
@@ -320,7 +350,7 @@ def open_index(directory: Directory, writable: bool, store: int) -> DiskIndex:
     if not there and directory.row_files():
         raise _damaged_index(path, ValueError("it is missing, but there are files of rows"))
     try:
-        index = DiskIndex(path, writable, store)
+        index = DiskIndex(path, writable, store, form)
     except sqlite3.Error as error:
         raise _failed(path, error) from error
     if writable and directory.is_moved:  # before SQLite had it open, or since

@@ -48,6 +48,8 @@ def pack(kept: Array) -> list[tuple[int, memoryview]]:
         "B"
     )
     pages = kept["number"] // PAGE
+    if pages[0] == pages[-1]:  # of nearly all appends
+        return [(int(pages[0]), data)]
     starts = np.flatnonzero(np.diff(pages, prepend=pages[0] - 1)).tolist()
     bounds = zip(starts, [*starts[1:], len(kept)])
     return [(int(pages[a]), data[a * _STRIDE : b * _STRIDE]) for a, b in bounds]

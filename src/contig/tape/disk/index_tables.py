@@ -1,7 +1,12 @@
 """What is in the SQLite file of an index: its tables, read, made, and upgraded.
 
 Every row of numbers ends with its checksum. Damaged entries are replaced by stand-ins when they are
-read. An index of format 1 is read as it is; the first writer gives it today's tables.
+read. An index of format 1 is read as it is; the first writer gives it the tables of format 2.
+
+    format 2   rows of one size
+    format 3   trajectories with fields, or leaves of any size: two more tables, and bounds of bytes
+
+What needs no format 3 is of format 2, which contig 0.2 reads.
 """
 
 from __future__ import annotations
@@ -11,22 +16,27 @@ import logging
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ... import _native
-from .changes import IndexState, Salts
+from .changes import IndexBounds, IndexState, Salts
+from .index_fields import FieldPages
 from .index_pages import PAGE, STORED, complete, pack, unpack
 from .sqlite import DamagedContents
 
 __all__ = [
     "FORMAT",
+    "PLAIN",
+    "Form",
+    "bounds_of",
     "create",
     "is_whole",
     "read_bounds",
     "read_pages",
     "read_state",
+    "remake",
     "row_crc",
     "tables_in",
     "tables_of",
@@ -37,7 +47,7 @@ log = logging.getLogger("contig.disk")
 
 Array = np.ndarray[Any, Any]
 
-FORMAT = 2
+FORMAT = 3
 _AT_ONCE = 4096  # rows of format 1
 _WORD = 2**64 - 1
 _MOST_PRODUCERS = _native.PRODUCERS  # as a tape
@@ -63,6 +73,12 @@ CREATE TABLE quarantine (
 );
 """
 
+_SCHEMA_3 = f"""
+{_SCHEMA.replace("sampled INTEGER,", "sampled INTEGER, blob_tail INTEGER, blob_head INTEGER,")}
+CREATE TABLE fields (page INTEGER PRIMARY KEY, records BLOB NOT NULL);
+CREATE TABLE changed (revision INTEGER PRIMARY KEY, numbers BLOB NOT NULL, crc INTEGER NOT NULL);
+"""
+
 _WORDS = (STORED.names or ())[:-1]  # all but the number: a column each in format 1
 
 _SCHEMA_1 = f"""
@@ -82,6 +98,21 @@ CREATE TABLE quarantine (ordinal INTEGER PRIMARY KEY, reason TEXT NOT NULL);
 """
 
 
+class Form(NamedTuple):
+    """What an index is of.
+
+    Attributes:
+        format: 2 or 3.
+        field_bytes: of the fields of a trajectory; 0: it has none.
+    """
+
+    format: int
+    field_bytes: int
+
+
+PLAIN = Form(2, 0)
+
+
 def row_crc(*values: int) -> int:
     """The checksum of a row of numbers."""
     return _native.crc32c(np.array(values, np.int64).tobytes())
@@ -92,13 +123,28 @@ def is_whole(row: tuple[Any, ...]) -> bool:
     return all(type(v) is int for v in row) and row_crc(*row[:-1]) == row[-1]
 
 
-def create(db: sqlite3.Connection, store: int) -> None:
+def create(db: sqlite3.Connection, store: int, version: int) -> None:
     """An empty index, in one transaction."""
-    bounds = (store, *[0] * 9)
-    db.executescript(
-        f"BEGIN; {_SCHEMA} INSERT INTO bounds VALUES (0, {', '.join(map(str, bounds))}, "
-        f"{row_crc(*bounds)}); PRAGMA user_version={FORMAT}; COMMIT;"
+    db.executescript(f"BEGIN; {_made(store, version)} COMMIT;")
+
+
+def remake(db: sqlite3.Connection, store: int, version: int) -> None:
+    """The same in place of an index of another format that was never used."""
+    names = [row[1] for row in tables_in(db) if row[0] == "table"]
+    gone = " ".join(f"DROP TABLE {name};" for name in names)
+    db.executescript(f"BEGIN IMMEDIATE; {gone} {_made(store, version)} COMMIT;")
+
+
+def _made(store: int, version: int) -> str:
+    bounds = (store, *[0] * (11 if version == FORMAT else 9))
+    return (
+        f"{_schema(version)} INSERT INTO bounds VALUES (0, {', '.join(map(str, bounds))}, "
+        f"{row_crc(*bounds)}); PRAGMA user_version={version};"
     )
+
+
+def _schema(version: int) -> str:
+    return {1: _SCHEMA_1, 2: _SCHEMA, FORMAT: _SCHEMA_3}[version]
 
 
 def tables_in(db: sqlite3.Connection) -> list[Any]:
@@ -112,7 +158,7 @@ def tables_of(version: int) -> list[Any]:
     """The tables that an index of a format has."""
     db = sqlite3.connect(":memory:")
     try:
-        db.executescript(_SCHEMA if version == FORMAT else _SCHEMA_1)
+        db.executescript(_schema(version))
         return tables_in(db)
     finally:
         db.close()
@@ -123,7 +169,7 @@ def read_pages(
 ) -> Any:
     """Packed entries, page by page, of those that have entries of the numbers [first, last)."""
     order = "DESC" if backwards else "ASC"
-    if version == FORMAT:
+    if version > 1:
         query = "SELECT entries FROM pages WHERE page >= ? AND page <= ? ORDER BY page "
         return db.execute(query + order, (first // PAGE, (last - 1) // PAGE))
     query = f"SELECT {', '.join(_WORDS)}, number, crc FROM runs WHERE number >= ? AND number < ?"
@@ -164,7 +210,7 @@ def upgrade(db: sqlite3.Connection) -> None:
         crc = row_crc(*now) if is_whole(bounds[1:]) else -1
         db.execute(f"INSERT INTO bounds VALUES (0, {', '.join('?' * 11)})", (*now, crc))
         db.executemany("INSERT INTO quarantine VALUES (?, ?, 0)", aside)
-        db.execute(f"PRAGMA user_version={FORMAT}")
+        db.execute(f"PRAGMA user_version={PLAIN.format}")
         db.execute("COMMIT")
     except BaseException:
         if db.in_transaction:
@@ -175,18 +221,32 @@ def upgrade(db: sqlite3.Connection) -> None:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def read_state(db: sqlite3.Connection, path: Path, since: int = -1) -> IndexState:
-    """The index; or what there is from an entry on, unless some of it is damaged: then all."""
+def read_state(
+    db: sqlite3.Connection, path: Path, form: Form, since: int = -1, known: int = -1
+) -> IndexState:
+    """The index; or what there is from an entry on, unless some of it is damaged: then all.
+
+    Args:
+        form: of the index.
+        since: the entry.
+        known: the transaction (`revision`) up to which fields of earlier entries are known.
+    """
     db.execute("BEGIN")
     try:
         version = int(db.execute("PRAGMA user_version").fetchone()[0])
-        store, *bounds = read_bounds(db, version)
-        tail, index_tail, head, index_head, trajectories, *limiter, loads, revision = bounds
+        if version not in (1, form.format):
+            raise DamagedContents(f"it is of format {version}, expected {form.format}")
+        bounds = read_bounds(db, version)
+        index_tail, index_head = bounds.index_tail, bounds.index_head
         producers, lost = _producers(db, path)
         reasons = db.execute("SELECT * FROM quarantine").fetchall()
         salts = _read_salts(db, version)
         first = max(index_tail, since)
         parts = _parts(db, version, first, index_head)
+        fields = None
+        if form.field_bytes and version == FORMAT:
+            pages = FieldPages(form.field_bytes, bounds.store)
+            fields = pages.read(db, first, index_head, index_tail, known, bounds.revision)
     except UnicodeDecodeError as error:
         raise DamagedContents(str(error)) from error
     finally:
@@ -195,44 +255,59 @@ def read_state(db: sqlite3.Connection, path: Path, since: int = -1) -> IndexStat
     quarantine = {int(row[0]): str(row[1]) for row in reasons}
     if not _without_gaps(parts, first, index_head):
         if first > index_tail:
-            return read_state(db, path)
+            return read_state(db, path, form)
         good = {int(kept["number"]): kept for part in parts for kept in part}
         numbers = range(index_tail, index_head)
-        entries, bad = complete(good, tail, head, numbers)
+        entries, bad = complete(good, bounds.tail, bounds.head, numbers)
         # What goes on from an entry that is not there has a hole.
         for ordinal in entries["ordinal"][np.isin(entries["prev"], bad)]:
             quarantine.setdefault(int(ordinal), "a part of it is damaged")
         parts = [entries]
     return IndexState(
-        tail,
+        bounds.tail,
         index_tail,
-        head,
+        bounds.head,
         index_head,
-        trajectories,
-        (limiter[0], limiter[1]),
+        bounds.trajectories,
+        (bounds.inserted, bounds.sampled),
         parts,
         producers,
         lost,
         quarantine,
         {int(row[0]) for row in reasons if len(row) > 2 and row[2]},
         bad,
-        loads,
+        bounds.loads,
         salts,
-        revision,
-        store,
+        bounds.revision,
+        bounds.store,
+        bounds.blob_tail,
+        bounds.blob_head,
+        fields,
     )
 
 
-def read_bounds(db: sqlite3.Connection, version: int) -> list[int]:
-    """Of format 1, too: those have no `store`."""
+def read_bounds(db: sqlite3.Connection, version: int) -> IndexBounds:
+    """Of older formats, too."""
     row = db.execute("SELECT * FROM bounds").fetchone()
     if row is None or not is_whole(row[1:]):
         raise DamagedContents("the checksum of its bounds is wrong")
-    return [0, *row[1:-1]] if version < FORMAT else list(row[1:-1])
+    return bounds_of(row[1:-1])
+
+
+def bounds_of(numbers: tuple[int, ...]) -> IndexBounds:
+    """Bounds as they were stored: those of format 1 have no `store`, and only those of format 3 are
+    of bytes, too."""
+    if len(numbers) == 9:
+        numbers = (0, *numbers)
+    if len(numbers) == 10:
+        numbers = (*numbers[:8], 0, 0, *numbers[8:])
+    if len(numbers) != len(IndexBounds._fields):
+        raise DamagedContents(f"its bounds are {len(numbers)} numbers")
+    return IndexBounds(*numbers)
 
 
 def _read_salts(db: sqlite3.Connection, version: int) -> Salts:
-    if version < FORMAT:
+    if version == 1:
         return ()
     rows = db.execute("SELECT first, salt, crc FROM salts ORDER BY first").fetchall()
     if not all(is_whole(row) for row in rows):

@@ -7,14 +7,17 @@ import os
 import threading
 import warnings
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ... import _native
+from ..segment import Segment
 from . import files
 from .directory import Directory
 from .opening import Opened
 
-__all__ = ["Lifetime"]
+__all__ = ["Lifetime", "control", "teller"]
 
 log = logging.getLogger("contig.disk")
 
@@ -83,6 +86,27 @@ class Lifetime:
         except Exception as error:
             log.error("%s was dropped, and not all was committed: %s", self.directory.path, error)
             return True
+
+
+def control(rows: int) -> Segment:
+    """Memory for an index of `rows` rows, which ends with the storage that has it."""
+    return Segment.anonymous(
+        _native.control_bytes(rows),
+        lambda m: _native.format_control(m, rows),
+        _native.table_bytes(rows),
+    )
+
+
+def teller(storage: Any) -> Callable[[], None]:
+    """Tells who listens to a storage; does not keep it alive."""
+    known = weakref.ref(storage)
+
+    def tell() -> None:
+        there = known()
+        for call in () if there is None else there._listeners:
+            call()
+
+    return tell
 
 
 _here: weakref.WeakSet[Lifetime] = weakref.WeakSet()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..entry import ends_of, read_entries
+from ..folding import FoldedSteps
 
 __all__ = ["Quarantine"]
 
@@ -76,6 +77,31 @@ class Quarantine:
             if repaired:
                 raise
             log.warning("%s: the quarantine cannot be written: %s", self._path, error)
+
+    def lost(
+        self,
+        seqs: Array,
+        steps: FoldedSteps | None,
+        lost: int,
+        damaged: Array | None,
+        bad: Array | None,
+    ) -> Any:
+        """What cannot be served of rows that were gathered, as `Storage.gather` says it.
+
+        Args:
+            seqs: the rows.
+            steps: rows that follow each of them.
+            lost, damaged: see `gone`; places among `steps`, if there are any.
+            bad: a mask over `seqs` of those that cannot be decoded.
+        """
+        gone = self.gone(seqs if steps is None else steps.rows, lost, damaged)
+        if gone is None:
+            return lost if bad is None or not bad.any() else bad | (seqs < lost)
+        if steps is not None:  # one bad row spoils what it is a part of
+            gone = np.logical_or.reduceat(gone, np.cumsum(steps.lengths) - steps.lengths)
+        if bad is not None:
+            gone = gone | bad
+        return gone if gone.any() else 0
 
     def gone(self, seqs: Array, lost: int, damaged: Array | None) -> Array | None:
         """A mask of rows that cannot be served, or None if all that counts is which are `lost`.

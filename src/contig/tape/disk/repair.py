@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,15 +23,17 @@ import numpy as np
 from ..entry import ends_of, steps_of
 from . import files
 from . import index_tables as tables
-from .changes import Changes, Salts
-from .description import read_description
+from .changes import Changes, IndexBounds, Salts
+from .description import form_of, read_description
 from .directory import Directory
 from .extent_folders import all_but, folder_of, next_number, put_aside, tidy
 from .index import DamagedIndexError, DiskIndex, open_index, read_index
+from .index_fields import FieldChanges, FieldPages
 from .index_pages import complete, unpack, widen
-from .index_tables import is_whole
+from .index_tables import PLAIN, Form, is_whole
 from .sqlite import SUFFIXES, as_os_error, is_damage
 from .storage import DiskStorage
+from .stored_bytes import UNKNOWN
 
 __all__ = ["Damage", "repair", "verify"]
 
@@ -56,22 +58,30 @@ class Damage(NamedTuple):
     rows_checked: int
 
 
-def verify(storage: DiskStorage) -> Damage:
-    """Reads every row and compares its checksum. Rows evicted meanwhile are left out."""
+def verify(storage: DiskStorage, on_rows: Callable[[int, int], object] | None = None) -> Damage:
+    """Reads every row and compares its checksum. Rows evicted meanwhile are left out.
+
+    Args:
+        storage: to be looked at.
+        on_rows: called with (done, total) after each stretch of rows.
+    """
     head, tail, _, _ = storage.tape.snapshot()
     found = dict(storage.quarantined)
-    step = max(_STEP_BYTES // max(storage.tape.record_size, 1), 1)
+    each = storage.tape.record_size + storage.blob_bytes // max(head - tail, 1)
+    step = max(_STEP_BYTES // max(each, 1), 1)
     for low in range(tail, head, step):
         for ordinal in storage.damaged(low, min(low + step, head)):
             found.setdefault(ordinal, "a row's checksum is wrong")
+        if on_rows is not None:
+            on_rows(min(low + step, head) - tail, head - tail)
     news = {o: reason for o, reason in found.items() if o not in storage.repaired}
     return Damage(news, len(found) - len(news), head - tail)
 
 
-def repair(path: Path) -> list[str]:
+def repair(path: Path, on_rows: Callable[[int, int], object] | None = None) -> list[str]:
     """Sets aside what is damaged, for good; what was done, line by line.
 
-    Killed at any time, it leaves what it found, or what it was to leave.
+    Killed at any time, it leaves what it found, or what it was to leave. `on_rows` as in `verify`.
 
     Raises:
         BlockingIOError: another process writes here.
@@ -81,14 +91,14 @@ def repair(path: Path) -> list[str]:
     done = []
     directory = Directory(path, make=False)
     try:
-        directory.check_storage()
+        directory.check_storage(rows=False)
         directory.lock()
         described = read_description(directory)
         assert described is not None
-        store = int(described.get("store", 0))
-        why = _unreadable(directory, store)
+        store, form = int(described.get("store", 0)), form_of(described)
+        why = _unreadable(directory, store, form)
         if why is not None:
-            saved = rebuild(directory, store)
+            saved = rebuild(directory, described)
             done.append(
                 f"the index could not be read ({why}): {saved.runs:,} runs of {saved.rows:,} rows "
                 f"were saved, the old one is in {saved.aside}"
@@ -101,17 +111,17 @@ def repair(path: Path) -> list[str]:
             done.append(
                 f"{count:,} rows of which the index does not know are in {path / 'quarantine'}"
             )
-        found = verify(storage).trajectories
+        found = verify(storage, on_rows).trajectories
         storage.quarantine(found, repaired=True)
         storage.flush()
         done += [f"episode {o} is set aside: {r}" for o, r in found.items()]
     return done or ["nothing is damaged"]
 
 
-def _unreadable(directory: Directory, store: int) -> str | None:
+def _unreadable(directory: Directory, store: int, form: Form) -> str | None:
     """Why an index has to be built anew, or None."""
     try:
-        index = open_index(directory, True, store)
+        index = open_index(directory, True, store, form)
         try:
             state = read_index(index, True, store)
         finally:
@@ -120,6 +130,8 @@ def _unreadable(directory: Directory, store: int) -> str | None:
         return str(error.__cause__ or error)
     if state.bad:
         return f"{len(state.bad):,} of its entries are damaged"
+    if state.fields is not None and state.fields.bad:
+        return f"fields of {len(state.fields.bad):,} of its entries are damaged"
     return "what producers have sent is damaged" if state.lost_producers else None
 
 
@@ -145,25 +157,32 @@ class _Found(NamedTuple):
 
     entries: dict[int, Any]
     producers: dict[int, int]
-    bounds: list[int] | None
+    bounds: IndexBounds | None
     salts: Salts
     quarantine: dict[int, tuple[str, bool]]
+    fields: dict[int, Array]
 
 
-def rebuild(directory: Directory, store: int) -> Rebuilt:
+def rebuild(directory: Directory, described: dict[str, Any]) -> Rebuilt:
     """Replaces an index. The caller holds the directory's lock.
+
+    Args:
+        directory: where it is.
+        described: what layout.json says.
 
     Raises:
         OSError: the disk is full, or the like; the old index is as it was.
     """
+    store, form = int(described.get("store", 0)), form_of(described)
     old = directory.index
-    found = _read(old)
-    changes = _changes(found)
+    pages = FieldPages(form.field_bytes, store) if form.field_bytes else None
+    found = _read(old, pages)
+    changes = _changes(found, form)
     loads = _settle_folders(directory, found)
     for suffix in SUFFIXES:  # of a repair that was killed
         files.unlink(directory.root / (_NEW + suffix))
     new = directory.path / _NEW
-    index = DiskIndex(new, True, store)
+    index = DiskIndex(new, True, store, form)
     try:
         index.store = store
         index.loads = loads
@@ -190,14 +209,14 @@ def _settle_folders(directory: Directory, found: _Found) -> int:
     cannot be told, it is the newest, and the others are put aside, not deleted."""
     root = directory.root / "extents"
     if found.bounds is not None:
-        tidy(directory, found.bounds[-2])
-        return int(found.bounds[-2]) + 1
+        tidy(directory, found.bounds.loads)
+        return found.bounds.loads + 1
     loads = next_number(root, 0)
     put_aside(directory, all_but(root, folder_of(root, loads)))
     return loads
 
 
-def _changes(found: _Found) -> Changes:
+def _changes(found: _Found, form: Form) -> Changes:
     """All that is known, with stand-ins for entries that are not."""
     numbers = sorted(found.entries)
     first = numbers[0] if numbers else 0
@@ -205,10 +224,11 @@ def _changes(found: _Found) -> Changes:
     tail = int(found.entries[first]["first"]) if numbers else 0
     head = int(ends_of(found.entries[last - 1])) if numbers else 0
     trajectories = max((int(kept["ordinal"]) + 1 for kept in found.entries.values()), default=0)
-    limiter = (head, 0)
+    limiter, blobs = (head, 0), (0, UNKNOWN)
     if found.bounds is not None:
-        _, tail, first, head, last, trajectories, *counted, _, _ = found.bounds
-        limiter = (counted[0], counted[1])
+        _, tail, first, head, last, trajectories, *_ = found.bounds
+        limiter = (found.bounds.inserted, found.bounds.sampled)
+        blobs = (found.bounds.blob_tail, found.bounds.blob_head)
     kept, bad = complete(found.entries, tail, head, range(first, last))
     for number in bad:
         found.quarantine.setdefault(
@@ -216,6 +236,7 @@ def _changes(found: _Found) -> Changes:
         )
     for ordinal in kept["ordinal"][np.isin(kept["prev"], bad)]:
         found.quarantine.setdefault(int(ordinal), ("a part of it is damaged", True))
+    fields = _saved_fields(found, kept, form.field_bytes) if form.field_bytes else None
     return Changes(
         entries=widen(kept),
         producers=found.producers,
@@ -226,10 +247,25 @@ def _changes(found: _Found) -> Changes:
         trajectories=trajectories,
         limiter=limiter,
         salts=found.salts,
+        blob_tail=blobs[0],
+        blob_head=blobs[1],
+        fields=fields,
     )
 
 
-def _read(path: Path) -> _Found:
+def _saved_fields(found: _Found, kept: Array, size: int) -> FieldChanges:
+    """Those of all entries; what cannot be read is zeros, and its trajectories are set aside."""
+    nothing = np.zeros(size, np.uint8)
+    newest = {int(entry["ordinal"]): int(entry["number"]) for entry in kept}
+    for ordinal, number in newest.items():
+        if number not in found.fields:
+            found.quarantine.setdefault(ordinal, ("its fields were damaged", True))
+    records = [found.fields.get(int(number), nothing) for number in kept["number"]]
+    first = int(kept["number"][0]) if len(kept) else 0
+    return FieldChanges.all_of(first, np.array(records, np.uint8).reshape(-1, size))
+
+
+def _read(path: Path, fields: FieldPages | None) -> _Found:
     """What can be read of an index, of a copy: reading may change the log's files."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "index.sqlite"
@@ -238,16 +274,16 @@ def _read(path: Path) -> _Found:
                 files.copy(path.with_name(path.name + suffix), copy.with_name(copy.name + suffix))
         db = sqlite3.connect(copy)
         try:
-            return _read_tables(db, path)
+            return _read_tables(db, path, fields)
         finally:
             db.close()
 
 
-def _read_tables(db: sqlite3.Connection, path: Path) -> _Found:
+def _read_tables(db: sqlite3.Connection, path: Path, fields: FieldPages | None) -> _Found:
     def rows(query: str) -> list[tuple[Any, ...]]:
         return list(_until_damage(lambda: db.execute(query), path))
 
-    version = tables.FORMAT if rows("SELECT page FROM pages LIMIT 1") else 1
+    version = PLAIN.format if rows("SELECT page FROM pages LIMIT 1") else 1
     entries: dict[int, Any] = {}
     for backwards in (False, True):  # from both ends, as far as that goes
         pages = functools.partial(tables.read_pages, db, version, 0, _EVER, backwards)
@@ -256,9 +292,7 @@ def _read_tables(db: sqlite3.Connection, path: Path) -> _Found:
             for kept in unpack([page]):
                 entries[int(kept["number"])] = kept
     bounds = [row[1:] for row in rows("SELECT * FROM bounds") if is_whole(row[1:])]
-    whole = list(bounds[0][:-1]) if bounds else []
-    if len(whole) == 9:  # of format 1: without `store`
-        whole = [0, *whole]
+    whole = tables.bounds_of(bounds[0][:-1]) if bounds else None
     salts = [row[:2] for row in rows("SELECT first, salt, crc FROM salts") if is_whole(row)]
     aside = {
         row[0]: (str(row[1]), bool(row[2]) if len(row) > 2 else False)
@@ -267,9 +301,15 @@ def _read_tables(db: sqlite3.Connection, path: Path) -> _Found:
     }
     senders = rows("SELECT id, seq, revision, crc FROM producers")
     producers = {row[0] & (2**64 - 1): row[1] for row in senders if is_whole(row)}
-    if whole:
-        entries = {n: kept for n, kept in entries.items() if whole[2] <= n < whole[4]}
-    return _Found(entries, producers, whole or None, tuple(sorted(salts)), aside)
+    if whole is not None:
+        live = range(whole.index_tail, whole.index_head)
+        entries = {n: kept for n, kept in entries.items() if n in live}
+    records: dict[int, Array] = {}
+    for backwards in () if fields is None else (False, True):
+        assert fields is not None
+        found = functools.partial(fields.readable, db, backwards)
+        records.update(_until_damage(found, path))
+    return _Found(entries, producers, whole, tuple(sorted(salts)), aside, records)
 
 
 def _until_damage(query: Any, path: Path) -> Iterator[tuple[Any, ...]]:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...errors import StorageFull
 from ..schema import Schema
 from ..snapshot import Snapshot
@@ -22,10 +24,12 @@ from . import first_load
 from .appender import new_salt
 from .changes import Changes
 from .committer import FULL
-from .description import with_store
+from .description import slots_of, with_store
 from .directory import Directory
 from .extent_folders import next_number
+from .extents import Extents
 from .index import DiskIndex
+from .index_fields import FieldChanges
 from .loading import Load, Shape
 from .marker import Mark
 from .opening import Opened, OpenOptions
@@ -75,8 +79,10 @@ class Restoring:
             options: how it is opened then.
         """
         first_load.settle(self._directory)
-        size = Schema.from_bytes(json.dumps(described["schema"]).encode()).layout.record_size
-        shape = Shape(size, described["stride"], described["rows_per_extent"])
+        schema = Schema.from_bytes(json.dumps(described["schema"]).encode())
+        of = (schema.layout.record_size, described["stride"], described["rows_per_extent"])
+        slots = slots_of(schema, described)
+        shape = Shape(*of, described.get("blob_file_bytes", 0), slots)
 
         def change(load: Load) -> None:
             opened: Opened | None = None
@@ -122,7 +128,7 @@ class Restoring:
             appender.clear_beyond()
         number = next_number(load.root, opened.index.loads)
         folder, old = load.name(number), opened.extents.folder
-        changes = self._changes(load)
+        changes = self._changes(load, opened.schema)
 
         def replace(index: DiskIndex) -> None:
             index.replace(changes, number)
@@ -148,9 +154,15 @@ class Restoring:
                 remover.left.append(folder)
                 appender.note_bounds()
 
-    def _changes(self, load: Load) -> Changes:
+    def _changes(self, load: Load, schema: Schema) -> Changes:
         contents = self._contents
         _, first, last = self._numbered
+        fields = None
+        if schema.fields is not None:
+            records = contents.fields
+            if records is None:  # of a checkpoint without fields
+                records = np.zeros((last - first, schema.fields.record_size), np.uint8)
+            fields = FieldChanges.all_of(first, records)
         return Changes(
             contents.entries,
             {},
@@ -161,6 +173,8 @@ class Restoring:
             contents.trajectories,
             self._limiter,
             load.salts,
+            *load.blobs,
+            fields,
         )
 
     def _take_over(self, opened: Opened, load: Load, folder: Path) -> None:
@@ -174,14 +188,24 @@ class Restoring:
             tape.clear()  # who is reading sees that rows were lost
             extents.enter(folder)
             extents.created = False
+            if opened.bytes is not None:
+                opened.bytes.files.enter(folder)
+                opened.bytes.files.created = False
             opened.mirror.set_salts(load.salts)
             opened.mirror.quarantine.clear()
             tail, head = contents.tail, contents.head
-            for extent in range(tail // extents.rows, -(-head // extents.rows)):
-                try:
-                    extents.map(extent)
-                except OSError as error:  # then it is mapped when its rows are wanted
-                    log.warning("%s: it cannot be mapped: %s", extents.path(extent), error)
-            tape.restore_stored(tail, head, *self._numbered, contents.trajectories)
+            _map(extents, range(tail // extents.rows, -(-head // extents.rows)))
+            known = (contents.trajectories, contents.fields)
+            tape.restore_stored(tail, head, *self._numbered, *known)
+            if opened.bytes is not None:
+                _map(opened.bytes.files, opened.bytes.adopt(*load.blobs))
             tape.inserted, tape.sampled = self._limiter
             appender.took_over(load.salt)
+
+
+def _map(extents: Extents, numbers: range) -> None:
+    for number in numbers:
+        try:
+            extents.map(number)
+        except OSError as error:  # then it is mapped when its rows are wanted
+            log.warning("%s: it cannot be mapped: %s", extents.path(number), error)

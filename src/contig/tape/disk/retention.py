@@ -20,6 +20,7 @@ from .changes import Changes
 from .directory import Directory
 from .extent_folders import remove
 from .extents import Extents
+from .stored_bytes import StoredBytes
 
 __all__ = ["Bounds", "FileRemover", "Retention"]
 
@@ -84,11 +85,15 @@ class Retention:
         self._times.clear()
         self._heads.clear()
 
-    def apply(self, tape: Any, stride: int, now: bool) -> None:
+    def apply(self, tape: Any, stride: int, now: bool, blobs: StoredBytes | None = None) -> None:
         """Moves a tape's tail past the rows that are not kept. The index is looked through every
-        second, or `now`."""
+        second, or `now`. `blobs`: of leaves of any size, whose bytes count, too."""
         head, tail, _, _ = tape.snapshot()
         first = self._keep_from(tape, tail, head, stride, now)
+        nbytes = self.bounds.nbytes
+        if nbytes is not None and blobs is not None and tail < head:
+            # One row is kept, whatever it has.
+            first = max(first, min(blobs.within(stride, nbytes), head - 1))
         if first > tail:
             tape.retire(first)
 
@@ -127,14 +132,18 @@ class FileRemover:
         directory: where they are.
         tape: whose rows count.
         extents: the files.
+        blobs: those of leaves of any size.
 
     Attributes:
         held: a lock: while one has it, nothing is deleted.
         left: folders of loads that were not committed; they go after the next commit.
     """
 
-    def __init__(self, directory: Directory, tape: Any, extents: Extents) -> None:
+    def __init__(
+        self, directory: Directory, tape: Any, extents: Extents, blobs: StoredBytes | None
+    ) -> None:
         self._directory, self._tape, self._extents = directory, tape, extents
+        self._bytes = blobs
         self.held = threading.Lock()
         self.left: list[Path] = []
 
@@ -142,6 +151,9 @@ class FileRemover:
         """What a commit left without rows."""
         while self.left:
             self.remove(self.left.pop())
+        if self._bytes is not None and changes.blob_tail // self._bytes.files.rows:
+            with self.held:
+                self._bytes.delete_below(changes.blob_tail)
         if changes.tail // self._extents.rows == 0:
             return
         with self.held:

@@ -16,7 +16,7 @@ from ... import _native
 from . import files
 from .directory import Directory
 from .extents import Extents
-from .linked_rows import link_or_copy
+from .linked_bytes import link_or_copy
 from .marker import Mark
 
 __all__ = ["RowsBeyond"]
@@ -49,21 +49,29 @@ class RowsBeyond:
         extents: the files.
         record_size: bytes of a row that are not its checksum.
         head: the seq.
+        blobs: files of bytes of leaves of any size, if there are any.
+        blob_head: the position from which on they are not of rows that are known.
     """
 
-    def __init__(self, extents: Extents, record_size: int, head: int) -> None:
+    def __init__(
+        self,
+        extents: Extents,
+        record_size: int,
+        head: int,
+        blobs: Extents | None = None,
+        blob_head: int = 0,
+    ) -> None:
         self._extents, self._record_size, self._head = extents, record_size, head
+        self._blobs, self._blob_head = blobs, blob_head
 
     def _files(self) -> Iterator[_Piece]:
-        extents = self._extents
-        for extent in extents.present():
-            if (extent + 1) * extents.rows <= self._head:
-                continue
-            at = max(self._head - extent * extents.rows, 0) * extents.stride
-            there = files.read_part(extents.path(extent), extents.nbytes - at, at)
-            there += bytes(-len(there) % extents.stride)
-            rows = np.frombuffer(there, np.uint8).reshape(-1, extents.stride)
-            yield _Piece(extent, at, rows, np.asarray(rows.any(1)))
+        return _pieces(self._extents, self._head)
+
+    def cut(self) -> None:
+        """Removes them for good, with their bytes."""
+        self._extents.cut(self._head)
+        if self._blobs is not None:
+            self._blobs.cut(self._blob_head)
 
     def count(self) -> int:
         """How many there are."""
@@ -108,12 +116,12 @@ class RowsBeyond:
             if target is None:
                 target = directory.aside("rows") / "extents"
                 files.make_dir(target)
-            path = self._extents.path(found.extent)
-            if found.at == 0:
-                link_or_copy(path, target / path.name)
-            else:
-                _copy(found, self._extents.nbytes, target / path.name)
+            _keep(self._extents, found, target)
         if target is not None:
+            for found in () if self._blobs is None else _pieces(self._blobs, self._blob_head):
+                assert self._blobs is not None
+                if found.written.any():
+                    _keep(self._blobs, found, target)
             files.fsync_dir(target)
             log.warning(
                 "%s: %d rows behind the newest that the index knows are put aside, in %s: the "
@@ -123,6 +131,27 @@ class RowsBeyond:
                 directory.shown(target.parent),
             )
         return count
+
+
+def _pieces(extents: Extents, head: int) -> Iterator[_Piece]:
+    """What files have from a seq, or a position, on."""
+    for extent in extents.present():
+        if (extent + 1) * extents.rows <= head:
+            continue
+        at = max(head - extent * extents.rows, 0) * extents.stride
+        there = files.read_part(extents.path(extent), extents.nbytes - at, at)
+        there += bytes(-len(there) % extents.stride)
+        rows = np.frombuffer(there, np.uint8).reshape(-1, extents.stride)
+        yield _Piece(extent, at, rows, np.asarray(rows.any(1)))
+
+
+def _keep(extents: Extents, found: _Piece, folder: Path) -> None:
+    """A second name for a file of which nothing is known; a copy of the rest of another one."""
+    path = extents.path(found.extent)
+    if found.at == 0:
+        link_or_copy(path, folder / path.name)
+    else:
+        _copy(found, extents.nbytes, folder / path.name)
 
 
 def _copy(found: _Piece, nbytes: int, to: Path) -> None:

@@ -10,35 +10,42 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ... import _native
 from ...arguments import seconds_or_none, whole
-from ...convert import plain_tree
 from ...errors import LayoutError
 from ...layout import Layout
-from ..boundaries import complete_flags
+from ..asked import Asked
+from ..encoding import check_codecs, codecs_of
+from ..fields import Given, check_fields, fields_layout
 from ..folding import FoldedSteps
 from ..schema import ExtraLeaf, Schema
 from ..segment import Segment
+from ..sharing import stacks_of
 from ..snapshot import Snapshot
 from ..storage import Storage
 from . import first_load
 from .appender import Appender, StagedWriter
 from .committer import Lag
-from .description import create, describe, read_description
+from .description import create, describe, read_description, stored_schema
 from .directory import Directory
+from .holding import Holding
 from .index import DiskIndex
-from .lifetime import Lifetime
+from .lifetime import Lifetime, control, teller
+from .linked_rows import LinkedRows
 from .opening import Opened, OpenOptions
 from .restoring import Restoring
 from .retention import Bounds, Retention
+from .stored_bytes import bytes_for
+from .stored_slots import StoredSlots
 
 __all__ = ["DiskStorage"]
+
+Array = np.ndarray[Any, Any]
 
 _MOST_ROWS = 1 << 30  # of a storage without a capacity
 
@@ -52,11 +59,18 @@ class DiskStorage(Storage):
         max_bytes: bytes of rows to keep.
         durability: "committed" (survives any crash of the process) or "durable" (also power loss).
         rows_per_extent: rows of a file; rounded up to a power of two of whole pages.
-        max_episodes, max_age_s: trajectories to keep; seconds to keep rows.
+        max_episodes, max_age_s: trajectories to keep; seconds to keep rows. Applied by appends,
+            once a second at most, and by `retain`.
         max_lag_rows, max_lag_s: how many rows, and for how long, may be appended and not committed;
             appends wait beyond it.
         read_only: another process writes; this one follows it.
-        ndim, example: as in LazyTensorStorage.
+        ndim, example, fields, codecs: as in LazyTensorStorage; codecs may be left out when the
+            directory exists.
+        blob_bytes: bytes to keep of leaves of any size; None: 64 kB per row of the capacity, at
+            least 64 GB, at most 1 TB.
+        share_next, stack: as in LazyTensorStorage: observations are stored once, and so are frames
+            of stacks; files have about half, or an eighth. Not beside leaves of any size or with
+            codecs. What an existing directory has stays as it is.
 
     `extend` and the like return when the rows can be sampled; they are committed within
     milliseconds, and `flush` waits for that. A failure to commit is raised at the next call.
@@ -84,26 +98,42 @@ class DiskStorage(Storage):
         read_only: bool = False,
         ndim: int = 1,
         example: Any = None,
+        fields: Any = None,
+        blob_bytes: int | None = None,
+        codecs: Any = None,
+        share_next: bool | None = None,
+        stack: Any = None,
     ) -> None:
         if durability not in ("committed", "durable"):
             raise ValueError(f'durability {durability!r}: "committed" or "durable"')
         if capacity is not None:
             capacity = whole("capacity", capacity, 1, "a number of rows")
+        if blob_bytes is not None:
+            blob_bytes = whole("blob_bytes", blob_bytes, 1, "a number of bytes")
+        self._must_share, stacks = share_next is True or bool(stack), stacks_of(stack)
+        if codecs and not self._must_share:
+            share_next = False  # leaves with codecs are of any size
         bounds, lag = Bounds(max_bytes, max_episodes, max_age_s), Lag(max_lag_rows, max_lag_s)
         bounds.check()
         lag.check()
         self._directory = Directory(path, make=not read_only)
         self._lifetime = Lifetime(self._directory, read_only)
         self.path, self.durability, self.read_only = self._directory.path, durability, read_only
-        self._wanted = (rows_per_extent, capacity, max_bytes)
+        self._wanted = (rows_per_extent, capacity, max_bytes, blob_bytes)
         self._appending = threading.RLock()
+        self._holding = Holding(self._appending)
         self._listeners: list[Callable[[], None]] = []
-        working = (lag, Retention(bounds), self._appending, _teller(self))
-        self._options = OpenOptions(read_only, durability == "durable", *working)
+        working = (lag, Retention(bounds), self._appending, teller(self))
+        rows = _MOST_ROWS if capacity is None else capacity
+        most = bytes_for(rows) if blob_bytes is None else blob_bytes
+        self._options = OpenOptions(read_only, durability == "durable", *working, most)
+        layout = None if fields is None else fields_layout(fields)
+        keys = (None, None)  # samplers have them
+        asked = Asked(keys, layout, blob_bytes, codecs_of(codecs), share_next, stacks, True)
         try:
-            self._begin(_MOST_ROWS if capacity is None else capacity, ndim)
+            self._begin(rows, ndim, asked)
             if example is not None:
-                self.publish(Layout(plain_tree(example)[0]))
+                self.publish_example(example)
         except BaseException as error:
             self._directory.name_in(error)
             self._lifetime.close()
@@ -112,7 +142,7 @@ class DiskStorage(Storage):
 
     # -- opening ------------------------------------------------------------------------------
 
-    def _begin(self, rows: int, ndim: int) -> None:
+    def _begin(self, rows: int, ndim: int, asked: Asked) -> None:
         directory = self._directory
         if self.read_only:
             directory.check_storage()
@@ -122,9 +152,11 @@ class DiskStorage(Storage):
             directory.put_old_indexes_aside()
             first_load.settle(directory)
         described = read_description(directory)
-        super().__init__(_control(rows), ndim)
+        super().__init__(control(rows), ndim, asked=asked)
         if described is not None:
             self._attach(described)
+            check_fields(self.fields, asked.fields)
+            check_codecs(self._files().schema.codecs, asked.codecs)
 
     @property
     def opened(self) -> Opened | None:
@@ -139,19 +171,25 @@ class DiskStorage(Storage):
         assert self.opened is not None, "nothing was written to it yet"
         return self.opened
 
-    def publish(self, layout: Layout) -> Schema:
+    def publish(self, layout: Layout, fields: Layout | None = None) -> Schema:
         if self._schema is None:
             if self.read_only:
                 raise LayoutError("a storage opened to read cannot get a layout")
             with self._lock:
                 if self._schema is None:
-                    described = self._describe(layout)
+                    described = self._describe(layout, fields)
                     first_load.settle(self._directory)
                     self._attach(create(self._directory, described))
-        return super().publish(layout)
+        return super().publish(layout, fields)
 
-    def _describe(self, layout: Layout) -> dict[str, Any]:
-        return describe(Schema(complete_flags(layout), *self._keys), *self._wanted)
+    def _describe(
+        self, layout: Layout, fields: Layout | None, like: StoredSlots | None = None
+    ) -> dict[str, Any]:
+        """What a new storage is going to be; `like`: observations as they are stored elsewhere."""
+        if self.asked.share_next is not None or self.asked.stack:
+            like = None
+        schema = stored_schema(self.asked.schema(layout, fields), like, self._must_share)
+        return describe(schema, *self._wanted, None if like is None else like.reach)
 
     def _attach(self, described: dict[str, Any]) -> None:
         # What can fail comes first: a tape that is published has a schema.
@@ -163,13 +201,23 @@ class DiskStorage(Storage):
         if self.opened is not opened:
             self._lifetime.opened = opened
             opened.show()
+            if opened.schema.fields is not None:
+                memory = self._open().map_data(*self.tape.fields_range)
+                self.tape.attach_fields(memory, opened.schema.fields.table)
         self._schema = opened.schema
 
     # -- reading ------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        if self.opened is not None:
+        if self.opened is not None and not self._holding.is_here:
             self.opened.mirror.poll()
+
+    def held(self, files: bool = False) -> AbstractContextManager[None]:
+        self._open()
+        return self._holding(super().held(), files or self.read_only)
+
+    def _place(self) -> str:
+        return f" {str(self.path)!r}"
 
     def __len__(self) -> int:
         self.poll()
@@ -178,6 +226,20 @@ class DiskStorage(Storage):
     def episodes(self) -> np.ndarray[Any, Any]:
         self.poll()
         return super().episodes()
+
+    @property
+    def blob_ring(self) -> int:
+        return self._options.blob_bytes
+
+    @property
+    def blob_bytes(self) -> int:
+        blobs = None if self.opened is None else self.opened.bytes
+        return 0 if blobs is None else blobs.kept
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows in its files, with leaves of any size."""
+        return len(self) * int(self.tape.row_stride) + self.blob_bytes
 
     @property
     def quarantined(self) -> dict[int, str]:
@@ -198,7 +260,7 @@ class DiskStorage(Storage):
         """Trajectories (`id`) with damaged rows among [low, high); reads all of them."""
         if self.opened is None:
             return []
-        self.opened.extents.fetch(max(low, int(self.tape.snapshot()[1])), high)
+        self.opened.fetch(max(low, int(self.tape.snapshot()[1])), high)
         return self.opened.mirror.damaged(low, high)
 
     def gather(
@@ -206,20 +268,18 @@ class DiskStorage(Storage):
         seqs: np.ndarray[Any, Any],
         extras: tuple[ExtraLeaf, ...] = (),
         steps: FoldedSteps | None = None,
+        *,
+        aside: bool = False,
     ) -> Any:
         """As `Storage.gather`; rows that are damaged or set aside count as lost: then `lost` is a
         mask over `seqs`."""
-        batch, lost, damaged = self._gathered(seqs, extras, steps)
+        bad = np.zeros(len(seqs), np.bool_) if aside else None
+        batch, lost, damaged = self._gathered(seqs, extras, steps, bad)
         mirror = self._files().mirror  # or nothing could be gathered
         rows = seqs if steps is None else steps.rows
         if damaged is not None and not mirror.find_damaged(np.unique(rows[damaged])):
-            batch, lost, damaged = self._gathered(seqs, extras, steps)  # it was read too soon
-        gone = mirror.quarantine.gone(rows, lost, damaged)
-        if gone is None:
-            return batch, lost
-        if steps is not None:  # one bad row spoils what it is a part of
-            gone = np.logical_or.reduceat(gone, np.cumsum(steps.lengths) - steps.lengths)
-        return batch, (gone if gone.any() else 0)
+            batch, lost, damaged = self._gathered(seqs, extras, steps, bad)  # it was read too soon
+        return batch, mirror.quarantine.lost(seqs, steps, lost, damaged, bad)
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -270,6 +330,18 @@ class DiskStorage(Storage):
             if self._appender is not None:
                 self._appender.retain()
 
+    def _change_fields(self, ids: Array, given: Given) -> int:
+        if self.read_only:
+            raise PermissionError(f"{self.path} was opened to read")
+        with self.appending():
+            appender = self._appender
+            assert appender is not None, "a storage with a schema has its files open"
+            appender.committer.make_room(len(ids))
+            there = super()._change_fields(ids, given)
+            if there and self._episodes.mirror is not None:
+                appender.set_fields(self._episodes.mirror.last_runs(ids))
+            return there
+
     def empty(self) -> None:
         with self.appending():
             super().empty()
@@ -286,7 +358,13 @@ class DiskStorage(Storage):
 
     # -- checkpoints --------------------------------------------------------------------------
 
-    def _restore(self, contents: Snapshot, limiter: tuple[int, int], layout: Layout | None) -> None:
+    def _restore(
+        self,
+        contents: Snapshot,
+        limiter: tuple[int, int],
+        layout: Layout | None,
+        fields: Layout | None,
+    ) -> None:
         with self.appending(), ExitStack() as held:
             restoring = Restoring(self._directory, self.tape, contents, limiter, self._adopt)
             if self._schema is None:
@@ -294,7 +372,8 @@ class DiskStorage(Storage):
             try:
                 if self._schema is None:
                     assert layout is not None
-                    restoring.create(self._describe(layout), self._options)
+                    like = contents.rows.slots if isinstance(contents.rows, LinkedRows) else None
+                    restoring.create(self._describe(layout, fields, like), self._options)
                 else:
                     restoring.replace(self._files())
             finally:
@@ -342,27 +421,6 @@ class DiskStorage(Storage):
             self._lifetime.close()
         finally:
             super().close()
-
-
-def _control(rows: int) -> Segment:
-    """Memory for an index of `rows` rows."""
-    return Segment.anonymous(
-        _native.control_bytes(rows),
-        lambda m: _native.format_control(m, rows),
-        _native.table_bytes(rows),
-    )
-
-
-def _teller(storage: DiskStorage) -> Callable[[], None]:
-    """Tells who listens to a storage; does not keep it alive."""
-    known = weakref.ref(storage)
-
-    def tell() -> None:
-        there = known()
-        for call in () if there is None else there._listeners:
-            call()
-
-    return tell
 
 
 def _reader(path: str, capacity: int, ndim: int) -> DiskStorage:

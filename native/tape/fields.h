@@ -1,0 +1,81 @@
+// Fields of trajectories: beside each entry of the index a small record of the user's, of one size.
+// A trajectory's are those of its newest run.
+//
+//   [ log of changes | slots of chunk place 0 | slots of place 1 | ... ]
+//   slot = [ generation | copy a | copy b ], all of them words
+//
+// The copy that counts is the one of `generation & 1`. A run's slot is filled before the run is
+// committed; later changes write the other copy and then the generation. A reader copies between
+// two loads of the generation, and a change that it met half-way makes it start again.
+//
+// What writes wants the tape's lock. DESIGN: docs/design/fields.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "native/tape/tape_format.h"
+
+namespace contig {
+
+// Which leaf of the record is where: (offset, bytes). A mask has a bit for each.
+using FieldLeaves = std::vector<std::pair<uint64_t, uint64_t>>;
+constexpr size_t kMostFieldLeaves = 64;
+constexpr uint64_t kMostFieldBytes = 4096;
+// Changes of which readers can still learn what they were of.
+constexpr uint64_t kFieldsLog = 1024;
+
+class Fields {
+ public:
+  // Of a record: its room in a slot; and of a slot.
+  static uint64_t rounded(uint64_t size) { return (size + 7) / 8 * 8; }
+  static uint64_t slot_bytes(uint64_t size) { return 8 + 2 * rounded(size); }
+  static constexpr uint64_t log_bytes() { return kFieldsLog * sizeof(Word); }
+  static uint64_t bytes(uint64_t size, uint64_t chunk_shift, uint64_t places) {
+    return log_bytes() + places * (slot_bytes(size) << chunk_shift);
+  }
+
+  // Where it is mapped in this process.
+  void attach(uint8_t* memory, uint64_t size, uint64_t chunk_shift);
+  // Throws std::invalid_argument if a leaf ends past the record.
+  void set_leaves(FieldLeaves leaves);
+  bool attached() const { return log_ != nullptr; }
+  uint64_t size() const { return size_; }  // 0: there are none
+  uint64_t room() const { return words_ * 8; }
+
+  Word* slot(uint64_t place, uint64_t position) const {
+    return slots_ + ((place << chunk_shift_) + position) * slot_words_;
+  }
+  // A record of `room()` bytes; read whole, without the lock.
+  void read(const Word* slot, uint8_t* out) const;
+  // The same with the lock, when nobody changes it.
+  void current(const Word* slot, uint8_t* out) const { copy(slot, generation(slot), out); }
+  // Into a slot of which nobody knows yet.
+  void fill(Word* slot, const uint8_t* record) const;
+  // Into one that is read meanwhile.
+  void change(Word* slot, const uint8_t* record) const;
+
+  // The given leaves over a record; and whether that would change one. `given` has `size()` bytes.
+  void overlay(uint8_t* record, const uint8_t* given, uint64_t mask) const;
+  bool differs(const uint8_t* record, const uint8_t* given, uint64_t mask) const;
+
+  // `count` changes were noted so far: one more, of this entry.
+  void note(Word& count, uint64_t number) const;
+  // Entries that were changed since there were `since`, and how many changes there are now; false:
+  // there were more than are known, or something of them was overwritten meanwhile.
+  bool noted(const Word& count, uint64_t since, uint64_t* now, std::vector<uint64_t>* out) const;
+
+ private:
+  static uint64_t generation(const Word* slot) { return slot->load(std::memory_order_relaxed); }
+  void copy(const Word* slot, uint64_t generation, uint8_t* out) const;
+  void store(Word* slot, uint64_t generation, const uint8_t* record) const;
+
+  Word* log_ = nullptr;
+  Word* slots_ = nullptr;
+  uint64_t size_ = 0, words_ = 0, slot_words_ = 0, chunk_shift_ = 0;
+  FieldLeaves leaves_;
+};
+
+}  // namespace contig

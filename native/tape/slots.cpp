@@ -1,0 +1,168 @@
+#include "native/tape/slots.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "native/tape/slot_memory.h"
+#include "native/tape/tape.h"
+
+namespace contig {
+
+Observations::Observations(const Rows& rows, const SharedForm& form, uint64_t record_size) {
+  const Column* end = rows.columns + rows.n_columns;
+  const auto place = [&](uint64_t offset, uint64_t bytes) {
+    if (rows.records != nullptr) return Place{rows.records + offset, record_size};
+    const Column* found = std::find_if(
+        rows.columns, end, [&](const Column& c) { return c.offset == offset && c.bytes == bytes; });
+    if (found == end) throw std::invalid_argument("append: an observation has no column");
+    return Place{found->data, found->stride};
+  };
+  places_.reserve(2 * form.leaves().size());
+  for (const SharedLeaf& leaf : form.leaves()) {
+    places_.push_back(place(leaf.offset, leaf.bytes));
+    const bool paired = leaf.next_offset != SharedLeaf::kNoNext;
+    places_.push_back(paired ? place(leaf.next_offset, leaf.bytes) : Place{});
+  }
+}
+
+namespace {
+// Pieces of `inner` bytes, `step` apart each.
+bool same_pieces(const uint8_t* a, uint64_t a_step, const uint8_t* b, uint64_t b_step,
+                 uint64_t inner, uint64_t pieces) {
+  if (pieces == 1) return std::memcmp(a, b, inner) == 0;
+  if (inner == 1) {  // bytes: a call for each takes ten times as long
+    for (uint64_t i = 0; i < pieces;) {
+      uint8_t differs = 0;
+      for (const uint64_t end = std::min(pieces, i + 256); i < end; ++i)
+        differs |= static_cast<uint8_t>(a[i * a_step] ^ b[i * b_step]);
+      if (differs != 0) return false;
+    }
+    return true;
+  }
+  for (uint64_t i = 0; i < pieces; ++i)
+    if (std::memcmp(a + i * a_step, b + i * b_step, inner) != 0) return false;
+  return true;
+}
+
+// Of a leaf with fewer frames than the largest stack, the frame that slot `number` has.
+uint64_t frame_of(const SharedLeaf& leaf, uint32_t number) {
+  return number > leaf.first ? number - leaf.first : 0;
+}
+}  // namespace
+
+void Observations::take(const SharedForm& form, const SlotSource& source, uint8_t* slot) const {
+  for (size_t i = 0; i < form.leaves().size(); ++i) {
+    const SharedLeaf& leaf = form.leaves()[i];
+    SharedForm::take_frame(leaf, at(source.row, i, source.next), frame_of(leaf, source.number),
+                           slot + leaf.at);
+  }
+}
+
+void SlotPlan::start(const SharedForm* form, const SlotMemory* memory, uint64_t seq, uint64_t head,
+                     uint64_t floor, uint64_t reach) {
+  form_ = form;
+  memory_ = memory;
+  reader_ = nullptr;
+  seq_ = seq, head_ = head, floor_ = floor, reach_ = reach;
+  rows_ = 0;
+  low_ = kNone;
+  references_.clear();
+  sources_.clear();
+  marks_.clear();
+}
+
+const uint8_t* SlotPlan::there(uint64_t slot) const {
+  return reader_ != nullptr ? reader_->slot(slot) : memory_->slot(slot);
+}
+
+// Whether a slot has what is wanted: of leaves that have fewer frames, as far as they have.
+bool SlotPlan::same(const Observations& from, const SlotSource& wanted, uint64_t slot) const {
+  const SlotSource* other = slot >= head_ ? &sources_[slot - head_] : nullptr;
+  const uint8_t* known = other == nullptr ? there(slot) : nullptr;
+  if (other == nullptr && known == nullptr) return false;
+  for (size_t i = 0; i < form_->leaves().size(); ++i) {
+    const SharedLeaf& leaf = form_->leaves()[i];
+    if (wanted.number < leaf.first) continue;
+    const uint64_t inner = leaf.inner, step = leaf.frames * inner;
+    const uint8_t* a = from.at(wanted.row, i, wanted.next) + (wanted.number - leaf.first) * inner;
+    const uint8_t* b = other == nullptr ? known + leaf.at
+                                        : from.at(other->row, i, other->next) +
+                                              frame_of(leaf, other->number) * inner;
+    if (!same_pieces(a, step, b, other != nullptr ? step : inner, inner, leaf.pieces)) return false;
+  }
+  return true;
+}
+
+uint64_t SlotPlan::find(const Observations& from, const SlotSource& wanted,
+                        const uint64_t* candidates, size_t n) {
+  const uint64_t now = head_ + sources_.size();
+  for (size_t i = 0; i < n; ++i) {
+    const uint64_t slot = candidates[i];
+    if (slot == kNone || (slot < head_ && slot < floor_) || now - slot > reach_) continue;
+    if (!same(from, wanted, slot)) continue;
+    if (slot < head_) low_ = std::min(low_, slot);
+    return slot;
+  }
+  sources_.push_back(wanted);
+  return now;
+}
+
+void SlotPlan::led_to(uint64_t row, uint64_t* out) const {
+  const uint64_t* now = references(row);
+  const uint64_t k = form_->stack();
+  if (form_->paired()) {
+    std::copy_n(now + k, k, out);
+  } else {  // frames move up by one
+    std::copy_n(now + 1, k - 1, out);
+    out[k - 1] = kNone;
+  }
+}
+
+// The references of one row; the least of them.
+uint64_t SlotPlan::plan_row(const Observations& from, uint64_t row, const uint64_t* before,
+                            uint64_t* now) {
+  const auto k = static_cast<uint32_t>(form_->stack());
+  uint64_t low = kNone;
+  for (uint32_t j = 0; j < k; ++j) {
+    // As the row before said; or, where a stack begins, the same frame once more.
+    const uint64_t candidates[] = {before != nullptr ? before[j] : kNone,
+                                   j > 0 ? now[j - 1] : kNone};
+    now[j] = find(from, SlotSource{row, false, j}, candidates, 2);
+    low = std::min(low, now[j]);
+  }
+  if (!form_->paired()) return low;
+  uint64_t* next = now + k;
+  for (uint32_t j = 0; j < k; ++j) {
+    // Frames move up by one; or nothing changed; or one came twice.
+    const uint64_t candidates[] = {j + 1 < k ? now[j + 1] : kNone, now[j],
+                                   j > 0 ? next[j - 1] : kNone};
+    next[j] = find(from, SlotSource{row, true, j}, candidates, 3);
+    low = std::min(low, next[j]);
+  }
+  return low;
+}
+
+void SlotPlan::add_run(const Observations& from, uint64_t row, uint64_t n, const uint64_t* before) {
+  const uint64_t count = form_->references();
+  expected_.resize(form_->stack());
+  references_.resize(references_.size() + n * count);
+  sources_.reserve(sources_.size() + n + count);
+  for (uint64_t i = 0; i < n; ++i, ++row) {
+    const uint64_t seq = seq_ + rows_;
+    if (marks_.empty() || seq >> kBlockShift != marks_.back().block)
+      marks_.push_back(BlockMark{seq >> kBlockShift, head_ + sources_.size(), kNone});
+    uint64_t* now = references_.data() + rows_ * count;
+    if (i > 0 && form_->paired()) {
+      before = now - form_->stack();
+    } else if (i > 0) {
+      led_to(rows_ - 1, expected_.data());
+      before = expected_.data();
+    }
+    const uint64_t low = plan_row(from, row, before, now);
+    marks_.back().low = std::min(marks_.back().low, low);
+    ++rows_;
+  }
+}
+
+}  // namespace contig

@@ -1,0 +1,119 @@
+"""What ``contig dashboard`` and ``contig top`` look at, by its name on the command line.
+
+runs/online        a directory: a storage on disk, or several below it
+learner:5000       a server, over the network
+rollouts           shared memory: a SharedStorage, or a server of this host
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from ..client.watching import RemoteSource
+from ..dashboard import Source, StorageSource
+from ..tape import SharedStorage, Storage
+from ..tape.disk import DiskStorage
+from ..wire.announce import FoundServer
+from .address import host_and_port
+
+__all__ = ["add_target", "open_source", "read_token"]
+
+_RECONNECT_S = 5.0
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say what is watched."""
+    parser.add_argument(
+        "target", metavar="PATH|HOST:PORT|NAME", help="a directory, a server, or shared memory"
+    )
+    parser.add_argument(
+        "--table", action="append", default=[], metavar="NAME",
+        help="of a server; may be repeated (default: default)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--samples-per-s", type=float, default=100.0, metavar="ROWS",
+        help="rows per second that are drawn for histograms; 0: none",
+    )  # fmt: skip
+    parser.add_argument(
+        "--server-token-file", type=Path, metavar="FILE",
+        help="what a server wants to be proven (default: the variable CONTIG_TOKEN, if it is set)",
+    )  # fmt: skip
+    parser.add_argument("--server-tls", metavar="CA", help="a server's certificate authority (PEM)")
+
+
+def read_token(path: Path | None, variable: str) -> str | None:
+    """A token, from a file or else from a variable."""
+    return os.environ.get(variable) if path is None else path.read_text().strip()
+
+
+def open_source(args: argparse.Namespace) -> Source:
+    """What is to be watched.
+
+    Raises:
+        OSError, ValueError: it is not there, or cannot be watched.
+    """
+    target, address = args.target, _address(args.target)
+    if address is not None and not Path(target).exists():
+        return RemoteSource(
+            *address,
+            tuple(args.table or ["default"]),
+            samples_per_s=args.samples_per_s,
+            token=read_token(args.server_token_file, "CONTIG_TOKEN"),
+            tls=args.server_tls,
+            reconnect_s=_RECONNECT_S,
+        )
+    if args.table:
+        raise ValueError(f"--table: only a server's tables have names, and {target!r} is none")
+    if "/" in target or Path(target).is_dir():
+        storages = _directories(Path(target))
+        return StorageSource("directory", target, storages, samples_per_s=args.samples_per_s)
+    return StorageSource("shared", target, _named(target), samples_per_s=args.samples_per_s)
+
+
+def _address(target: str) -> tuple[str, int] | None:
+    try:
+        return host_and_port(target)
+    except argparse.ArgumentTypeError:
+        return None
+
+
+def _directories(path: Path) -> dict[str, Storage]:
+    """The storage of a directory, or those below it, as `contig serve --disk` has them."""
+    below = sorted(p.parent for p in path.glob("*/layout.json"))
+    places = below if below and not (path / "layout.json").exists() else [path]
+    out: dict[str, Storage] = {}
+    try:
+        for place in places:
+            out[place.name or str(place)] = DiskStorage(place, read_only=True)
+    except BaseException:
+        for storage in out.values():
+            storage.close()
+        raise
+    return out
+
+
+def _named(name: str) -> dict[str, Storage]:
+    """A SharedStorage, or those of a server's tables that are."""
+    try:
+        server = FoundServer(name)
+    except ConnectionRefusedError:
+        raise FileNotFoundError(
+            f"{name!r}: no directory, no HOST:PORT, and no shared memory of this name on this host"
+        ) from None
+    except ValueError:
+        return {name: SharedStorage.attach(name)}
+    server.close()
+    names = {table: told.get("name") for table, told in server.tables.items()}
+    out: dict[str, Storage] = {
+        table: SharedStorage.attach(place)
+        for table, place in names.items()
+        if place is not None and server.tables[table]["kind"] == "tape"
+    }
+    if not out:
+        raise ValueError(
+            f"the server {name!r} has no table in shared memory with a name: use a SharedStorage, "
+            "or its own page, `contig serve --dashboard PORT` or Server.dashboard()"
+        )
+    return out

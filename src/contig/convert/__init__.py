@@ -1,0 +1,64 @@
+"""The adapter to array libraries: what comes in becomes numpy, what goes out becomes torch or jax.
+
+    arrays        leaves that come in
+    tensors       leaves that go out
+    jax_arrays    the same for jax, and batches as nodes of its trees
+    tensordicts   trees, both ways
+    transfers     streams, events and page-locked memory of a device
+    device_memory rows on a device
+
+Only these modules import torch, jax and tensordict, and only inside the functions that need them.
+"""
+
+from .arrays import as_array, cast, is_number, leaf_spec, numpy_dtype
+from .device_memory import (
+    DeviceMemory,
+    Place,
+    Reading,
+    is_tensor,
+    joined,
+    same_values,
+    torch_dtype,
+)
+from .jax_arrays import register_nodes, to_jax
+from .tensordicts import (
+    non_tensors,
+    plain_tree,
+    refuse_non_tensor,
+    tensordict_shape,
+    to_tensordict,
+)
+from .tensors import jagged_parts, jagged_tensor, to_torch, to_torch_all
+from .transfers import Arriving, Fetched, Transfers, device_of, moved, pinned_copy
+
+__all__ = [
+    "Arriving",
+    "DeviceMemory",
+    "Fetched",
+    "Place",
+    "Reading",
+    "Transfers",
+    "as_array",
+    "cast",
+    "device_of",
+    "is_number",
+    "is_tensor",
+    "jagged_parts",
+    "jagged_tensor",
+    "joined",
+    "leaf_spec",
+    "moved",
+    "non_tensors",
+    "numpy_dtype",
+    "pinned_copy",
+    "plain_tree",
+    "refuse_non_tensor",
+    "register_nodes",
+    "same_values",
+    "tensordict_shape",
+    "to_jax",
+    "to_tensordict",
+    "to_torch",
+    "to_torch_all",
+    "torch_dtype",
+]

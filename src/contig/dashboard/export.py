@@ -1,0 +1,91 @@
+"""What is selected in the browser, as files: the table as CSV or JSON, the rows as NPZ."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import zipfile
+from typing import Any
+
+import numpy as np
+
+from ..convert import as_array
+from ..ragged import Blob, Ragged
+from .book import Book, row_bytes
+from .curves import as_json
+
+__all__ = ["FORMATS", "TooLarge", "episode_json", "export"]
+
+Array = np.ndarray[Any, Any]
+
+FORMATS = {"csv": "text/csv", "json": "application/json", "npz": "application/zip"}
+_MOST_BYTES = 256 << 20  # of rows in one answer
+_WIDE = ("traj_id", "writer")  # 64 bits, more than a number of JSON has in a page
+
+
+class TooLarge(ValueError):
+    """More was selected than one answer may have."""
+
+
+def episode_json(line: Any) -> dict[str, Any]:
+    """One line of `episodes()` as JSON."""
+    out: dict[str, Any] = {}
+    for name in line.dtype.names:
+        value = line[name]
+        if name in _WIDE:
+            out[name] = str(int(value))
+        else:
+            out[name] = as_json(np.asarray(value))
+    return out
+
+
+def export(book: Book, chosen: Array, form: str) -> bytes:
+    """Some lines of `episodes()` in a format.
+
+    Raises:
+        TooLarge: more rows than one answer may have.
+        KeyError: an episode that is gone.
+    """
+    if form == "json":
+        return json.dumps([episode_json(line) for line in chosen], indent=1).encode()
+    if form == "csv":
+        text = io.StringIO()
+        writer = csv.writer(text)
+        names = chosen.dtype.names or ()
+        writer.writerow(names)
+        for line in chosen:
+            writer.writerow([np.asarray(line[n]).tolist() for n in names])
+        return text.getvalue().encode()
+    return _npz(book, chosen)
+
+
+def _npz(book: Book, chosen: Array) -> bytes:
+    """A zip with a .npz of each episode: an array per leaf, named by its path; and the table."""
+    nbytes = int(chosen["steps"].sum()) * row_bytes(book.layout)
+    if nbytes > _MOST_BYTES:
+        raise TooLarge(
+            f"{len(chosen)} episodes have {nbytes} bytes, and at most {_MOST_BYTES} are exported "
+            "from the page: select fewer, or use `contig export` with a directory"
+        )
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("episodes.json", export(book, chosen, "json"))
+        for number in chosen["id"].tolist():
+            rows = io.BytesIO()
+            np.savez(rows, allow_pickle=False, **_columns(book, number))
+            archive.writestr(f"episode-{number}.npz", rows.getvalue())
+    return out.getvalue()
+
+
+def _columns(book: Book, episode: int) -> dict[str, Array]:
+    batch = book.read(episode, np.arange(book.rows_of(episode)))
+    out: dict[str, Array] = {}
+    for leaf in batch.layout.leaves:
+        name = ".".join(str(key) for key in leaf.path)
+        column = batch[leaf.path]
+        if isinstance(column, (Blob, Ragged)):
+            out[f"{name}.values"], out[f"{name}.offsets"] = column.values, column.offsets
+        else:
+            out[name] = as_array(column)
+    return out

@@ -1,0 +1,269 @@
+"""The writer of a DeviceStorage: marks go to the tape, everything else to the device's rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ..._native import Continue, Lanes
+from ...batch import Batch
+from ...convert import DeviceMemory, Fetched, is_tensor, plain_tree
+from ...errors import LayoutError
+from ...layout import Layout
+from ...tree import Path, nested
+from ..env_step import EnvStep
+from ..fields import RowFields, first_fields
+from ..schema import Schema
+from ..stacking import batch_ndim_of, lanes_of, stack_rows
+from ..writer import Writer
+from .fitting import HIDDEN, Parts, Rows, fit
+
+__all__ = ["DeviceWriter"]
+
+Array = np.ndarray[Any, Any]
+Append = Callable[[Any], Array]  # a tree of marks; returns seqs
+
+
+class DeviceTape(Protocol):
+    """What its writers need of a DeviceStorage.
+
+    Attributes:
+        late: whether marks come over one append late.
+        rows_lock: held over an append and its rows on the device.
+    """
+
+    capacity: int
+    ndim: int
+    late: bool
+    rows_lock: threading.RLock
+    tape: Any
+
+    @property
+    def schema(self) -> Schema | None: ...
+
+    @property
+    def marks(self) -> Schema | None: ...
+
+    @property
+    def parts(self) -> Parts: ...
+
+    @property
+    def memory(self) -> DeviceMemory: ...
+
+    @property
+    def fields(self) -> Layout | None: ...
+
+    def check_open(self) -> None: ...
+
+    def define(self, tree: Any, batch_ndim: int, fields: Layout | None = None) -> Schema: ...
+
+    def native_writer(self, schema: Schema) -> Any: ...
+
+
+class _Marks:
+    """The tape of marks, as a writer appends to it."""
+
+    def __init__(self, storage: DeviceTape) -> None:
+        self._storage = storage
+        self.capacity, self.ndim = storage.capacity, storage.ndim
+        self.check_open, self.native_writer = storage.check_open, storage.native_writer
+
+    @property
+    def schema(self) -> Schema | None:
+        return self._storage.marks
+
+    @property
+    def fields(self) -> Layout | None:
+        return self._storage.fields
+
+    def define(self, tree: Any, batch_ndim: int, fields: Layout | None = None) -> Schema:
+        raise AssertionError("marks are defined with the rows that they belong to")
+
+
+class _Pending(NamedTuple):
+    """An append that waits for its marks.
+
+    Attributes:
+        thread: whose; trajectories do not go on in another one.
+    """
+
+    marks: Callable[[], Any]
+    records: Any
+    append: Append
+    thread: int
+
+
+class DeviceWriter(Writer):
+    """Appends rows to a DeviceStorage; see `Writer`. Tensors of its device stay there.
+
+    If the storage is `late`, `extend` and `add_step` return the seqs of the append before, which is
+    the one that can be sampled from then on.
+    """
+
+    def __init__(self, storage: DeviceTape, orphans: list[Any] | None = None) -> None:
+        super().__init__(_Marks(storage), orphans)
+        self._device_tape = storage
+        self._pending: _Pending | None = None
+
+    # -- verbs --------------------------------------------------------------------------------
+
+    def add(self, step: Any, fields: Any = None) -> int:
+        tree, shape = self._tree(step)
+        if shape:
+            raise LayoutError(f"add takes one row, got batch shape {list(shape)}; use extend")
+        rows = self._fit(tree, 0, fields, ())
+        seqs = self._write_rows(
+            rows, lambda marks: self._extend_marks(marks, rows.batch, None, fields), at_once=True
+        )
+        return int(seqs[0])
+
+    def add_step(
+        self, step: Any, env_ids: Any = None, mask: Any = None, fields: Any = None
+    ) -> Array:
+        schema = self._device_tape.schema
+        layout = None if schema is None else schema.layout
+        return self.add_env_step(EnvStep.of(step, env_ids, mask, layout), fields)
+
+    def add_env_step(self, step: EnvStep, fields: Any = None) -> Array:
+        verb = super().add_env_step
+        if step.envs is not None and len(step.envs) == 0:
+            return verb(step, fields)
+        tree, _ = self._tree(step.data)
+        step = step._replace(data=None, of_rows=step.rows)
+        rows = self._fit(tree, 1, fields, (step.rows,))
+        return self._write_rows(rows, lambda marks: verb(step._replace(data=marks), fields))
+
+    def extend(self, data: Any, continues: bool | None = None, fields: Any = None) -> Array:
+        data = stack_rows(data, self._device_tape.schema)
+        tree, shape = self._tree(data)
+        ndim = self._device_tape.ndim if shape is None else len(shape)
+        if ndim == 0:
+            raise LayoutError("extend takes rows with a leading dim; use add for a single one")
+        rows = self._fit(tree, ndim, fields, None if shape is None else shape[:-1], shape is None)
+        return self._write_rows(
+            rows, lambda marks: self._extend_marks(marks, rows.batch, continues, fields)
+        )
+
+    def extend_trajectory(self, data: Any, **end: Any) -> Array:
+        verb = super().extend_trajectory
+        tree, shape = self._tree(data)
+        if shape is not None and len(shape) != 1:
+            raise LayoutError(f"a trajectory is [T, ...], got batch shape {list(shape)}")
+        rows = self._fit(tree, 1, end.get("fields"), ())
+        return self._write_rows(rows, lambda marks: verb(marks, **end), at_once=True)
+
+    def append_records(self, records: Array, lanes: int = 1) -> Array:
+        raise TypeError(
+            "packed rows are for storages in host memory; a DeviceStorage takes trees: extend"
+        )
+
+    def settle(self) -> Array:
+        """Appends what waits for its marks, if that is the calling thread's; its seqs."""
+        with self._device_tape.rows_lock:
+            waiting = self._pending
+            if waiting is None or waiting.thread != threading.get_ident():
+                return np.empty(0, np.int64)
+            self._pending = None
+            seqs = waiting.append(waiting.marks())
+            if len(seqs):
+                self._on_device(lambda m: m.write_staged(int(seqs[0]), waiting.records, len(seqs)))
+            return seqs
+
+    # -- how ----------------------------------------------------------------------------------
+
+    def _tree(self, data: Any) -> tuple[Any, tuple[int, ...] | None]:
+        schema = self._device_tape.schema
+        if isinstance(data, Batch):
+            return data.stored(() if schema is None else schema.layout.by_path), data.shape
+        return plain_tree(data)
+
+    def _fit(
+        self,
+        tree: Any,
+        ndim: int,
+        fields: Any,
+        lanes: tuple[int, ...] | None,
+        fewer: bool = False,
+    ) -> Rows:
+        """The rows, whose layout is fixed if they are the first.
+
+        Args:
+            lanes: dims of the lanes, for fields; None: to be found out.
+            fewer: whether there may be fewer batch dims.
+        """
+        storage = self._device_tape
+        storage.check_open()
+        schema = storage.schema
+        if schema is None:
+            known = storage.fields
+            if fields is not None and known is None and not isinstance(fields, RowFields):
+                lanes = lanes_of(tree, None, ndim) if lanes is None else lanes
+                known = first_fields(fields, lanes)
+            schema = storage.define(tree, ndim, known)
+        if fewer:
+            ndim = batch_ndim_of(schema, tree, ndim)
+        return fit(schema, storage.memory.device, tree, ndim, storage.parts.marks.by_path)
+
+    def _extend_marks(
+        self, marks: Any, batch: tuple[int, ...], continues: bool | None, fields: Any
+    ) -> Array:
+        ndim = len(batch)
+        given = {} if fields is None else self._given(marks, ndim, fields, batch)
+        schema = self._ready(marks, ndim)
+        lanes = Lanes.ONE if ndim == 1 else Lanes.LEADING_DIMS
+        rule = Continue.TOLD if continues else Continue.NO
+        if continues is None and ndim == 1:
+            rule = Continue.IF_OPEN
+        return self._seqs(*self._write(schema, marks, ndim, lanes, rule, None, given))
+
+    def _write_rows(self, rows: Rows, append: Append, at_once: bool = False) -> Array:
+        storage = self._device_tape
+        late = storage.late and not at_once
+        marks = self._fetch_marks(rows, late)
+        others = {path: rows.flat(path) for path in storage.parts.others}
+        if not late:
+            tree = marks()
+        with storage.rows_lock:
+            seqs = self.settle()
+            if late:
+                records = storage.memory.stage(others, rows.rows)
+                self._pending = _Pending(marks, records, append, threading.get_ident())
+                return seqs
+            seqs = append(tree)
+            if len(seqs):
+                first, count, kept = int(seqs[0]), rows.rows, len(seqs)
+                self._on_device(lambda m: m.write(first, others, count, kept))
+            return seqs
+
+    def _on_device(self, write: Callable[[DeviceMemory], None]) -> None:
+        """Writes rows whose marks are on the tape."""
+        try:
+            write(self._device_tape.memory)
+        except BaseException:
+            self._device_tape.tape.clear()  # rows whose contents nobody knows are never drawn
+            raise
+
+    def _fetch_marks(self, rows: Rows, late: bool) -> Callable[[], Any]:
+        """Marks on their way to the host: those of the device in one copy."""
+        paths = [p for p in self._device_tape.parts.marks.by_path if p in rows.columns]
+        there = [p for p in paths if is_tensor(rows.columns[p])]
+        fetched: Fetched | None = None
+        if there:
+            fetched = self._device_tape.memory.fetch([rows.columns[p] for p in there], late)
+        here: dict[Path, Any] = {p: rows.columns[p] for p in paths if p not in there}
+        if late:  # the caller may write to them before they are appended
+            here = {p: np.array(column) for p, column in here.items()}
+        if HIDDEN in self._device_tape.parts.marks.by_path:
+            here[HIDDEN] = np.zeros(rows.batch, np.uint8)
+
+        def arrived() -> Any:
+            arrays = [] if fetched is None else fetched.arrays()
+            return nested({**here, **dict(zip(there, arrays))})
+
+        return arrived
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a DeviceStorage belongs to its process, and so do its writers")

@@ -1,0 +1,156 @@
+"""Weights that a learner elsewhere publishes through a server."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contig import (
+    ConnectionClosedError,
+    LayoutError,
+    LazyTensorStorage,
+    RemoteReplayBuffer,
+    ReplayBuffer,
+    Server,
+    TcpClient,
+    TcpTransport,
+    wire,
+)
+from contig.client.publishing import publication
+from contig.server.publications import Publications
+from contig.wire import Type
+from tests.server import items
+from tests.waiting import Task, until
+
+HOST = "127.0.0.1"
+LIMIT_S = 60.0
+
+
+def weights(value: float) -> dict[str, Any]:
+    return {"layer": {"w": np.full((3, 2), value, np.float32)}, "steps": np.array(int(value))}
+
+
+def same(tree: Any, value: float) -> bool:
+    return bool((tree["layer"]["w"] == value).all() and tree["steps"] == int(value))
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_through_a_queue_and_a_table(in_process: bool) -> None:
+    transport = TcpTransport(takes_weights=True, in_process=in_process)
+    row = {"x": 1.0, "next": {"done": False}}
+    buffer = ReplayBuffer(LazyTensorStorage(100, example=row), batch_size=4)
+    queue = Server(items.example(), 4, transport)
+    for server in (queue, Server(buffer=buffer, transport=transport)):
+        with server, TcpClient(HOST, server.port) as actor:
+            learner: Any = TcpClient(HOST, server.port)
+            if server.buffers:
+                learner.close()
+                learner = RemoteReplayBuffer(HOST, server.port)
+            waiting = Task(actor.weights, -1, LIMIT_S)  # it hears of it without asking again
+            learner.publish(7, weights(7))
+            assert waiting.result().version == 7 and same(waiting.result().tree, 7)
+            learner.publish(9, weights(9))
+            assert server.weights_version == 9
+            newest = actor.weights(7, LIMIT_S)
+            assert newest is not None and newest.version == 9 and same(newest.tree, 9)
+            learner.close()
+
+
+def test_what_is_refused() -> None:
+    with Server(items.example(), 4, TcpTransport(takes_weights=True, max_frame=4096)) as server:
+        with TcpClient(HOST, server.port) as client:
+            client.publish(3, weights(3))
+            for version in (3, 2):
+                with pytest.raises(ValueError, match=f"version {version} after 3"):
+                    client.publish(version, weights(3))
+            with pytest.raises(ValueError, match="version -1"):
+                client.publish(-1, weights(3))
+            with pytest.raises(LayoutError, match="another layout"):
+                client.publish(4, {"other": 1.0})
+            with pytest.raises(ValueError, match="max_frame"):
+                client.publish(4, {"layer": np.zeros(4096)})
+            client.publish(4, weights(4))  # the connection goes on
+            assert server.weights_version == 4
+
+
+def test_a_server_that_takes_none() -> None:
+    with Server(items.example(), 4, TcpTransport()) as server:
+        with TcpClient(HOST, server.port) as client:
+            with pytest.raises(ValueError, match="takes_weights=True"):
+                client.publish(1, weights(1))
+            client.send(items.item(0, 0))
+            client.wait(LIMIT_S)
+        with TcpClient(HOST, server.port) as client:  # one that does not listen to that
+            payload = publication(1, weights(1), 1 << 20)
+            with pytest.raises(ConnectionClosedError, match="type"):
+                client.asking.request(Type.PUBLISH, payload, LIMIT_S)
+        assert server.weights_version is None
+        assert server.stats().rejected["type"] == 1
+
+
+def test_what_makes_no_sense() -> None:
+    taken = []
+    publications = Publications(lambda: lambda version, tree: taken.append(version))
+
+    def payload(head: dict[str, Any], record: bytes) -> bytes:
+        return b"".join(wire.described(head, record, Type.PUBLISH, 0))[wire.HEADER_BYTES :]
+
+    whole = publication(1, weights(1), 1 << 20)
+    head, record = wire.parse_described(whole)
+    for broken in (
+        payload({**head, "version": "1"}, bytes(record)),
+        payload({**head, "version": True}, bytes(record)),
+        payload({**head, "publication": 0}, bytes(record)),
+        payload({**head, "layout": None}, bytes(record)),
+        payload({**head, "layout": {"structure": "leaf", "leaves": []}}, bytes(record)),
+        payload(head, bytes(record)[:-1]),
+        payload(head, bytes(record) + b"x"),
+    ):
+        with pytest.raises(ValueError):
+            publications.take(broken)
+    for broken in (b"", whole[:5], b"\xff" * 8 + whole[8:]):
+        with pytest.raises(wire.Refused):
+            publications.take(broken)
+    assert not taken
+    publications.take(whole)
+    publications.take(whole)  # asked for again after a loss
+    assert taken == [1]
+    publications.take(publication(2, weights(2), 1 << 20))
+    assert taken == [1, 2]
+
+
+def test_a_server_that_is_gone() -> None:
+    with pytest.raises(RuntimeError, match="closed"):
+        Publications(lambda: None).take(publication(1, weights(1), 1 << 20))
+
+
+def test_the_ingest_process_is_killed_meanwhile() -> None:
+    """Asked for again by the client: each is done once, and none is refused."""
+    with Server(items.example(), 4, TcpTransport(takes_weights=True, max_restarts=100)) as server:
+        with TcpClient(HOST, server.port) as learner, TcpClient(HOST, server.port) as actor:
+            for version in range(1, 13):
+                publishing = Task(learner.publish, version, weights(version), LIMIT_S)
+                if version % 3 == 0 and (pid := server.pid) is not None:
+                    os.kill(pid, signal.SIGKILL)
+                publishing.result()
+                assert server.weights_version == version
+            newest = until(lambda: actor.weights(11, 1.0), "the newest weights")
+            assert newest.version == 12 and same(newest.tree, 12)
+
+
+def test_a_server_that_is_dropped_is_not_kept() -> None:
+    import gc
+    import weakref
+
+    server = Server(items.example(), 4, TcpTransport(takes_weights=True)).start()
+    with TcpClient(HOST, server.port) as client:
+        client.publish(1, weights(1))
+    seen = weakref.ref(server)
+    with pytest.warns(ResourceWarning, match="dropped without close"):
+        del server
+        gc.collect()
+    assert seen() is None

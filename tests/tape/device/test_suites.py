@@ -1,0 +1,46 @@
+"""DeviceStorage, on the CPU as a device, passes the conformance suites of storages and samplers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import contig
+from contig.layout import Layout
+from contig.testing import SamplerSuite, StorageSuite, row
+from contig.testing.any_size import EXAMPLE
+from tests.sample import test_suites as host
+
+torch = pytest.importorskip("torch")
+
+
+class TestDeviceStorage(StorageSuite):
+    passes_to_processes = False
+    takes_any_size = False
+
+    def make_storage(
+        self, capacity: int, *, ndim: int = 1, example: Any = None, fields: Any = None
+    ) -> contig.Storage:
+        return contig.DeviceStorage(capacity, "cpu", ndim=ndim, example=example, fields=fields)
+
+
+class _OnDevice:
+    def make_storage(self, capacity: int) -> contig.Storage:
+        return contig.DeviceStorage(capacity, "cpu")
+
+    def test_bytes_of_a_buffers_rows(self) -> None:
+        """Leaves of any size are refused, and say so."""
+        with self.make_storage(5) as storage:
+            with pytest.raises(contig.LayoutError, match='"image".*fixed size'):
+                storage.publish(Layout(EXAMPLE))
+            assert storage.layout is None
+            storage.publish(Layout(row(0, 0)))
+
+
+# Every suite of a sampler that there is for storages in host memory.
+for _name, _suite in list(vars(host).items()):
+    if isinstance(_suite, type) and issubclass(_suite, SamplerSuite) and _name.startswith("Test"):
+        if "make_storage" in vars(_suite):
+            continue  # the same sampler in another storage
+        globals()[_name] = type(_name, (_OnDevice, _suite), {"__module__": __name__})
