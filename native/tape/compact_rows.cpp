@@ -112,9 +112,7 @@ void SlotPlan::add_compact_run(const CompactRows& from, uint64_t row, uint64_t n
                                const uint64_t* before) {
   const uint64_t k = form_->stack(), count = form_->references();
   for (uint64_t i = 0; i < n; ++i, ++row, before = nullptr) {
-    const uint64_t seq = seq_ + rows_;
-    if (marks_.empty() || seq >> kBlockShift != marks_.back().block)
-      marks_.push_back(BlockMark{seq >> kBlockShift, head_ + sources_.size(), kNone});
+    BlockMark& mark = mark_of(seq_ + rows_);
     const size_t at = references_.size();
     references_.resize(at + count);
     const uint8_t* said = from.rows + row * form_->row_bytes();
@@ -122,7 +120,7 @@ void SlotPlan::add_compact_run(const CompactRows& from, uint64_t row, uint64_t n
       const uint64_t slot = find_local(from, reference(said, j), static_cast<uint32_t>(j % k),
                                        before != nullptr && j < k ? before[j] : kNone);
       references_[at + j] = slot;
-      marks_.back().low = std::min(marks_.back().low, slot);
+      mark.low = std::min(mark.low, slot);
     }
     ++rows_;
   }
@@ -137,9 +135,11 @@ void Tape::copy_compact_in(const CompactRows& from, uint64_t skip, uint64_t seq)
       store_bytes(slots_.slot(number++), from.slots + source.row * form_.slot_bytes(),
                   form_.slot_bytes());
   const uint64_t behind = form_.references() * sizeof(uint32_t);
-  for (uint64_t i = 0; i < plan_.rows(); ++i)
-    store_bytes(const_cast<uint8_t*>(row(seq + i)) + behind,
-                from.rows + (skip + i) * form_.row_bytes() + behind, form_.row_bytes() - behind);
+  each_row(seq, plan_.rows(), [&](uint64_t i, uint8_t* to) {
+    put_references(i, to);
+    store_bytes(to + behind, from.rows + (skip + i) * form_.row_bytes() + behind,
+                form_.row_bytes() - behind);
+  });
 }
 
 }  // namespace contig

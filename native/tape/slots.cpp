@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "native/kernels/copy.h"
 #include "native/tape/slot_memory.h"
 #include "native/tape/tape.h"
 
@@ -54,9 +55,23 @@ uint64_t frame_of(const SharedLeaf& leaf, uint32_t number) {
 void Observations::take(const SharedForm& form, const SlotSource& source, uint8_t* slot) const {
   for (size_t i = 0; i < form.leaves().size(); ++i) {
     const SharedLeaf& leaf = form.leaves()[i];
+    if (form.stack() == 1) {
+      store_bytes(slot + leaf.at, at(source.row, i, source.next), leaf.bytes);
+      continue;
+    }
     SharedForm::take_frame(leaf, at(source.row, i, source.next), frame_of(leaf, source.number),
                            slot + leaf.at);
   }
+}
+
+inline bool Observations::equal(const SharedForm& form, uint64_t row, uint64_t other,
+                                bool next) const {
+  for (size_t i = 0; i < form.leaves().size(); ++i) {
+    const uint8_t *a = at(row, i, false), *b = at(other, i, next);
+    // What differs mostly does so at once, and a call takes as long as all the rest.
+    if (a[0] != b[0] || std::memcmp(a, b, form.leaves()[i].bytes) != 0) return false;
+  }
+  return true;
 }
 
 void SlotPlan::start(const SharedForm* form, const SlotMemory* memory, uint64_t seq, uint64_t head,
@@ -94,18 +109,27 @@ bool SlotPlan::same(const Observations& from, const SlotSource& wanted, uint64_t
   return true;
 }
 
+inline bool SlotPlan::in_reach(uint64_t slot) const {
+  return slot != kNone && (slot >= head_ || slot >= floor_) &&
+         head_ + sources_.size() - slot <= reach_;
+}
+
 uint64_t SlotPlan::find(const Observations& from, const SlotSource& wanted,
                         const uint64_t* candidates, size_t n) {
-  const uint64_t now = head_ + sources_.size();
   for (size_t i = 0; i < n; ++i) {
     const uint64_t slot = candidates[i];
-    if (slot == kNone || (slot < head_ && slot < floor_) || now - slot > reach_) continue;
-    if (!same(from, wanted, slot)) continue;
+    if (!in_reach(slot) || !same(from, wanted, slot)) continue;
     if (slot < head_) low_ = std::min(low_, slot);
     return slot;
   }
   sources_.push_back(wanted);
-  return now;
+  return head_ + sources_.size() - 1;
+}
+
+BlockMark& SlotPlan::mark_of(uint64_t seq) {
+  if (marks_.empty() || seq >> kBlockShift != marks_.back().block)
+    marks_.push_back(BlockMark{seq >> kBlockShift, head_ + sources_.size(), kNone});
+  return marks_.back();
 }
 
 void SlotPlan::led_to(uint64_t row, uint64_t* out) const {
@@ -143,15 +167,41 @@ uint64_t SlotPlan::plan_row(const Observations& from, uint64_t row, const uint64
   return low;
 }
 
+// Without stacks: a slot for each observation, and one for what it led to. That is what `plan_row`
+// would find; but the slot that a row's step led to has the bytes of its next observation,
+// whichever slot it is, so that those are compared where they come in.
+void SlotPlan::add_pairs(const Observations& from, uint64_t row, uint64_t n, uint64_t before) {
+  references_.resize(2 * (rows_ + n));
+  uint64_t* now = references_.data() + 2 * rows_;
+  for (uint64_t i = 0; i < n; ++i, ++row, ++rows_, now += 2) {
+    BlockMark& mark = mark_of(seq_ + rows_);
+    if (in_reach(before) && (i == 0 ? same(from, SlotSource{row, false, 0}, before)
+                                    : from.equal(*form_, row, row - 1, true))) {
+      if (before < head_) low_ = std::min(low_, before);
+      now[0] = before;
+    } else {
+      now[0] = head_ + sources_.size();
+      sources_.push_back(SlotSource{row, false, 0});
+    }
+    now[1] = now[0];
+    if (!from.equal(*form_, row, row, true)) {
+      now[1] = head_ + sources_.size();
+      sources_.push_back(SlotSource{row, true, 0});
+    }
+    before = now[1];
+    mark.low = std::min({mark.low, now[0], now[1]});
+  }
+}
+
 void SlotPlan::add_run(const Observations& from, uint64_t row, uint64_t n, const uint64_t* before) {
+  if (form_->paired() && form_->stack() == 1)
+    return add_pairs(from, row, n, before != nullptr ? *before : kNone);
   const uint64_t count = form_->references();
   expected_.resize(form_->stack());
   references_.resize(references_.size() + n * count);
   sources_.reserve(sources_.size() + n + count);
   for (uint64_t i = 0; i < n; ++i, ++row) {
-    const uint64_t seq = seq_ + rows_;
-    if (marks_.empty() || seq >> kBlockShift != marks_.back().block)
-      marks_.push_back(BlockMark{seq >> kBlockShift, head_ + sources_.size(), kNone});
+    BlockMark& mark = mark_of(seq_ + rows_);
     uint64_t* now = references_.data() + rows_ * count;
     if (i > 0 && form_->paired()) {
       before = now - form_->stack();
@@ -159,8 +209,7 @@ void SlotPlan::add_run(const Observations& from, uint64_t row, uint64_t n, const
       led_to(rows_ - 1, expected_.data());
       before = expected_.data();
     }
-    const uint64_t low = plan_row(from, row, before, now);
-    marks_.back().low = std::min(marks_.back().low, low);
+    mark.low = std::min(mark.low, plan_row(from, row, before, now));
     ++rows_;
   }
 }

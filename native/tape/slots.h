@@ -39,6 +39,8 @@ class Observations {
     return place.data + row * place.stride;
   }
   void take(const SharedForm& form, const SlotSource& source, uint8_t* slot) const;
+  // Whether a row's observation has the bytes of another row's observation, or of its next one.
+  bool equal(const SharedForm& form, uint64_t row, uint64_t other, bool next) const;
 
  private:
   struct Place {
@@ -94,8 +96,11 @@ class SlotPlan {
 
  private:
   uint64_t plan_row(const Observations& from, uint64_t row, const uint64_t* before, uint64_t* now);
+  void add_pairs(const Observations& from, uint64_t row, uint64_t n, uint64_t before);
+  BlockMark& mark_of(uint64_t seq);
   const uint8_t* there(uint64_t slot) const;  // of others; null: it cannot be read
   bool same(const Observations& from, const SlotSource& wanted, uint64_t slot) const;
+  bool in_reach(uint64_t slot) const;
   uint64_t find(const Observations& from, const SlotSource& wanted, const uint64_t* candidates,
                 size_t n);
   bool same_local(const CompactRows& from, uint64_t local, uint64_t slot, uint32_t number) const;

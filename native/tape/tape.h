@@ -5,12 +5,14 @@
 // belongs to the caller. DESIGN: docs/design/tape.md.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "native/kernels/copy.h"
 #include "native/tape/blobs.h"
 #include "native/tape/compact_rows.h"
 #include "native/tape/encoded_slots.h"
@@ -323,6 +325,23 @@ class Tape {
   void copy_observations_in(const Rows& rows);
   void copy_kept_in(const Rows& rows, uint64_t skip, uint64_t seq);
   void copy_compact_in(const CompactRows& from, uint64_t skip, uint64_t seq);
+  // The references of a row of the plan, where the row begins.
+  void put_references(uint64_t number, uint8_t* to) const {
+    const uint64_t* references = plan_.references(number);
+    for (uint64_t j = 0; j < form_.references(); ++j) {
+      const auto low = static_cast<uint32_t>(references[j]);
+      copy_fixed<4>(to + 4 * j, reinterpret_cast<const uint8_t*>(&low));
+    }
+  }
+  // Calls for each row, from `seq` on, with its number among them and where it lies.
+  template <class Call>
+  void each_row(uint64_t seq, uint64_t n, Call call) const {
+    for (uint64_t i = 0; i < n;) {
+      auto* to = const_cast<uint8_t*>(row(seq + i));
+      const uint64_t end = std::min(n, i + mask_ + 1 - ((seq + i) & mask_));
+      for (; i < end; ++i, to += stride_) call(i, to);
+    }
+  }
   void keep_slots(Track* track, uint64_t row) const;  // of the row so far behind the first
   // What an append needs and what gives way to it: rows, entries, and those that do not fit.
   struct Room {

@@ -174,14 +174,6 @@ void Tape::copy_slots_in(const Rows& rows, uint64_t skip, uint64_t seq) {
     copy_observations_in(rows);
     copy_kept_in(rows, skip, seq);
   }
-  for (uint64_t i = 0; i < plan_.rows(); ++i) {
-    auto* to = const_cast<uint8_t*>(row(seq + i));
-    const uint64_t* references = plan_.references(i);
-    for (uint64_t j = 0; j < form_.references(); ++j) {
-      const auto low = static_cast<uint32_t>(references[j]);
-      copy_fixed<4>(to + 4 * j, reinterpret_cast<const uint8_t*>(&low));
-    }
-  }
   for (const BlockMark& mark : plan_.marks()) {
     SlotMemory::Word& low = slots_.low(mark.block);
     // A block that begins here, or has no other rows any more; or one that goes on.
@@ -212,10 +204,11 @@ void Tape::copy_kept_in(const Rows& rows, uint64_t skip, uint64_t seq) {
         pieces.push_back({col.data, col.stride, col.bytes, form_.stored(col.offset)});
     }
   }
-  for (uint64_t i = skip; i < rows.n; ++i) {
-    auto* to = const_cast<uint8_t*>(row(seq + i - skip));
-    for (const Piece& p : pieces) store_bytes(to + p.stored, p.data + i * p.stride, p.bytes);
-  }
+  each_row(seq, plan_.rows(), [&](uint64_t i, uint8_t* to) {
+    put_references(i, to);
+    for (const Piece& p : pieces)
+      store_bytes(to + p.stored, p.data + (skip + i) * p.stride, p.bytes);
+  });
 }
 
 void Tape::keep_slots(Track* track, uint64_t row) const {

@@ -19,7 +19,7 @@ enum class FrameType : uint8_t {
   ack,
   beat = 14
 };  // of those that native code makes or reads
-constexpr uint8_t kFrameTypes = 16;
+constexpr uint8_t kFrameTypes = 17;
 
 // Of a frame of items: its rows refer to slots, which come behind them (tape/compact_rows.h).
 constexpr uint8_t kCompactRows = 1;

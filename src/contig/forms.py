@@ -16,6 +16,7 @@ from .convert import (
     leaf_spec,
     non_tensors,
     to_jax,
+    to_jax_all,
     to_torch,
     to_torch_all,
     torch_dtype,
@@ -118,8 +119,10 @@ def _names_of(layout: Layout) -> list[tuple[tuple[str, ...], bool, bool]]:
 def jax_tree(columns: Sequence[Any], layout: Layout, copy: bool) -> Any:
     """All columns of a batch as a tree of jax arrays: a Ragged is (values, offsets), a Blob stays
     one."""
-    leaves = zip(columns, layout.leaves)
-    return layout.build_tree([_jax_column(column, leaf.path, copy) for column, leaf in leaves])
+    paths = [leaf.path for leaf in layout.leaves]
+    if not copy and not layout.ragged:
+        return layout.build_tree(to_jax_all(columns, paths))
+    return layout.build_tree([_jax_column(x, path, copy) for x, path in zip(columns, paths)])
 
 
 def _jax_column(column: Any, path: Path, copy: bool) -> Any:

@@ -59,7 +59,7 @@ def buffer_of(rows=100, **options):
 def test_rows_that_were_drawn_are_those_that_are_seen():
     buffer = buffer_of(seed=1)
     seen = SeenRows(buffer.storage, 1e9)
-    buffer.seen = seen
+    buffer.seen = (seen,)
     drawn = np.concatenate([buffer.sample()["index"] for _ in range(5)])
     pairs = seen.take()
     assert pairs[:, 1].tolist() == drawn.tolist()
@@ -69,7 +69,7 @@ def test_rows_that_were_drawn_are_those_that_are_seen():
 
 def test_looking_changes_no_draw():
     plain, watched = buffer_of(seed=7), buffer_of(seed=7)
-    watched.seen = SeenRows(watched.storage, 1000)
+    watched.seen = (SeenRows(watched.storage, 1000),)
     for _ in range(20):
         assert plain.sample()["index"].tolist() == watched.sample()["index"].tolist()
     assert plain.stats() == watched.stats()
@@ -78,7 +78,7 @@ def test_looking_changes_no_draw():
 def test_a_large_batch_is_looked_at_in_part():
     buffer = buffer_of()
     seen = SeenRows(buffer.storage, 100)
-    buffer.seen = seen
+    buffer.seen = (seen,)
     buffer.sample(900)
     buffer.sample(900)
     assert 50 <= len(seen.take()) <= 100

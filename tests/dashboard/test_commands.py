@@ -180,7 +180,11 @@ def test_top_of_a_server(capsys):
         args = ["top", where, "--table", "online", "--once", "--json", "--interval", "0.05"]
         assert main(args) == 0
         told = json.loads(capsys.readouterr().out)
-        assert told["tables"]["online"]["rows"] == 50 and "clients" in told["notes"]
+        assert told["tables"]["online"]["rows"] == 50 and len(told["clients"]) == 2
+        assert main([*args, "--samples-per-s", "5"]) == 2
+        assert "--samples-per-s: nothing is drawn" in capsys.readouterr().err
+        assert main(["top", where, "--once", "--json"]) == 2
+        assert "no table 'default'; this server has: online" in capsys.readouterr().err
 
 
 def test_commands_that_cannot_be(folder, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""What is watched: buffers, servers, shared memory, directories, and servers over the network."""
+"""What is watched: buffers, servers, shared memory, directories."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from contig import (
     TcpClient,
     TcpTransport,
 )
-from contig.client.watching import RemoteSource
 from contig.dashboard import Monitor, StorageSource
 from tests.dashboard.pages import ask
 from tests.waiting import until
@@ -102,9 +101,9 @@ def test_a_page_ends_with_its_buffer_and_costs_nothing_then():
     buffer = ReplayBuffer(LazyTensorStorage(100, example=ROW), batch_size=4)
     buffer.extend_trajectory(rows(10), terminated=True)
     with buffer.dashboard() as page:
-        assert buffer.seen is not None
+        assert len(buffer.seen) == 1
         assert numbers(page.url)["tables"]["default"]["rows"] == 10
-    assert buffer.seen is None
+    assert not buffer.seen
     with pytest.raises(ConnectionError):
         ask(page.url, "/api/numbers")
     other = buffer.dashboard()
@@ -132,7 +131,7 @@ def test_a_taken_port_and_a_wrong_argument():
         buffer.dashboard(host="0.0.0.0")
     with pytest.raises(ValueError, match="samples_per_s"):
         buffer.dashboard(samples_per_s=-1)
-    assert buffer.seen is None
+    assert not buffer.seen
 
 
 def test_a_server_with_clients():
@@ -231,53 +230,6 @@ def test_a_directory_is_followed(tmp_path):
                 until(lambda n=n: source.numbers().tables["d"]["episodes"] == n)
                 assert book.read(n - 1, np.arange(n))["obs"].tolist() == list(range(n))
             assert source.ages("d")["rows"] is None  # samples_per_s=0: none were drawn
-        finally:
-            source.close()
-
-
-def test_a_server_over_the_network():
-    buffer = ReplayBuffer(
-        LazyTensorStorage(1000, example=ROW), SliceSampler(slice_len=8), batch_size=32
-    )
-    with Server(buffer=buffer, transport=TcpTransport()) as server:
-        buffer.extend_trajectory(rows(60, 1), terminated=True, policy_version=1)
-        buffer.extend_trajectory(rows(60, 4, 2.0), terminated=True, policy_version=4)
-        source = RemoteSource("127.0.0.1", server.port, samples_per_s=1e6)
-        try:
-            table = source.numbers().tables["default"]
-            assert (table["rows"], table["episodes"]) == (120, 2)
-
-            def ages():
-                source.numbers()
-                told = source.ages("default")
-                return told["rows"] and told["newest_version"] == 4 and told
-
-            told = until(ages, "samples of both trajectories")
-            assert 0 < told["rows"]["mean"] <= 120
-            assert {"clients", "limiter", "episodes"} <= source.notes.keys()
-            book = source.book("default")
-            episodes = book.episodes()
-            assert len(episodes) and (episodes["steps"] >= 2).all()
-            one = episodes[-1]
-            batch = book.read(int(one["id"]), np.arange(one["steps"]))
-            assert np.diff(batch["obs"]).tolist() == [1.0] * (int(one["steps"]) - 1)
-            assert one["return"] == pytest.approx(batch["next", "reward"].sum())
-            with pytest.raises(KeyError, match="only the newest"):
-                book.read(10**9, np.arange(1))
-        finally:
-            source.close()
-
-
-def test_over_the_network_without_samples():
-    buffer = ReplayBuffer(LazyTensorStorage(1000, example=ROW), batch_size=32)
-    with Server(buffer=buffer, transport=TcpTransport()) as server:
-        buffer.extend_trajectory(rows(60), terminated=True)
-        source = RemoteSource("127.0.0.1", server.port, samples_per_s=0)
-        try:
-            for _ in range(3):
-                source.numbers()
-            assert source.ages("default")["rows"] is None and "ages" in source.notes
-            assert buffer.stats().rows_sampled == 0
         finally:
             source.close()
 

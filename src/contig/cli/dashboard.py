@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import signal
-import threading
 from pathlib import Path
 
 from ..dashboard import PageOptions, PageServer
 from ..dashboard.serving import check_installed, listen, url_of
 from ..errors import ContigError
 from .failure import OK, fail, one_line
-from .signals import handling
+from .signals import Stop, handling
 from .watched import add_target, open_source, read_token
 
 __all__ = ["add_arguments", "run"]
@@ -41,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until SIGTERM or Ctrl-C; returns the exit status."""
-    stop = threading.Event()
-    with handling(lambda *_: stop.set(), signal.SIGTERM, signal.SIGINT):
+    stop = Stop()
+    with handling(stop.handler, signal.SIGTERM, signal.SIGINT):
         try:
             page, said = _page(args)
         except (OSError, ValueError, ImportError, ContigError) as error:

@@ -24,7 +24,6 @@ import argparse
 import logging
 import os
 import signal
-import threading
 from pathlib import Path
 
 from ..arguments import is_loopback
@@ -37,7 +36,7 @@ from ..server.logs import logging_lines
 from .failure import OK, fail, one_line
 from .serve_config import ServeConfig, read_config
 from .service import notify
-from .signals import handling
+from .signals import Stop, handling
 from .tables import DEFAULTS, SAMPLERS
 
 __all__ = ["add_arguments", "run"]
@@ -125,17 +124,15 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, OSError, ImportError) as error:
         fail(one_line(error))
     raise_descriptor_limit(Limits().max_connections)
-    stop = threading.Event()
+    stop = Stop()
     with (
         logging_lines(config["log_level"], bool(config["log_json"])),
-        handling(lambda *_: stop.set(), signal.SIGTERM, signal.SIGINT),
+        handling(stop.handler, signal.SIGTERM, signal.SIGINT),
     ):
         return _serve(server, config, page, stop)
 
 
-def _serve(
-    server: Server, config: ServeConfig, page: PageOptions | None, stop: threading.Event
-) -> int:
+def _serve(server: Server, config: ServeConfig, page: PageOptions | None, stop: Stop) -> int:
     try:
         server.start()
         shown = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import queue
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-__all__ = ["ToldToEnd", "end", "handling"]
+__all__ = ["Stop", "ToldToEnd", "end", "handling"]
 
 
 class ToldToEnd(KeyboardInterrupt):
@@ -22,6 +23,30 @@ class ToldToEnd(KeyboardInterrupt):
 def end(number: int, frame: Any) -> NoReturn:
     """A handler that ends what the main thread does, as Ctrl-C would."""
     raise ToldToEnd
+
+
+class Stop:
+    """Whether a signal has said to end; for the main thread.
+
+    An Event would not do: a handler runs between any two steps of the main thread, also while that
+    has the event's lock, and would wait for itself for ever.
+    """
+
+    def __init__(self) -> None:
+        self._told: queue.SimpleQueue[int] = queue.SimpleQueue()  # its `put` may come at any time
+        self._ended = False
+
+    def handler(self, number: int, frame: Any) -> None:
+        """A handler that says so."""
+        self._told.put(number)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for it."""
+        try:
+            self._ended = self._ended or self._told.get(timeout=timeout_s) > 0
+        except queue.Empty:
+            pass
+        return self._ended
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from .address import host_and_port
 __all__ = ["add_target", "open_source", "read_token"]
 
 _RECONNECT_S = 5.0
+_SAMPLES_PER_S = 100.0
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -30,11 +31,11 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--table", action="append", default=[], metavar="NAME",
-        help="of a server; may be repeated (default: default)",
+        help="of a server: what to show; may be repeated (default: all)",
     )  # fmt: skip
     parser.add_argument(
-        "--samples-per-s", type=float, default=100.0, metavar="ROWS",
-        help="rows per second that are drawn for histograms; 0: none",
+        "--samples-per-s", type=float, metavar="ROWS",
+        help="rows per second that are drawn from a storage for histograms; 0: none (default: 100)",
     )  # fmt: skip
     parser.add_argument(
         "--server-token-file", type=Path, metavar="FILE",
@@ -56,10 +57,13 @@ def open_source(args: argparse.Namespace) -> Source:
     """
     target, address = args.target, _address(args.target)
     if address is not None and not Path(target).exists():
+        if args.samples_per_s is not None:
+            raise ValueError(
+                f"--samples-per-s: nothing is drawn for the page of a server, and {target} is one"
+            )
         return RemoteSource(
             *address,
-            tuple(args.table or ["default"]),
-            samples_per_s=args.samples_per_s,
+            tuple(args.table),
             token=read_token(args.server_token_file, "CONTIG_TOKEN"),
             tls=args.server_tls,
             reconnect_s=_RECONNECT_S,
@@ -67,9 +71,15 @@ def open_source(args: argparse.Namespace) -> Source:
     if args.table:
         raise ValueError(f"--table: only a server's tables have names, and {target!r} is none")
     if "/" in target or Path(target).is_dir():
-        storages = _directories(Path(target))
-        return StorageSource("directory", target, storages, samples_per_s=args.samples_per_s)
-    return StorageSource("shared", target, _named(target), samples_per_s=args.samples_per_s)
+        return _storages("directory", target, _directories(Path(target)), args.samples_per_s)
+    return _storages("shared", target, _named(target), args.samples_per_s)
+
+
+def _storages(
+    kind: str, target: str, storages: dict[str, Storage], samples_per_s: float | None
+) -> Source:
+    per_s = _SAMPLES_PER_S if samples_per_s is None else samples_per_s
+    return StorageSource(kind, target, storages, samples_per_s=per_s)
 
 
 def _address(target: str) -> tuple[str, int] | None:

@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 
-from .. import _native
 from ..arguments import seconds, trajectory_ids, whole, whole_numbers
 from ..batch import Batch
 from ..convert import as_array
-from ..layout import Layout
 from ..replay.buffer import BufferStats
 from ..replay.output import to_output
 from ..replay.samples import Samples
 from ..replay.typed import Out_co
 from ..tape.fields import pack_fields
 from ..weights.board import Weights
-from ..wire import Type, pack_set_fields, parse_described
-from .replies import raise_error, read_reply
+from ..wire import Type, pack_set_fields
+from .replies import read_batch, read_reply
 from .requests import PendingRequest
 from .tcp import TcpClient
 
@@ -175,21 +173,11 @@ class RemoteReplayBuffer(Samples[Out_co]):
                 kind, _, payload = session.collect(self._ask(self.batch_size), timeout_s)
         else:
             kind, _, payload = session.collect(self._ask(batch_size), timeout_s)
-        return self._batch(kind, payload)
+        return read_batch(kind, payload)
 
     def _ask(self, size: int | None) -> PendingRequest:
         asked = struct.pack("<Q", 0 if size is None else whole("batch_size", size, 1, "rows"))
         return self._client.asking.ask(Type.SAMPLE, asked, timeout=self.sample_timeout_s)
-
-    def _batch(self, kind: int, payload: bytes) -> Batch:
-        if kind != Type.BATCH:
-            raise_error(payload)
-        head, raw = parse_described(payload)
-        layout = Layout.from_json(head["layout"])
-        block = _native.Block(len(raw))
-        memoryview(block)[:] = raw
-        extras = frozenset(tuple(p) for p in head["extras"])
-        return Batch(block, layout, tuple(head["shape"]), extras)
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Sets priorities of rows by their `index`; evicted rows are ignored and counted."""

@@ -1,264 +1,163 @@
-"""A server watched over the network: what its wire has, and what is made of samples.
+"""A server watched over the network: what its own page would show, asked for by WATCH.
 
-    STATS, once a second      rows in and out, fill, episodes
-    SAMPLE, within a budget   ages, staleness; pieces of trajectories that were drawn
+    numbers, ages      the server's own: counters, clients, limiters, what its learner draws
+    episodes, rows     its tables', some megabytes at a time
 
-The wire has no list of episodes, no clients and no limiter: a page served by the server itself has
-(`contig serve --dashboard`, `Server.dashboard`).
+Reads only: nothing is drawn for it, and no limiter counts it.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections import OrderedDict, deque
 from typing import Any
 
 import numpy as np
 
-from ..batch import Batch
-from ..dashboard import Book, Budget, Numbers, Source, histogram
-from ..errors import ContigError
+from ..batch import Batch, stack_batches
+from ..dashboard import Book, Numbers, Source
 from ..layout import Layout
 from ..tape.episodes import EPISODE
-from .remote_buffer import RemoteReplayBuffer
+from ..wire import Type
+from .replies import read_batch, read_described, read_reply
+from .tcp import TcpClient
 
 __all__ = ["RemoteSource"]
 
 Array = np.ndarray[Any, Any]
 
-_WINDOW = 4096  # rows that histograms are of
-_KEPT = 256  # pieces
-_KEPT_BYTES = 64 << 20
-_WATCHED_S = 10.0  # after somebody looked, samples are asked for
-_SLICE_S = 0.1
-_SAMPLE_S = 10.0
-_VERSION = ("collector", "policy_version")
-_REWARDS = (("next", "reward"), ("reward",))
-_HERE = "the server's own page has it: contig serve --dashboard PORT, or Server.dashboard()"
+_ANSWER_S = 10.0
+_MOST_EPISODES = 200_000  # of the newest
+_PIECE_BYTES = 1 << 20  # of rows that are asked for at a time
+_COUNTED = ("tables", "server", "clients")
 
 
 class RemoteSource(Source):
-    """Tables of a server, over TCP. Samples that it asks for are counted by the server as anyone's,
-    and by its limiter.
+    """Tables of a server, over TCP.
 
     Args:
         host, port: the server.
-        tables: their names.
-        samples_per_s: rows asked for per second; 0: none, and no histograms.
-        client: more arguments for the clients (`token`, `tls`).
+        tables: those to show; none: all.
+        client: more arguments for the client (`token`, `tls`, `reconnect_s`).
+
+    Raises:
+        ConnectionClosedError: there is no server.
+        ValueError: it refuses the token or the table, or is too old to be watched.
     """
 
     kind = "remote"
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        tables: tuple[str, ...] = ("default",),
-        *,
-        samples_per_s: float = 100.0,
-        **client: Any,
-    ) -> None:
+    def __init__(self, host: str, port: int, tables: tuple[str, ...] = (), **client: Any) -> None:
         super().__init__()
         self.label = f"{host}:{port}"
-        self._tables: dict[str, _Table] = {}
+        self._shown = tables
+        self._client = TcpClient(host, port, table=(*tables, "default")[0], **client)
         try:
-            for name in tables:
-                buffer = RemoteReplayBuffer(
-                    host, port, name, prefetch=0, sample_timeout_s=_SAMPLE_S, **client
+            if not self._client.asking.thread.first.accepted.watched:
+                raise ValueError(
+                    f"the server at {self.label} cannot be watched over the network: update contig "
+                    "where it runs, or use its own page, `contig serve --dashboard PORT`"
                 )
-                self._tables[name] = _Table(buffer, samples_per_s)
+            self._books: dict[str, _RemoteBook] = {}
+            self.numbers()
         except BaseException:
             self.close()
             raise
-        self.notes = {
-            "clients": f"the wire tells nothing of other clients; {_HERE}",
-            "limiter": f"the wire does not tell it; {_HERE}",
-            "episodes": "Not whole episodes, which the wire does not list, but pieces of them that "
-            f"were sampled, at least two rows long; {_HERE}.",
-            "staleness": "rows of this table have no policy version",
-        }
-        if not samples_per_s:
-            self.notes["ages"] = "No samples are asked for: --samples-per-s 0."
+
+    def ask(self, **asked: Any) -> tuple[int, bytes]:
+        """The type and payload of the answer to a WATCH."""
+        return self._client.asking.request(Type.WATCH, json.dumps(asked).encode(), _ANSWER_S)
 
     def numbers(self) -> Numbers:
-        return Numbers({name: table.numbers() for name, table in self._tables.items()})
+        told = read_reply(*self.ask(what="numbers"))
+        tables, server, clients = (told[name] for name in _COUNTED)
+        missing = [name for name in self._shown if name not in tables]
+        if missing:
+            raise ValueError(f"no table {missing[0]!r}; this server has: {', '.join(tables)}")
+        self.notes = told["notes"]
+        for name in tables:
+            self._books.setdefault(name, _RemoteBook(self, name))
+        return Numbers(
+            {name: t for name, t in tables.items() if name in (self._shown or tables)},
+            server,
+            clients,
+        )
 
     def ages(self, table: str) -> dict[str, Any]:
-        return self._of(table).ages()
+        ages: dict[str, Any] = read_reply(*self.ask(what="ages", table=table))["ages"]
+        return ages
 
     def book(self, table: str) -> Book:
-        return self._of(table).pieces
-
-    def _of(self, table: str) -> _Table:
-        if table not in self._tables:
-            raise KeyError(f"no table {table!r}; there are {', '.join(self._tables)}")
-        return self._tables[table]
-
-    def close(self) -> None:
-        for table in self._tables.values():
-            table.close()
-
-
-class _Table:
-    """One table: its counters, and a thread that asks for samples while somebody looks."""
-
-    def __init__(self, buffer: RemoteReplayBuffer, samples_per_s: float) -> None:
-        self._buffer = buffer
-        self._budget = Budget(samples_per_s)
-        self._heads: deque[tuple[float, int]] = deque(maxlen=600)  # when a row number was reached
-        self._seen: deque[tuple[int, int, int]] = deque(maxlen=_WINDOW)  # head, seq, version
-        self._own = 0  # rows that were drawn for this page
-        self._lock = threading.Lock()
-        self._watched = 0.0
-        self._ended = threading.Event()
-        self.pieces = SampledBook()
-        self._thread: threading.Thread | None = None
-        if samples_per_s:
-            self._thread = threading.Thread(target=self._run, name="contig-watch", daemon=True)
-            self._thread.start()
-
-    def numbers(self) -> dict[str, Any]:
-        self._watched = time.monotonic()
-        stats = self._buffer.stats()
-        with self._lock:
-            self._heads.append((time.time(), stats.rows_written))
-        return {
-            "kind": "tape",
-            "rows": stats.rows,
-            "capacity": stats.capacity,
-            "rows_in": stats.rows_written,
-            "rows_out": max(stats.rows_sampled - self._own, 0),
-            "episodes": stats.trajectories,
-            "bytes": None,
-            "drawn": None,
-            "limiter": None,
-        }
-
-    def _run(self) -> None:
-        while not self._ended.wait(_SLICE_S):
-            if time.monotonic() - self._watched > _WATCHED_S or not self._budget.is_open:
-                continue
-            try:
-                batch = self._buffer.sample()
-            except (ContigError, OSError, ValueError, RuntimeError, TimeoutError):
-                self._ended.wait(1.0)  # nothing to draw, or no server: `numbers` says so
-                continue
-            self._budget.spend(len(batch))
-            self._take(batch)
-
-    def _take(self, batch: Batch) -> None:
-        seqs = np.asarray(batch["index"]).reshape(-1)
-        versions = np.full(len(seqs), -1, np.int64)
-        if _VERSION in batch:
-            versions = np.asarray(batch[_VERSION]).reshape(-1)
-        with self._lock:
-            self._own += len(seqs)
-            head = max(self._heads[-1][1] if self._heads else 0, int(seqs.max(initial=0)) + 1)
-            self._seen.extend((head, int(s), int(v)) for s, v in zip(seqs, versions))
-        self.pieces.take(batch, seqs, versions)
-
-    def ages(self) -> dict[str, Any]:
-        with self._lock:
-            seen = np.array(self._seen, np.int64).reshape(-1, 3)
-            heads = np.array(self._heads, np.float64).reshape(-1, 2)
-        versions = seen[:, 2]
-        newest = int(versions.max(initial=-1))
-        stale = None if newest < 0 else histogram(newest - versions[versions >= 0], whole=True)
-        return {
-            "rows": histogram(seen[:, 0] - seen[:, 1], whole=True),
-            "seconds": histogram(_ages_s(seen[:, 1], heads)),
-            "staleness": stale,
-            "newest_version": None if newest < 0 else newest,
-            "of": "samples that this page asks the server for",
-        }
+        if table not in self._books:
+            raise KeyError(f"no table {table!r}; there are {', '.join(self._books)}")
+        book = self._books[table]
+        book.episodes()  # a queue has none, and says so
+        return book
 
     def close(self) -> None:
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join(_SAMPLE_S + 2)
-        self._buffer.close(1.0)
+        self._client.close(1.0)
 
 
-def _ages_s(seqs: Array, heads: Array) -> Array:
-    """How long ago rows were written, of those that came since this page looks."""
-    if len(heads) < 2:
-        return np.empty(0)
-    seqs = seqs[seqs >= heads[0, 1]]
-    at = np.minimum(np.searchsorted(heads[:, 1], seqs, "right"), len(heads) - 1)
-    return np.asarray(np.maximum(time.time() - heads[at, 0], 0.0))
+class _RemoteBook(Book):
+    """The newest episodes of a table. Thread-safe."""
 
-
-class SampledBook(Book):
-    """Pieces of trajectories: rows of samples whose numbers follow each other. The newest are kept.
-    Thread-safe."""
-
-    def __init__(self) -> None:
+    def __init__(self, source: RemoteSource, table: str) -> None:
+        self._source, self._table = source, table
         self._lock = threading.Lock()
-        self._pieces: OrderedDict[int, tuple[Any, Batch]] = OrderedDict()
-        self._nbytes = self._count = 0
+        self._due = 0.0
         self._layout: Layout | None = None
+        self._fields: Layout | None = None
+        self._episodes: Array = np.empty(0, EPISODE)
 
     @property
     def layout(self) -> Layout | None:
+        self.episodes()
         return self._layout
 
-    def take(self, batch: Batch, seqs: Array, versions: Array) -> None:
-        """Keeps the pieces of a sample that have at least two rows."""
-        if len(batch.shape) != 1:
-            return
-        starts = np.flatnonzero(np.r_[True, np.diff(seqs) != 1])
-        stops = np.r_[starts[1:], len(seqs)]
-        for start, stop in zip(starts.tolist(), stops.tolist()):
-            if stop - start >= 2:
-                piece = batch[start:stop]
-                self._keep(piece, int(seqs[start]), int(versions[stop - 1]))
-
-    def _keep(self, piece: Batch, first: int, version: int) -> None:
-        with self._lock:
-            line = np.zeros((), EPISODE)
-            flags = {name: _last_flag(piece, name) for name in ("terminated", "truncated")}
-            line["id"], line["traj_id"], line["first"] = self._count, -1, first
-            line["steps"], line["return"] = len(piece), _return_of(piece)
-            line["terminated"], line["truncated"] = flags["terminated"], flags["truncated"]
-            line["trimmed"], line["writer"] = True, -1
-            line["policy_version"], line["time"] = version, time.time()
-            self._pieces[self._count] = (line, piece)
-            self._layout = piece.layout
-            self._count += 1
-            self._nbytes += int(piece.block.nbytes)
-            while len(self._pieces) > _KEPT or self._nbytes > _KEPT_BYTES:
-                self._nbytes -= int(self._pieces.popitem(last=False)[1][1].block.nbytes)
+    @property
+    def fields(self) -> Layout | None:
+        return self._fields
 
     def episodes(self) -> Array:
+        """As it was at most a second ago; asking takes at most a twentieth of the time."""
         with self._lock:
-            lines = [line for line, _ in self._pieces.values()]
-        return np.array(lines, EPISODE) if lines else np.empty(0, EPISODE)
+            began = time.monotonic()
+            if began >= self._due:
+                self._episodes = self._ask_episodes()
+                self._due = began + max(1.0, 20 * (time.monotonic() - began))
+            return self._episodes
 
-    def _piece(self, episode: int) -> Batch:
-        with self._lock:
-            if episode not in self._pieces:
-                raise KeyError(f"no piece {episode}; only the newest that were sampled are kept")
-            return self._pieces[episode][1]
+    def _ask_episodes(self) -> Array:
+        parts: list[Array] = []
+        asked: dict[str, Any] = {"what": "episodes", "table": self._table}
+        while True:
+            head, raw = read_described(*self._source.ask(**asked))
+            self._layout, self._fields = (_layout(head[name]) for name in ("layout", "fields"))
+            columns = [(name, dtype, tuple(shape)) for name, dtype, shape in head["columns"]]
+            part = np.frombuffer(raw, np.dtype(columns))
+            parts.insert(0, part)
+            count = sum(map(len, parts))
+            if not len(part) or count >= min(head["total"], _MOST_EPISODES):
+                return np.concatenate(parts)
+            asked["before"] = int(part["id"][0])
 
     def rows_of(self, episode: int) -> int:
-        return len(self._piece(episode))
+        told = self._source.ask(what="rows", table=self._table, id=int(episode))
+        return int(read_reply(*told)["rows"])
 
     def read(self, episode: int, places: Array) -> Batch:
-        return self._piece(episode)[places]  # type: ignore[no-any-return]
+        layout = self.layout
+        step = max(_PIECE_BYTES // max(1 if layout is None else layout.record_size, 1), 1)
+        parts = []
+        for at in range(0, len(places), step):
+            rows = [int(place) for place in places[at : at + step]]
+            asked = {"what": "rows", "table": self._table, "id": int(episode), "places": rows}
+            parts.append(read_batch(*self._source.ask(**asked)))
+        if not parts:
+            raise KeyError(f"no rows of episode {episode} were asked for")
+        return stack_batches(parts)
 
 
-def _last_flag(piece: Batch, name: str) -> bool:
-    """Whether the last row is flagged; a slice's own end is none of the trajectory's."""
-    path = ("next", name)
-    if path not in piece or (name == "truncated" and ("collector", "slice_end") in piece):
-        return False
-    return bool(np.asarray(piece[path])[-1].any())
-
-
-def _return_of(piece: Batch) -> float:
-    for path in _REWARDS:
-        if path in piece:
-            return float(np.asarray(piece[path], np.float64).sum())
-    return float("nan")
+def _layout(content: Any) -> Layout | None:
+    return None if content is None else Layout.from_json(content)

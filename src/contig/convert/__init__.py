@@ -20,7 +20,7 @@ from .device_memory import (
     same_values,
     torch_dtype,
 )
-from .jax_arrays import register_nodes, to_jax
+from .jax_arrays import register_nodes, to_jax, to_jax_all
 from .tensordicts import (
     non_tensors,
     plain_tree,
@@ -57,6 +57,7 @@ __all__ = [
     "same_values",
     "tensordict_shape",
     "to_jax",
+    "to_jax_all",
     "to_tensordict",
     "to_torch",
     "to_torch_all",

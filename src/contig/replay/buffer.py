@@ -171,7 +171,7 @@ class ReplayBuffer(Samples[Out_co]):
         self._index = Index(self.storage)
         self._turn = threading.RLock()  # one sampler at a time
         self._batches = self._rows_out = 0
-        self.seen: SeenRows | None = None  # what a dashboard sees of draws
+        self.seen: tuple[SeenRows, ...] = ()  # what dashboards see of draws
         self._dashboards: list[Dashboard] = []
         self._feeding = Feeding()
         self._closed = False
@@ -269,8 +269,8 @@ class ReplayBuffer(Samples[Out_co]):
             tape.add_sampled(rows)
         self._batches += 1
         self._rows_out += rows
-        if self.seen is not None:
-            self.seen(batch)
+        for seen in self.seen:
+            seen(batch)
         return batch if self._on_sample is None else self._on_sample(batch)
 
     def _draw_and_send(self) -> Batch:

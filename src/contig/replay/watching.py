@@ -17,7 +17,7 @@ class Watched(Protocol):
     """A ReplayBuffer, as this module needs it."""
 
     ingress: Ingress
-    seen: SeenRows | None
+    seen: tuple[SeenRows, ...]
 
     @property
     def storage(self) -> Storage: ...
@@ -30,13 +30,13 @@ def look_at_draws(buffer: Watched, rows_per_s: float) -> tuple[Looked, Callable[
     """Has a buffer's draws looked at; what is needed to tell of it, without the buffer itself, and
     what ends it."""
     seen = SeenRows(buffer.ingress.storage, rows_per_s)
-    buffer.seen = seen
+    buffer.seen = (*buffer.seen, seen)
     ref = weakref.ref(buffer)
 
     def end() -> None:
         there = ref()
-        if there is not None and there.seen is seen:
-            there.seen = None
+        if there is not None:
+            there.seen = tuple(other for other in there.seen if other is not seen)
 
     return (buffer.ingress, seen), end
 

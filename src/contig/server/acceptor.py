@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..wire import log
@@ -151,7 +152,7 @@ class Acceptor:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         task = self._loop.create_task(self._connect(sock))
         self._handshakes[task] = time.monotonic()
-        task.add_done_callback(self._done)
+        task.add_done_callback(partial(self._done, sock))
 
     async def _connect(self, sock: socket.socket) -> None:
         timeout_s = None if self._tls is None else self._handshake_s
@@ -169,8 +170,11 @@ class Acceptor:
         finally:
             self._coming.discard(sock)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         del self._handshakes[task]
+        if sock in self._coming:  # cancelled before it began
+            self._coming.discard(sock)
+            sock.close()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a connection could not be made", exc_info=error)
         if not self._reading and len(self._handshakes) == _HANDSHAKES - 1:

@@ -1,6 +1,6 @@
 """Requests of clients to the learner's process, and its answers.
 
-    SAMPLE -> waits here until there is room for the answer -> learner -> BATCH
+    SAMPLE, WATCH -> wait here until there is room for the answer -> learner -> BATCH, REPLY
 
 Memory is bounded, whatever clients ask for and do not read. Belongs to the core's thread.
 """
@@ -20,15 +20,18 @@ from .item_stream import ItemStream
 from .peer import Peer
 from .statistics import Counters
 
-__all__ = ["ANSWER", "REQUEST", "Answers", "Forward"]
+__all__ = ["ANSWER", "MOST_WATCHED", "REQUEST", "Answers", "Forward"]
 
 # Between the ingest process and the learner's, before each forwarded frame's parts.
 REQUEST = struct.Struct("<QHHQQ")  # token, bytes of table's name, type, number, payload
 ANSWER = struct.Struct("<QQ")  # token, bytes
 
 _CHECK_S = 0.25
-_AT_A_TIME = 4  # samples of one table that the learner is asked for
+_AT_A_TIME = 4  # samples (or looks) of one table that the learner is asked for
 _ROW_EXTRAS = 64  # bytes of what samplers add to a row
+MOST_WATCHED = 4 << 20  # bytes of an answer to WATCH
+_LARGE = (Type.SAMPLE, Type.WATCH)  # what may have large answers
+_ANY_TABLE = (Type.PUBLISH, Type.WATCH)  # what concerns the server, or any of its tables
 
 Forward = Callable[[int, str, int, int, bytes], None]
 
@@ -51,8 +54,8 @@ class Asked(NamedTuple):
 class Answers:
     """Requests to the learner, and its answers.
 
-    A sample is not asked for while what its connection, or all together, have not read is over a
-    bound: an eighth, and half, of `max_bytes`. One at a time always may be.
+    A sample, or a look, is not asked for while what its connection, or all together, have not read
+    is over a bound: an eighth, and half, of `max_bytes`. One at a time always may be.
 
     Args:
         loop: whose thread this belongs to.
@@ -78,19 +81,24 @@ class Answers:
         self._waiting: dict[int, deque[Asked]] = {}  # by connection, in turn
         self._asked: dict[int, Asked] = {}  # by token
         self._tokens = 0
-        self._at_work: Counter[str] = Counter()  # samples, by table
+        self._at_work: Counter[tuple[str, int]] = Counter()  # by table and kind
         self._usual: dict[str, int] = {}  # bytes of a table's last batch
         self._unread: dict[int, Peer] = {}  # with answers that it has not read
         self._request_bytes = 0
         self._unanswered: dict[int, tuple[int, int]] = {}  # requests and bytes, by connection
         self._check: asyncio.TimerHandle | None = None
 
+    @property
+    def has_learner(self) -> bool:
+        """Whether there is anybody to ask."""
+        return self._forward is not None
+
     def ask(self, connection: Peer, kind: int, number: int, payload: bytes) -> None:
         """A request came. Raises Refused."""
         stream = connection.stream
         if self._forward is None or stream is None:
             raise Refused("type", "there is nobody to ask")
-        if kind != Type.PUBLISH and stream.table.kind != "tape":
+        if kind not in _ANY_TABLE and stream.table.kind != "tape":
             raise Refused("type", "this table can be written to, not sampled from")
         if stream.version < wire.RICH_VERSION:  # the table may have got its layout only now
             wire.check_carried(stream.version, stream.table.schema)
@@ -108,7 +116,7 @@ class Answers:
         asked = Asked(connection, stream.table_name, kind, number, payload, expected)
         self._request_bytes += len(payload)
         self._unanswered[connection.number] = (count, nbytes)
-        if kind == Type.SAMPLE:
+        if kind in _LARGE:
             self._waiting.setdefault(connection.number, deque()).append(asked)
             self.go_on()
         else:
@@ -116,9 +124,11 @@ class Answers:
 
     def _expected(self, stream: ItemStream, kind: int, payload: bytes) -> int:
         """Bytes of an answer."""
+        most = self._limits.max_frame
+        if kind == Type.WATCH:
+            return min(MOST_WATCHED, most)
         if kind != Type.SAMPLE or len(payload) != 8:
             return 0
-        most = self._limits.max_frame
         (rows,) = struct.unpack("<Q", payload)
         record_size = stream.table.record_size
         usual = self._usual.get(stream.table_name, most)
@@ -132,8 +142,8 @@ class Answers:
         assert self._forward is not None
         self._tokens += 1
         self._asked[self._tokens] = asked
-        if asked.kind == Type.SAMPLE:
-            self._at_work[asked.table] += 1
+        if asked.kind in _LARGE:
+            self._at_work[asked.table, asked.kind] += 1
         self._forward(self._tokens, asked.table, asked.kind, asked.number, asked.payload)
 
     def go_on(self) -> None:
@@ -145,7 +155,7 @@ class Answers:
 
     def _next_of(self, number: int) -> bool:
         line = self._waiting[number]
-        if self._at_work[line[0].table] >= _AT_A_TIME or not self._room(line[0]):
+        if self._at_work[line[0].table, line[0].kind] >= _AT_A_TIME or not self._room(line[0]):
             return False
         self._hand_over(line.popleft())
         if not line:
@@ -154,7 +164,7 @@ class Answers:
 
     def _room(self, asked: Asked) -> bool:
         connection, most = asked.connection, self._limits.max_bytes
-        coming = [a for a in self._asked.values() if a.kind == Type.SAMPLE]
+        coming = [a for a in self._asked.values() if a.kind in _LARGE]
         own = connection.out.unread + sum(a.nbytes for a in coming if a.connection is connection)
         if own and own + asked.nbytes > most // 8:
             return False
@@ -171,8 +181,9 @@ class Answers:
         asked = self._asked.pop(token)
         connection, nbytes = asked.connection, sum(len(p) for p in parts)
         self._request_bytes -= len(asked.payload)
+        if asked.kind in _LARGE:
+            self._at_work[asked.table, asked.kind] -= 1
         if asked.kind == Type.SAMPLE:
-            self._at_work[asked.table] -= 1
             self._usual[asked.table] = nbytes
         if connection.number in self._connections:
             self._stats.requests_answered += 1

@@ -30,6 +30,9 @@ __all__ = ["Connection"]
 _MORE, _READY, _GROW, _BAD = Received
 _FIRST_BUFFER = 4096
 _AGAIN_S = 0.05
+_REQUESTS = frozenset(
+    (Type.SAMPLE, Type.PRIORITY, Type.STATS, Type.SET_FIELDS, Type.PUBLISH, Type.WATCH)
+)
 _COMES_BACK = Refused("busy", "the server ends, and may be started again: come back")
 _PATIENCE_S = 0.001  # for room in a table: stopping to read, and starting again, takes longer
 
@@ -200,7 +203,7 @@ class Connection(asyncio.BufferedProtocol):
         beat_s, most = limits.heartbeat_s if opening.heartbeat else 0.0, limits.max_bytes // 4
         said = (table.ndim, seen, most, beat_s, table.max_row, self.core.takes_weights)
         schema = wire.told_schema(opening.version, table.schema)
-        accepted = wire.Accepted(table.kind, schema, *said)
+        accepted = wire.Accepted(table.kind, schema, *said, watched=self.core.answers.has_learner)
         if opening.heartbeat:
             self._silence = SilenceWatch(self, self.core.loop, beat_s)
         self.out.write(self._handshake.accept(accepted))
@@ -276,7 +279,7 @@ class Connection(asyncio.BufferedProtocol):
             self.core.weights.want(self, number, payload)
         elif kind == Type.PUBLISH and not self.core.takes_weights:
             raise Refused("type", "this server takes no weights: TcpTransport(takes_weights=True)")
-        elif kind in (Type.SAMPLE, Type.PRIORITY, Type.STATS, Type.SET_FIELDS, Type.PUBLISH):
+        elif kind in _REQUESTS:
             self.core.answers.ask(self, kind, number, payload)
         else:
             raise Refused("type", f"frames of type {kind} do not come from clients")

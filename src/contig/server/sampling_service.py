@@ -26,6 +26,7 @@ from ..layout import Layout
 from ..replay import ReplayBuffer
 from ..wire import Type, log
 from .answers import ANSWER, REQUEST
+from .looks import Looks, batch_frame
 from .publications import Publications
 
 __all__ = ["SamplingService", "answer_request"]
@@ -60,7 +61,8 @@ def answer_request(
 
 def _failure(error: Exception, number: int) -> bytes:
     """Whatever it is, it is for the one who asked."""
-    content = {"error": type(error).__name__, "message": str(error) or type(error).__name__}
+    text = error.args[0] if isinstance(error, KeyError) and error.args else str(error)
+    content = {"error": type(error).__name__, "message": str(text) or type(error).__name__}
     return wire.json_frame(Type.REPLY, content, number)
 
 
@@ -96,18 +98,7 @@ def _batch(
         batch = buffer.draw(int(size) or None)
     finally:
         _native.limit_gather(before)
-    nbytes = int(batch.block.nbytes)
-    if nbytes > max_frame:
-        raise ValueError(
-            f"a sample of {len(batch)} rows has {nbytes} bytes, more than a frame may have: "
-            f"max_frame is {max_frame}"
-        )
-    head = {
-        "layout": batch.layout.to_json(),
-        "shape": list(batch.shape),
-        "extras": [list(p) for p in batch.extras],
-    }
-    return wire.described(head, batch.sealed_block, Type.BATCH, number)
+    return batch_frame(batch, number, max_frame)
 
 
 def _priorities(buffer: ReplayBuffer, payload: bytes) -> None:
@@ -170,6 +161,7 @@ class SamplingService:
         buffers: by table name.
         max_frame: bytes of the largest answer.
         publications: takes weights in; None: nobody may publish any.
+        looks: answers those who watch; None: nobody may.
     """
 
     def __init__(
@@ -177,12 +169,14 @@ class SamplingService:
         buffers: dict[str, ReplayBuffer],
         max_frame: int,
         publications: Publications | None = None,
+        looks: Looks | None = None,
     ) -> None:
         self._buffers = buffers
-        self._publications = publications
+        self._publications, self._looks = publications, looks
         self._max_frame = max_frame
         self._samples = {n: _Workers(_WORKERS, "contig-sample") for n in buffers}
         self._others = _Workers(1, "contig-request")
+        self._watchers = _Workers(1, "contig-watch")
         self._writing = threading.Lock()
         self._closed = False
         self._socket: socket.socket | None = None
@@ -211,7 +205,7 @@ class SamplingService:
                 token, name_bytes, kind, request, size = REQUEST.unpack(head)
                 table = source.read(name_bytes).decode(errors="replace")
                 payload = source.read(size)
-                known = table in self._samples or kind == Type.PUBLISH
+                known = table in self._samples or kind in (Type.PUBLISH, Type.WATCH)
                 if not known or len(payload) < size:
                     return  # it died in the middle of a request
                 asked = (line, token, table, kind, request, payload)
@@ -234,6 +228,8 @@ class SamplingService:
         """The parts of the frame that answers a request."""
         if kind == Type.PUBLISH:
             return [self._publish(request, payload)]
+        if kind == Type.WATCH:
+            return self._look(request, payload)
         buffer, most = self._buffers[table], self._max_frame
         return answer_request(buffer, kind, request, payload, most, lambda: not self._closed)
 
@@ -246,10 +242,20 @@ class SamplingService:
             return _failure(error, number)
         return wire.json_frame(Type.REPLY, {}, number)
 
+    def _look(self, number: int, payload: bytes) -> list[Any]:
+        try:
+            if self._looks is None:
+                raise ValueError("this server is not watched")
+            return self._looks.answer(number, payload, self._max_frame)
+        except Exception as error:
+            return [_failure(error, number)]
+
     def submit(self, table: str, kind: int, call: Callable[[], None]) -> None:
         """Runs something in the threads for such requests."""
-        workers = self._samples[table] if kind == Type.SAMPLE else self._others
-        workers.submit(call)
+        if kind == Type.SAMPLE:
+            self._samples[table].submit(call)
+        else:
+            (self._watchers if kind == Type.WATCH else self._others).submit(call)
 
     def close(self) -> None:
         """Ends the threads. A draw that waits for a rate limiter is not waited for."""
@@ -260,7 +266,9 @@ class SamplingService:
             except OSError:
                 pass
         deadline = time.monotonic() + _END_S
-        every = (*self._samples.values(), self._others)
+        if self._looks is not None:
+            self._looks.close()
+        every = (*self._samples.values(), self._others, self._watchers)
         for workers in every:
             workers.close()
         for workers in every:

@@ -36,6 +36,7 @@ from .disk_table import DiskTable
 from .ingest_process import IngestProcess
 from .ingest_thread import IngestThread
 from .lifecycle import Lifecycle
+from .looks import Looks
 from .metrics import table_stats
 from .publications import Publications
 from .sampling_service import SamplingService
@@ -161,7 +162,8 @@ class Server:
         try:
             if t.metrics_port is not None:
                 run.metrics = _listen(t.host, t.metrics_port, "metrics_port")
-            run.service = SamplingService(self._buffers, t.max_frame, publications)
+            looks = Looks(weakref.ref(self), self.name)
+            run.service = SamplingService(self._buffers, t.max_frame, publications, looks)
             if t.in_process or self._on_disk():
                 run.ingest = IngestThread(
                     self._config(), self._tables(), run.board, run.listening, run.service

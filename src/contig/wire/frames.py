@@ -38,7 +38,7 @@ class Type:
     """Types of frames."""
 
     OPEN, ACCEPT, REFUSE, ITEMS, ACK, BYE, GET, WEIGHTS = range(1, 9)
-    SAMPLE, BATCH, PRIORITY, STATS, REPLY, BEAT, SET_FIELDS, PUBLISH = range(9, 17)
+    SAMPLE, BATCH, PRIORITY, STATS, REPLY, BEAT, SET_FIELDS, PUBLISH, WATCH = range(9, 18)
 
 
 class Refused(Exception):

@@ -161,6 +161,7 @@ class Accepted(NamedTuple):
         heartbeat_s: how long neither side is silent; 0: this connection has no heartbeat.
         max_row: bytes that one row may have in leaves of any size; 0: as many as a frame.
         takes_weights: whether PUBLISH is answered.
+        watched: whether WATCH is.
     """
 
     kind: str
@@ -171,6 +172,7 @@ class Accepted(NamedTuple):
     heartbeat_s: float
     max_row: int = 0
     takes_weights: bool = False
+    watched: bool = False
 
     @staticmethod
     def parse(answer: dict[str, Any]) -> Accepted:
@@ -197,7 +199,8 @@ class Accepted(NamedTuple):
         if not fits:
             raise ValueError(f"the server's ACCEPT makes no sense: {str(answer)[:200]}")
         numbers = (int(ndim), int(seen or 0), int(most or 1), float(beat), int(row))
-        return Accepted(str(kind), schema, *numbers, answer.get("takes_weights") is True)
+        told = (answer.get(name) is True for name in ("takes_weights", "watched"))
+        return Accepted(str(kind), schema, *numbers, *told)
 
 
 class ClientHandshake:
@@ -362,8 +365,9 @@ class ServerHandshake:
             del answer["heartbeat_s"]
         if not accepted.max_row:
             del answer["max_row"]
-        if not accepted.takes_weights:
-            del answer["takes_weights"]
+        for name in ("takes_weights", "watched"):
+            if not answer[name]:
+                del answer[name]
         return json_frame(Type.ACCEPT, answer)
 
 

@@ -1,0 +1,150 @@
+"""WATCH: what somebody elsewhere sees of a server, as its own page shows it.
+
+    {"what": "numbers"}                                       counters, clients
+    {"what": "ages", "table": T}                              of what is sampled
+    {"what": "episodes", "table": T, "before": N}             the newest of those before one
+    {"what": "rows", "table": T, "id": N}                     how many an episode has
+    {"what": "rows", "table": T, "id": N, "places": [...]}    some of them
+
+Reads only. Belongs to one thread of the sampling service; nothing is made before somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import _native, wire
+from ..batch import Batch
+from ..errors import ClosedError
+from ..layout import Layout
+from ..wire import Type
+from .answers import MOST_WATCHED
+
+if TYPE_CHECKING:  # the dashboard is imported when somebody looks
+    from ..dashboard import Book, StorageSource
+    from .watching import ToldByServer, Watched
+
+__all__ = ["Looks", "batch_frame", "episode_columns"]
+
+_SEEN_PER_S = 1000.0  # rows of the learner's draws that ages are of
+
+Array = np.ndarray[Any, Any]
+
+
+def batch_frame(batch: Batch, number: int, most: int) -> list[Any]:
+    """A BATCH, as parts. Raises ValueError: it is larger than `most` bytes."""
+    nbytes = int(batch.block.nbytes)
+    if nbytes > most:
+        raise ValueError(
+            f"a sample of {len(batch)} rows has {nbytes} bytes, more than a frame may have: "
+            f"max_frame is {most}"
+        )
+    head = {
+        "layout": batch.layout.to_json(),
+        "shape": list(batch.shape),
+        "extras": [list(p) for p in batch.extras],
+    }
+    return wire.described(head, batch.sealed_block, Type.BATCH, number)
+
+
+def episode_columns(episodes: Array) -> list[list[Any]]:
+    """What a list of episodes consists of: name, dtype and shape of each column."""
+    dtypes = [(name, episodes.dtype[name]) for name in episodes.dtype.names or ()]
+    return [[name, dtype.base.str, list(dtype.shape)] for name, dtype in dtypes]
+
+
+class Looks:
+    """Answers those who watch a server over the network.
+
+    Args:
+        server: finds it, or None once it is gone.
+        name: of the server.
+    """
+
+    def __init__(self, server: Callable[[], Watched | None], name: str) -> None:
+        self._find, self._name = server, name
+        self._told: ToldByServer | None = None
+        self._source: StorageSource | None = None
+
+    def answer(self, number: int, payload: bytes, max_frame: int) -> list[Any]:
+        """The parts of the frame that answers a request. Raises what is wrong with it."""
+        asked = wire.parse_json(payload)
+        what = asked.get("what")
+        if what == "numbers":
+            source = self._watched()
+            told = {**source.numbers()._asdict(), "label": source.label, "notes": source.notes}
+            return [wire.json_frame(Type.REPLY, told, number)]
+        table = asked.get("table")
+        if not isinstance(table, str):
+            raise ValueError(f"WATCH: expected a table's name, got {table!r}")
+        most = min(MOST_WATCHED, max_frame)
+        if what == "ages":
+            ages = self._watched().ages(table)
+            return [wire.json_frame(Type.REPLY, {"ages": ages}, number)]
+        if what == "episodes":
+            return self._episodes(table, asked.get("before"), number, most)
+        if what == "rows":
+            return self._rows(self._watched().book(table), asked, number, most)
+        raise ValueError(f"WATCH: expected numbers, ages, episodes or rows, got {what!r}")
+
+    def _watched(self) -> StorageSource:
+        if self._source is None:
+            from ..dashboard import StorageSource
+            from .watching import ToldByServer
+
+            server = self._find()
+            if server is None:
+                raise ClosedError(f"the server {self._name!r} is gone")
+            told = self._told = ToldByServer(server, _SEEN_PER_S)
+            self._source = StorageSource("server", told.label, told.storages, ask=told.ask)
+        return self._source
+
+    def _episodes(self, table: str, before: Any, number: int, most: int) -> list[Any]:
+        book = self._watched().book(table)
+        episodes = book.episodes()
+        head = {
+            "layout": _json(book.layout),
+            "fields": _json(book.fields),
+            "total": len(episodes),
+            "columns": episode_columns(episodes),
+        }
+        if before is not None:
+            episodes = episodes[episodes["id"] < _whole("before", before)]
+        room = most - len(str(head)) - 64
+        newest = episodes[-max(room // max(episodes.dtype.itemsize, 1), 1) :]
+        return wire.described(head, newest.tobytes(), Type.BATCH, number)
+
+    def _rows(self, book: Book, asked: dict[str, Any], number: int, most: int) -> list[Any]:
+        episode, places = _whole("id", asked.get("id")), asked.get("places")
+        if places is None:
+            return [wire.json_frame(Type.REPLY, {"rows": book.rows_of(episode)}, number)]
+        if not isinstance(places, list) or not places:
+            raise ValueError("places: expected a list of row numbers")
+        at = np.array([_whole("places", p) for p in places], np.int64)
+        layout = book.layout
+        size = 0 if layout is None else layout.record_size
+        if len(at) * size > most:
+            raise ValueError(f"{len(at)} rows of {size} bytes: at most {most} bytes at a time")
+        before = _native.limit_gather(most)  # before there is memory for leaves of any size
+        try:
+            return batch_frame(book.read(episode, at), number, most)
+        finally:
+            _native.limit_gather(before)
+
+    def close(self) -> None:
+        """Draws are not looked at any more."""
+        if self._told is not None:
+            self._told.end()
+
+
+def _json(layout: Layout | None) -> Any:
+    return None if layout is None else layout.to_json()
+
+
+def _whole(name: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{name}: expected a whole number from 0 on, got {value!r}")
+    return value
