@@ -165,11 +165,11 @@ class Judge:
             self.gets += 1
         elif fields.type == 14:
             pass  # a sign of life
-        elif fields.type in (9, 11, 12, 15):
+        elif fields.type in (9, 11, 12, 15, 17):
             self.requests += 1
             if self.requests > 64:
                 raise Refusal("busy")
-            if not self.tape:
+            if not self.tape and fields.type != 17:
                 raise Refusal("type")
         else:
             raise Refusal("type")
@@ -382,9 +382,9 @@ class Arena:
             elif how < 0.75:
                 data = mutate.mutated(rng, number % 2**64, size, judge.tape)
             else:
-                kind = rng.choice([6, 7, 7, 9, 11, 12, *range(1, 16)])
+                kind = rng.choice([6, 7, 7, 9, 11, 12, *range(1, 18)])
                 data = frame(kind, rng.choice(mutate.NUMBERS), rng.randbytes(rng.choice([0, 8, 9])))
-                if kind in (9, 12):
+                if kind in (9, 12, 17):
                     data *= rng.choice([1, 1, 66])
             self._feed(connection, transport, reader, data)
             while not judge.left and reader.next() == READY:

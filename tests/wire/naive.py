@@ -101,7 +101,7 @@ class NaiveReceiver:
         if crc32c(self.data[:36]) != struct.unpack_from("<I", self.data, 36)[0]:
             return "header_crc"
         self.fields = Fields(*struct.unpack_from("<BBHQIIQ", self.data, 4))
-        if not 1 <= self.fields.type <= 16:
+        if not 1 <= self.fields.type <= 17:
             return "type"
         if self.needed > self.max_frame:
             return "size"
