@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from .convert import (
+    BlockSplitter,
     as_array,
     cast,
     jagged_tensor,
     leaf_spec,
     non_tensors,
     to_jax,
-    to_jax_all,
     to_torch,
     to_torch_all,
     torch_dtype,
@@ -119,10 +119,35 @@ def _names_of(layout: Layout) -> list[tuple[tuple[str, ...], bool, bool]]:
 def jax_tree(columns: Sequence[Any], layout: Layout, copy: bool) -> Any:
     """All columns of a batch as a tree of jax arrays: a Ragged is (values, offsets), a Blob stays
     one."""
-    paths = [leaf.path for leaf in layout.leaves]
-    if not copy and not layout.ragged:
-        return layout.build_tree(to_jax_all(columns, paths))
-    return layout.build_tree([_jax_column(x, path, copy) for x, path in zip(columns, paths)])
+    leaves = zip(columns, layout.leaves)
+    return layout.build_tree([_jax_column(column, leaf.path, copy) for column, leaf in leaves])
+
+
+# What cuts blocks of a layout and number of rows; None: they were seen once. That is compiled, so
+# it is for those that come again.
+_splitters: dict[tuple[Layout, int], BlockSplitter | None] = {}
+_MOST_SPLITTERS = 256
+_WORTH_SPLITTING = 1 << 18  # larger blocks are not copied at all, where jax computes with them
+
+
+def split_to_jax(memory: Any, columns: Sequence[Any], layout: Layout, rows: int) -> Any:
+    """The tree of jax arrays of a block that nobody writes to any more, in one piece; None if that
+    is not the best way."""
+    key = (layout, rows)
+    splitter = _splitters.get(key)
+    if splitter is None:
+        known = key in _splitters
+        place = layout.block_columns(rows)
+        if layout.ragged or not 0 < place.nbytes < _WORTH_SPLITTING:
+            return None
+        if len(_splitters) >= _MOST_SPLITTERS:
+            _splitters.clear()
+        _splitters[key] = None
+        if not known or not BlockSplitter.takes(place.views):
+            return None
+        splitter = BlockSplitter(place.views, [leaf.path for leaf in layout.leaves])
+        _splitters[key] = splitter
+    return layout.build_tree(splitter(memory, columns))
 
 
 def _jax_column(column: Any, path: Path, copy: bool) -> Any:

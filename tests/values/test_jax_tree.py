@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import contig.forms as forms
 from contig import Blob, LazyTensorStorage, PrioritizedSampler, Ragged, ReplayBuffer, _native
 from contig.batch import Batch
 from contig.tree import Nested
@@ -148,7 +149,7 @@ def address(array: Any) -> int:
     return int(array.unsafe_buffer_pointer())
 
 
-LARGE = 40_000
+LARGE = 80_000
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint8, np.bool_, np.float16])
@@ -223,3 +224,78 @@ def test_samples_of_a_buffer_are_not_copied_and_stay_as_they_are() -> None:
     weights = np.asarray(batch["priority_weight"]).copy()
     info["priority_weight"][:] = -1
     assert np.array_equal(batch["priority_weight"], weights)
+
+
+# -- small batches, in one piece ------------------------------------------------------------------
+
+
+def mixed(rows: int) -> dict[str, Any]:
+    """Leaves of every size of number, shapes with and without further dims, one of no elements."""
+    count = np.arange(rows)
+    return {
+        "flags": count % 3 == 0,
+        "wide_flags": np.stack([count % 2, count % 5], 1).astype(np.bool_),
+        "byte": count.astype(np.uint8),
+        "signed_byte": (-count).astype(np.int8),
+        "short": (count * 300).astype(np.int16),
+        "half": (count / 8).astype(np.float16),
+        "float": np.stack([count, -count, count / 3], 1).astype(np.float32),
+        "int": (-count).astype(np.int32),
+        "unsigned": (count + 2**31).astype(np.uint32),
+        "long": -count,
+        "nothing": np.zeros((rows, 0), np.float32),
+        "next": {"x": np.full((rows, 2, 2), np.nan, np.float32)},
+    }
+
+
+@pytest.mark.parametrize("rows", [1, 7, 256])
+def test_a_batch_that_comes_again_goes_over_in_one_piece(rows: int) -> None:
+    first, again, third = (Batch.from_tree(mixed(rows)) for _ in range(3))
+    known = set(forms._splitters)
+    want = first.jax()
+    for batch in (first, again, third):  # one by one; then compiled; then once more
+        got = batch.jax(copy=False)
+        for path in list(batch.keys()):
+            a, b = got, want
+            for key in path:
+                a, b = a[key], b[key]
+            assert a.dtype == b.dtype and a.shape == b.shape, path
+            assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), path
+    (key,) = forms._splitters.keys() - known
+    assert forms._splitters[key] is not None
+
+
+def test_in_one_piece_what_does_not_fit_is_said() -> None:
+    for turn in range(4):
+        batch = Batch.from_tree({"x": np.arange(9), "y": np.zeros(9, np.float32)})
+        if turn == 3:
+            batch["x"][4] = 2**31
+            with pytest.raises(ValueError, match='"x": int64 values from 0 to 2147483648 do not'):
+                batch.jax(copy=False)
+        else:
+            assert batch.jax(copy=False)["x"].tolist() == list(range(9))
+
+
+def test_numbers_that_cannot_be_cut_go_one_by_one() -> None:
+    for _ in range(3):
+        batch = Batch.from_tree({"x": np.arange(5) / 3, "z": np.full(5, 1j, np.complex64)})
+        got = batch.jax(copy=False)
+        assert got["x"].dtype == np.float32 and got["z"].dtype == np.complex64
+        assert np.allclose(got["x"], np.arange(5) / 3) and complex(got["z"][3]) == 1j
+
+
+def test_what_is_remembered_of_shapes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "_MOST_SPLITTERS", 4)
+    for rows in range(1, 30):
+        Batch.from_tree({"x": np.zeros(rows, np.float32)}).jax(copy=False)
+        assert len(forms._splitters) <= 4
+
+
+def test_samples_in_one_piece_stay_as_they_are() -> None:
+    """Blocks are used again; what came out of them is nobody else's."""
+    buffer = ReplayBuffer(LazyTensorStorage(1000), batch_size=64, output="jax", seed=0)
+    x = np.repeat(np.arange(1000, dtype=np.float32)[:, None], 8, 1)
+    buffer.extend({"x": x, "done": np.zeros(1000, bool)})
+    kept = [buffer.sample() for _ in range(50)]
+    for batch in kept:
+        assert bool((batch["x"] == batch["index"][:, None]).all())

@@ -20,7 +20,7 @@ from .device_memory import (
     same_values,
     torch_dtype,
 )
-from .jax_arrays import register_nodes, to_jax, to_jax_all
+from .jax_arrays import BlockSplitter, register_nodes, to_jax
 from .tensordicts import (
     non_tensors,
     plain_tree,
@@ -33,6 +33,7 @@ from .transfers import Arriving, Fetched, Transfers, device_of, moved, pinned_co
 
 __all__ = [
     "Arriving",
+    "BlockSplitter",
     "DeviceMemory",
     "Fetched",
     "Place",
@@ -57,7 +58,6 @@ __all__ = [
     "same_values",
     "tensordict_shape",
     "to_jax",
-    "to_jax_all",
     "to_tensordict",
     "to_torch",
     "to_torch_all",

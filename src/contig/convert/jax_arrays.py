@@ -6,9 +6,9 @@ told to jax when somebody else imports it, whether before contig or after.
 
 from __future__ import annotations
 
-import functools
 import importlib.abc
 import importlib.util
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,14 +17,15 @@ import numpy as np
 
 from ..tree import Nested, Path, show_path
 
-__all__ = ["register_nodes", "to_jax", "to_jax_all"]
+__all__ = ["BlockSplitter", "register_nodes", "to_jax"]
 
 Array = np.ndarray[Any, Any]
+View = tuple[tuple[int, ...], np.dtype[Any], int]
 
 _WORTH_SHARING = 1 << 16  # below this, a copy takes less time than DLPack
-_MOST_SHAPES = 256
 # 64-bit integers, and what fits into those that jax has in their place.
 _SIGNED, _UNSIGNED = (-(2**31), 2**31 - 1), (0, 2**32 - 1)
+_FLOATS = ("float16", "bfloat16", "float32")
 _NARROWED = {"l": _SIGNED, "q": _SIGNED, "L": _UNSIGNED, "Q": _UNSIGNED}
 _ALIGNED = 64  # what XLA asks of memory that it did not allocate
 
@@ -45,23 +46,6 @@ def to_jax(array: Array, path: Path, copy: bool = True) -> Any:
     return _checked(jnp.asarray(array), array, path)
 
 
-def to_jax_all(arrays: Sequence[Array], paths: Sequence[Path]) -> list[Any]:
-    """The same without copies, for all columns of a batch: small ones go together.
-
-    Raises:
-        ValueError: an integer that does not fit.
-    """
-    small = [a for a in arrays if a.nbytes < _WORTH_SHARING]
-    rest = iter(_together(small))
-    out = []
-    for array, path in zip(arrays, paths):
-        if array.nbytes < _WORTH_SHARING:
-            out.append(_checked(next(rest), array, path))
-        else:
-            out.append(to_jax(array, path, copy=False))
-    return out
-
-
 def _checked(out: Any, array: Array, path: Path) -> Any:
     """A jax array, unless jax's numbers are too small for what the array has."""
     limits = _NARROWED.get(array.dtype.char)
@@ -76,29 +60,70 @@ def _checked(out: Any, array: Array, path: Path) -> Any:
     )
 
 
-_seen_shapes: set[tuple[tuple[int, ...], ...]] = set()
+class BlockSplitter:
+    """The columns of blocks of one shape as jax arrays: the block goes over in one piece, and a
+    compiled function cuts it there. An array for itself takes jax some 20 us; all of a batch take
+    as long so, and to another device it is one copy. Compiled at the first call, in some 50 ms.
+
+    Args:
+        views: shape, dtype and place of each column; places are multiples of 4 bytes.
+        paths: their names.
+    """
+
+    def __init__(self, views: Sequence[View], paths: Sequence[Path]) -> None:
+        import jax
+
+        def split(words: Any) -> list[Any]:
+            return [_cut(words, *view) for view in views]
+
+        self._split = jax.jit(split)
+        # 64-bit integers become 32-bit ones, unless jax is told not to.
+        self._checked = [
+            (i, paths[i]) for i, (_, dtype, _) in enumerate(views) if dtype.char in _NARROWED
+        ]
+
+    @staticmethod
+    def takes(views: Sequence[View]) -> bool:
+        """Whether all columns have numbers that jax has, of the same bytes."""
+        return all(dtype.kind in "biu" or dtype.name in _FLOATS for _, dtype, _ in views)
+
+    def __call__(self, memory: Any, columns: Sequence[Array]) -> list[Any]:
+        """The columns of a block.
+
+        Args:
+            memory: its bytes, which nobody writes to any more.
+            columns: the same as numpy arrays.
+
+        Raises:
+            ValueError: an integer that does not fit.
+        """
+        out: list[Any] = self._split(np.frombuffer(memory, np.uint32))
+        for number, path in self._checked:
+            _checked(out[number], columns[number], path)
+        return out
 
 
-def _together(arrays: list[Array]) -> Sequence[Any]:
-    """Arrays as jax arrays. An array for itself takes jax some 20 us, an argument of a compiled
-    function 2; but that is compiled for each set of shapes, in 17 ms, so only for those that come
-    again."""
-    shapes = tuple([a.shape for a in arrays])
-    if shapes in _seen_shapes:
-        return _compiled()(*arrays)
-    import jax.numpy as jnp
-
-    if len(_seen_shapes) >= _MOST_SHAPES:
-        _seen_shapes.clear()
-    _seen_shapes.add(shapes)
-    return [jnp.asarray(a) for a in arrays]
-
-
-@functools.cache
-def _compiled() -> Callable[..., tuple[Any, ...]]:
+def _cut(words: Any, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> Any:
+    """A column out of a block of uint32 words."""
     import jax
+    import jax.numpy as jnp
+    from jax import lax
 
-    return jax.jit(lambda *arrays: arrays)
+    count = math.prod(shape)
+    first, length = offset // 4, -(-count * dtype.itemsize // 4)
+    part = lax.slice(words, (first,), (first + length,))
+    if dtype.itemsize == 8 and jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        narrow = jnp.int32 if dtype.kind == "i" else jnp.uint32
+        column = lax.bitcast_convert_type(part.reshape(count, 2)[:, 0], narrow)
+    elif dtype.itemsize == 8:
+        column = lax.bitcast_convert_type(part.reshape(count, 2), dtype)
+    elif dtype.itemsize == 4:
+        column = lax.bitcast_convert_type(part, dtype)
+    elif dtype.kind == "b":
+        column = lax.bitcast_convert_type(part, jnp.uint8).reshape(-1)[:count].astype(bool)
+    else:
+        column = lax.bitcast_convert_type(part, dtype).reshape(-1)[:count]
+    return column.reshape(shape)
 
 
 def _can_share(array: Array) -> bool:
