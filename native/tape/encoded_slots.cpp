@@ -47,10 +47,9 @@ void Tape::encode_slots(const Rows& rows) {
       encoded_.add(rows.compact->slots + source.row * size, size);
     return;
   }
-  const Observations from(rows, form_, record_size_);
   std::vector<uint8_t> slot(size);
   for (const SlotSource& source : plan_.sources()) {
-    from.take(form_, source, slot.data());
+    observations_.take(form_, source, slot.data());
     encoded_.add(slot.data(), size);
   }
 }

@@ -10,7 +10,7 @@
 
 namespace contig {
 
-Observations::Observations(const Rows& rows, const SharedForm& form, uint64_t record_size) {
+void Observations::set(const Rows& rows, const SharedForm& form, uint64_t record_size) {
   const Column* end = rows.columns + rows.n_columns;
   const auto place = [&](uint64_t offset, uint64_t bytes) {
     if (rows.records != nullptr) return Place{rows.records + offset, record_size};
@@ -19,6 +19,7 @@ Observations::Observations(const Rows& rows, const SharedForm& form, uint64_t re
     if (found == end) throw std::invalid_argument("append: an observation has no column");
     return Place{found->data, found->stride};
   };
+  places_.clear();
   places_.reserve(2 * form.leaves().size());
   for (const SharedLeaf& leaf : form.leaves()) {
     places_.push_back(place(leaf.offset, leaf.bytes));
@@ -109,6 +110,18 @@ bool SlotPlan::same(const Observations& from, const SlotSource& wanted, uint64_t
   return true;
 }
 
+// The same of a row's observation, without stacks.
+inline bool SlotPlan::same_whole(const Observations& from, uint64_t row, uint64_t slot) const {
+  if (slot >= head_) return same(from, SlotSource{row, false, 0}, slot);
+  const uint8_t* known = there(slot);
+  if (known == nullptr) return false;
+  for (size_t i = 0; i < form_->leaves().size(); ++i) {
+    const SharedLeaf& leaf = form_->leaves()[i];
+    if (std::memcmp(from.at(row, i, false), known + leaf.at, leaf.bytes) != 0) return false;
+  }
+  return true;
+}
+
 inline bool SlotPlan::in_reach(uint64_t slot) const {
   return slot != kNone && (slot >= head_ || slot >= floor_) &&
          head_ + sources_.size() - slot <= reach_;
@@ -171,25 +184,24 @@ uint64_t SlotPlan::plan_row(const Observations& from, uint64_t row, const uint64
 // would find; but the slot that a row's step led to has the bytes of its next observation,
 // whichever slot it is, so that those are compared where they come in.
 void SlotPlan::add_pairs(const Observations& from, uint64_t row, uint64_t n, uint64_t before) {
-  references_.resize(2 * (rows_ + n));
-  uint64_t* now = references_.data() + 2 * rows_;
-  for (uint64_t i = 0; i < n; ++i, ++row, ++rows_, now += 2) {
+  for (uint64_t i = 0; i < n; ++i, ++row, ++rows_) {
     BlockMark& mark = mark_of(seq_ + rows_);
-    if (in_reach(before) && (i == 0 ? same(from, SlotSource{row, false, 0}, before)
-                                    : from.equal(*form_, row, row - 1, true))) {
+    uint64_t now = before;
+    if (in_reach(before) &&
+        (i == 0 ? same_whole(from, row, before) : from.equal(*form_, row, row - 1, true))) {
       if (before < head_) low_ = std::min(low_, before);
-      now[0] = before;
     } else {
-      now[0] = head_ + sources_.size();
+      now = head_ + sources_.size();
       sources_.push_back(SlotSource{row, false, 0});
     }
-    now[1] = now[0];
+    before = now;
     if (!from.equal(*form_, row, row, true)) {
-      now[1] = head_ + sources_.size();
+      before = head_ + sources_.size();
       sources_.push_back(SlotSource{row, true, 0});
     }
-    before = now[1];
-    mark.low = std::min({mark.low, now[0], now[1]});
+    references_.push_back(now);
+    references_.push_back(before);
+    mark.low = std::min({mark.low, now, before});
   }
 }
 

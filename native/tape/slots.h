@@ -32,8 +32,12 @@ struct SlotSource {
 // Rows of an append: where the two observations of each are.
 class Observations {
  public:
+  Observations() = default;
+  Observations(const Rows& rows, const SharedForm& form, uint64_t record_size) {
+    set(rows, form, record_size);
+  }
   // Throws if a leaf has no column.
-  Observations(const Rows& rows, const SharedForm& form, uint64_t record_size);
+  void set(const Rows& rows, const SharedForm& form, uint64_t record_size);
   const uint8_t* at(uint64_t row, size_t leaf, bool next) const {
     const Place& place = places_[2 * leaf + (next ? 1 : 0)];
     return place.data + row * place.stride;
@@ -72,6 +76,11 @@ class SlotPlan {
              uint64_t floor, uint64_t reach);
   // Slots of others are read through this, in place of the memory. It is not owned.
   void read_through(const SlotReader* reader) { reader_ = reader; }
+  // So many rows will come, before the first of them does.
+  void expect(uint64_t n) {
+    references_.reserve(n * form_->references());
+    sources_.reserve(n + form_->references());
+  }
   // The next rows of one trajectory. `before`: what `led_to` says of the last row before them;
   // null: it is not known.
   void add_run(const Observations& from, uint64_t row, uint64_t n, const uint64_t* before);
@@ -100,6 +109,7 @@ class SlotPlan {
   BlockMark& mark_of(uint64_t seq);
   const uint8_t* there(uint64_t slot) const;  // of others; null: it cannot be read
   bool same(const Observations& from, const SlotSource& wanted, uint64_t slot) const;
+  bool same_whole(const Observations& from, uint64_t row, uint64_t slot) const;
   bool in_reach(uint64_t slot) const;
   uint64_t find(const Observations& from, const SlotSource& wanted, const uint64_t* candidates,
                 size_t n);

@@ -322,7 +322,7 @@ class Tape {
   void map_slots();
   void give_slots();
   void copy_slots_in(const Rows& rows, uint64_t skip, uint64_t seq);
-  void copy_observations_in(const Rows& rows);
+  void copy_observations_in();
   void copy_kept_in(const Rows& rows, uint64_t skip, uint64_t seq);
   void copy_compact_in(const CompactRows& from, uint64_t skip, uint64_t seq);
   // The references of a row of the plan, where the row begins.
@@ -377,7 +377,10 @@ class Tape {
   std::vector<std::string> blob_names_;  // for messages
   SharedForm form_;
   SlotMemory slots_;
-  SlotPlan plan_;  // of the append that is being made: with the lock
+  // Of the append that is being made: with the lock.
+  SlotPlan plan_;
+  Observations observations_;  // of its rows, unless they are compact
+  std::vector<uint64_t> before_;
   uint64_t plans_ = 0;
   uint64_t slot_bound_ = 0, chunks_wanted_ = 0, encoded_bound_ = 0, encoded_wanted_ = 0;
   EncodedSlots encoded_;  // of the plan, if slots are encoded

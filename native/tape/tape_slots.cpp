@@ -36,15 +36,15 @@ void Tape::plan_slots(const Append& a, const Room& r) {
 
 void Tape::plan_runs(const Append& a, const Room& r) {
   const CompactRows* compact = a.rows.compact;
-  std::optional<Observations> from;
   if (compact != nullptr)
     plan_.start_compact(compact->n_slots);
   else
-    from.emplace(a.rows, form_, record_size_);
+    observations_.set(a.rows, form_, record_size_);
   std::optional<DecodedSlots> decoded;
   if (form_.encoded()) plan_.read_through(&decoded.emplace(slots_));
   ++plans_;
-  std::vector<uint64_t> before(form_.stack());
+  plan_.expect(r.new_head - r.head);
+  before_.resize(form_.stack());
   uint64_t row = r.skip;
   for (size_t i = r.first_run; i < a.n_runs; ++i) {
     const Run& run = a.runs[i];
@@ -56,14 +56,14 @@ void Tape::plan_runs(const Append& a, const Room& r) {
     } else if (!run.starts && dropped == 0) {
       known = trail->slots.empty() ? nullptr : trail->slots.data();
       if (trail->plan == plans_) {  // another run of it, in the same append
-        plan_.led_to(trail->row, before.data());
-        known = before.data();
+        plan_.led_to(trail->row, before_.data());
+        known = before_.data();
       }
     }
     if (compact != nullptr)
       plan_.add_compact_run(*compact, row, run.rows - dropped, known);
     else
-      plan_.add_run(*from, row, run.rows - dropped, known);
+      plan_.add_run(observations_, row, run.rows - dropped, known);
     trail->plan = plans_;
     trail->row = plan_.rows() - 1;
     row += run.rows - dropped;
@@ -78,7 +78,7 @@ void Tape::plan_entries(const Rows* rows, uint64_t tail, const uint64_t* entries
   const uint64_t k = form_.stack(), head = slot_head();
   plan_.start(&form_, &slots_, tail, head, kNone, slots_.shape().reach);
   if (rows == nullptr) return;
-  const Observations from(*rows, form_, record_size_);
+  observations_.set(*rows, form_, record_size_);
   std::vector<uint64_t> led_to(n * k, kNone), before(k);
   for (uint64_t i = 0; i < n; ++i) {
     const uint64_t* e = entries + i * W::count;
@@ -91,7 +91,7 @@ void Tape::plan_entries(const Rows* rows, uint64_t tail, const uint64_t* entries
     const uint64_t prev = e[W::prev] - base;
     const bool known = e[W::prev] >= base && prev < i;
     if (known) std::copy_n(led_to.begin() + static_cast<int64_t>(prev * k), k, before.begin());
-    plan_.add_run(from, first - tail, end - first, known ? before.data() : nullptr);
+    plan_.add_run(observations_, first - tail, end - first, known ? before.data() : nullptr);
     plan_.led_to(plan_.rows() - 1, led_to.data() + i * k);
   }
   if (plan_.rows() != rows->n) throw std::invalid_argument("restore: rows of no entry");
@@ -160,18 +160,18 @@ void Tape::give_slots() {
   if (form_.encoded()) h_->encoded_after.store(encoded_.end(), release);
 }
 
-void Tape::copy_observations_in(const Rows& rows) {
+void Tape::copy_observations_in() {
   if (form_.encoded()) return put_encoded();
-  const Observations from(rows, form_, record_size_);
   uint64_t number = plan_.head();
-  for (const SlotSource& source : plan_.sources()) from.take(form_, source, slots_.slot(number++));
+  for (const SlotSource& source : plan_.sources())
+    observations_.take(form_, source, slots_.slot(number++));
 }
 
 void Tape::copy_slots_in(const Rows& rows, uint64_t skip, uint64_t seq) {
   if (rows.compact != nullptr) {
     copy_compact_in(*rows.compact, skip, seq);
   } else {
-    copy_observations_in(rows);
+    copy_observations_in();
     copy_kept_in(rows, skip, seq);
   }
   for (const BlockMark& mark : plan_.marks()) {
