@@ -1,7 +1,8 @@
 """The rows that every library stores: made from a seed, the same numbers for all of them.
 
 A row is a step of a HalfCheetah-like task: observation and next observation (17 float32), action
-(6 float32), reward (float32) and three flags. As a nested dict of arrays `[N, ...]`:
+(6 float32), reward (float32) and three flags. Within an episode a row's next observation is the
+observation of the row behind it, as in every environment. As a nested dict of arrays `[N, ...]`:
 
     {"observation", "action", "next": {"observation", "reward", "done", "terminated", "truncated"}}
 
@@ -57,16 +58,26 @@ def episode_ends(rows: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     return ends
 
 
+def next_observations(
+    observation: NDArray[np.float32], ends: NDArray[np.bool_], rng: np.random.Generator
+) -> NDArray[np.float32]:
+    """What each row led to: the observation of the next one, or, where an episode ends, another."""
+    after = np.roll(observation, -1, axis=0)
+    after[ends] = rng.standard_normal((int(ends.sum()), OBSERVATION_DIM), dtype=np.float32)
+    return after
+
+
 def make_rows(rows: int, *, seed: int = 0, ids: bool = False, first_id: int = 0) -> Tree:
     """`rows` steps of whole episodes; with `ids` also their trajectory ids from `first_id` on."""
     rng = np.random.default_rng(seed)
     ends = episode_ends(rows, rng)
     truncated = ends & (rng.random(rows) < 0.5)
+    observation = rng.standard_normal((rows, OBSERVATION_DIM), dtype=np.float32)
     tree: Tree = {
-        "observation": rng.standard_normal((rows, OBSERVATION_DIM), dtype=np.float32),
+        "observation": observation,
         "action": rng.standard_normal((rows, ACTION_DIM), dtype=np.float32),
         "next": {
-            "observation": rng.standard_normal((rows, OBSERVATION_DIM), dtype=np.float32),
+            "observation": next_observations(observation, ends, rng),
             "reward": rng.standard_normal(rows, dtype=np.float32),
             "done": ends,
             "terminated": ends & ~truncated,
@@ -113,6 +124,8 @@ def write_stream(episodes: int, *, seed: int = 7, first_id: int = 1_000_000_000)
     rows = make_rows(episodes * steps, seed=seed, ids=True)
     position = np.arange(episodes * steps)
     ends = position % steps == steps - 1
+    rng = np.random.default_rng(seed)
+    rows["next"]["observation"] = next_observations(rows["observation"], ends, rng)
     rows["next"]["done"] = ends
     rows["next"]["terminated"] = ends
     rows["next"]["truncated"] = np.zeros_like(ends)
