@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import threading
 
 import numpy as np
 import pytest
 
-from contig import EmptyBufferError, PrioritizedSampler, RemoteReplayBuffer, wire
+from contig import (
+    EmptyBufferError,
+    LazyTensorStorage,
+    PrioritizedSampler,
+    RemoteReplayBuffer,
+    ReplayBuffer,
+    wire,
+)
+from contig.server.sampling_service import answer_request
 from contig.testing import steps
+from contig.wire import Type
 from tests.client.serving import HOST, asking, serving, shared
 from tests.waiting import Task, until
 
@@ -128,3 +138,13 @@ def test_a_sample_that_waits_for_rows_ends_with_the_server(process: bool) -> Non
         sampling.result()
     far.close()
     until(lambda: threads() == before)
+
+
+def test_encoded_rows_count_as_what_they_are_decoded() -> None:
+    """A sample that is too large is refused before anything is drawn, or decoded."""
+    buffer = ReplayBuffer(LazyTensorStorage(100, codecs={"x": "lz4"}), batch_size=4)
+    buffer.extend({"x": np.zeros((10, 84, 84), np.uint8), "done": np.arange(10) == 9})
+    (answer,) = answer_request(buffer, Type.SAMPLE, 1, struct.pack("<Q", 1000), 1 << 20)
+    assert b"1000 rows of 7059 bytes are more than a frame may have" in answer
+    assert buffer.stats().rows_sampled == 0
+    assert len(answer_request(buffer, Type.SAMPLE, 1, struct.pack("<Q", 100), 1 << 20)) == 2

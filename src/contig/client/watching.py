@@ -148,7 +148,7 @@ class _RemoteBook(Book):
 
     def read(self, episode: int, places: Array) -> Batch:
         layout = self.layout
-        step = max(_PIECE_BYTES // max(1 if layout is None else layout.record_size, 1), 1)
+        step = max(_PIECE_BYTES // max(1 if layout is None else layout.decoded.record_size, 1), 1)
         parts = []
         for at in range(0, len(places), step):
             rows = [int(place) for place in places[at : at + step]]

@@ -17,40 +17,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _native, wire
-from ..batch import Batch
+from ..arguments import whole
 from ..errors import ClosedError
 from ..layout import Layout
 from ..wire import Type
 from .answers import MOST_WATCHED
+from .batch_frame import batch_frame
 
 if TYPE_CHECKING:  # the dashboard is imported when somebody looks
     from ..dashboard import Book, StorageSource
     from .watching import ToldByServer, Watched
 
-__all__ = ["Looks", "batch_frame", "episode_columns"]
+__all__ = ["Looks"]
 
 _SEEN_PER_S = 1000.0  # rows of the learner's draws that ages are of
 
 Array = np.ndarray[Any, Any]
 
 
-def batch_frame(batch: Batch, number: int, most: int) -> list[Any]:
-    """A BATCH, as parts. Raises ValueError: it is larger than `most` bytes."""
-    nbytes = int(batch.block.nbytes)
-    if nbytes > most:
-        raise ValueError(
-            f"a sample of {len(batch)} rows has {nbytes} bytes, more than a frame may have: "
-            f"max_frame is {most}"
-        )
-    head = {
-        "layout": batch.layout.to_json(),
-        "shape": list(batch.shape),
-        "extras": [list(p) for p in batch.extras],
-    }
-    return wire.described(head, batch.sealed_block, Type.BATCH, number)
-
-
-def episode_columns(episodes: Array) -> list[list[Any]]:
+def _columns_of(episodes: Array) -> list[list[Any]]:
     """What a list of episodes consists of: name, dtype and shape of each column."""
     dtypes = [(name, episodes.dtype[name]) for name in episodes.dtype.names or ()]
     return [[name, dtype.base.str, list(dtype.shape)] for name, dtype in dtypes]
@@ -109,23 +94,23 @@ class Looks:
             "layout": _json(book.layout),
             "fields": _json(book.fields),
             "total": len(episodes),
-            "columns": episode_columns(episodes),
+            "columns": _columns_of(episodes),
         }
         if before is not None:
-            episodes = episodes[episodes["id"] < _whole("before", before)]
+            episodes = episodes[episodes["id"] < whole("before", before, 0)]
         room = most - len(str(head)) - 64
         newest = episodes[-max(room // max(episodes.dtype.itemsize, 1), 1) :]
         return wire.described(head, newest.tobytes(), Type.BATCH, number)
 
     def _rows(self, book: Book, asked: dict[str, Any], number: int, most: int) -> list[Any]:
-        episode, places = _whole("id", asked.get("id")), asked.get("places")
+        episode, places = whole("id", asked.get("id"), 0), asked.get("places")
         if places is None:
             return [wire.json_frame(Type.REPLY, {"rows": book.rows_of(episode)}, number)]
         if not isinstance(places, list) or not places:
             raise ValueError("places: expected a list of row numbers")
-        at = np.array([_whole("places", p) for p in places], np.int64)
+        at = np.array([whole("places", p, 0) for p in places], np.int64)
         layout = book.layout
-        size = 0 if layout is None else layout.record_size
+        size = 0 if layout is None else layout.decoded.record_size
         if len(at) * size > most:
             raise ValueError(f"{len(at)} rows of {size} bytes: at most {most} bytes at a time")
         before = _native.limit_gather(most)  # before there is memory for leaves of any size
@@ -142,9 +127,3 @@ class Looks:
 
 def _json(layout: Layout | None) -> Any:
     return None if layout is None else layout.to_json()
-
-
-def _whole(name: str, value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"{name}: expected a whole number from 0 on, got {value!r}")
-    return value

@@ -26,7 +26,8 @@ from ..layout import Layout
 from ..replay import ReplayBuffer
 from ..wire import Type, log
 from .answers import ANSWER, REQUEST
-from .looks import Looks, batch_frame
+from .batch_frame import batch_frame
+from .looks import Looks
 from .publications import Publications
 
 __all__ = ["SamplingService", "answer_request"]
@@ -87,7 +88,7 @@ def _batch(
     (size,) = struct.unpack("<Q", payload)
     rows = int(size) or buffer.batch_size or 0  # of none, `draw` says so
     # Before anything is made for it; there may be no rows yet, and no layout.
-    record_size = _layout_of(buffer, alive).record_size
+    record_size = _layout_of(buffer, alive).decoded.record_size
     if rows * record_size > max_frame or rows > max_frame:
         raise ValueError(
             f"{rows} rows of {record_size} bytes are more than a frame may have: "
