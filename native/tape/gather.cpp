@@ -40,10 +40,11 @@ uint64_t gather_columns(const Tape& tape, const int64_t* seqs, size_t n, const T
   // In groups of rows: while one is copied leaf by leaf, the next one is on its way from memory.
   const size_t size = tape.row_bytes();
   const uint8_t *now[kGroup], *next[kGroup];
+  RowFinder find(tape);
   const auto fetch = [&](size_t at, const uint8_t** rows) {
     const size_t count = at < n ? std::min(kGroup, n - at) : 0;
     for (size_t i = 0; i < count; ++i) {
-      rows[i] = tape.row(static_cast<uint64_t>(seqs[at + i]));
+      rows[i] = find(static_cast<uint64_t>(seqs[at + i]));
       prefetch(rows[i], size);
     }
     return count;

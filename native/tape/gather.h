@@ -16,6 +16,25 @@ struct Target {
   size_t offset, bytes;
 };
 
+// Where rows are, one after another: those of slices mostly lie behind each other.
+class RowFinder {
+ public:
+  explicit RowFinder(const Tape& tape) : tape_(tape) {}
+  const uint8_t* operator()(uint64_t seq) {
+    follows_ = row_ != nullptr && seq == next_ && !tape_.starts_extent(seq);
+    row_ = follows_ ? row_ + tape_.stride() : tape_.row(seq);
+    next_ = seq + 1;
+    return row_;
+  }
+  bool follows() const { return follows_; }  // whether the last one lies behind that before it
+
+ private:
+  const Tape& tape_;
+  const uint8_t* row_ = nullptr;
+  uint64_t next_ = kNone;
+  bool follows_ = false;
+};
+
 // Copies rows `seqs` and returns the tape's tail afterwards: rows below it may have been
 // overwritten while they were copied and must be drawn again.
 uint64_t gather_columns(const Tape& tape, const int64_t* seqs, size_t n, const Target* targets,

@@ -39,8 +39,15 @@ void copy_shared(const SharedLeaf& leaf, size_t n, uint8_t* column, SlotsOf slot
     return;
   }
   const uint8_t* from[kGroup];
-  for (size_t i = 0; i < n; ++i) from[i] = slots_of(i)[leaf.first];
-  copy_leaf(column, from, leaf.at, leaf.bytes, n);
+  bool adjacent = true;  // as those of rows that follow each other, if slots have nothing else
+  for (size_t i = 0; i < n; ++i) {
+    from[i] = slots_of(i)[leaf.first];
+    adjacent = adjacent && from[i] == from[0] + i * leaf.bytes;
+  }
+  if (adjacent)
+    copy_bytes(column, from[0] + leaf.at, n * leaf.bytes);
+  else
+    copy_leaf(column, from, leaf.at, leaf.bytes, n);
 }
 
 // The slots that some rows refer to: of each row, those of its observation and of its next one.
@@ -52,6 +59,7 @@ class Referred {
         n_(n),
         stack_(tape.form().stack()),
         each_(tape.form().references()),
+        find_(tape),
         slots_(2 * kGroup * each_) {}
 
   // Three groups of rows are known at a time, two groups of what they refer to.
@@ -59,9 +67,9 @@ class Referred {
   CONTIG_INLINED void ask_rows(size_t from, size_t to) {
     const size_t bytes = tape_.row_bytes();
     for (size_t i = from; i < std::min(n_, to); ++i) {
-      const uint8_t* row = tape_.row(static_cast<uint64_t>(seqs_[i]));
+      const uint8_t* row = find_(static_cast<uint64_t>(seqs_[i]));
       rows_[i % (4 * kGroup)] = row;
-      ask_for_all(row, bytes);
+      ask_for_all(row, bytes, find_.follows() ? row - 1 : nullptr);
     }
   }
   // Finds those of the rows from `at` on, a group of them, and asks for what is in them.
@@ -79,6 +87,7 @@ class Referred {
   const Tape& tape_;
   const int64_t* seqs_;
   size_t n_, stack_, each_;
+  RowFinder find_;
   const uint8_t* rows_[4 * kGroup];
   std::vector<const uint8_t*> slots_;
 };

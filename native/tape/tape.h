@@ -232,6 +232,9 @@ class Tape {
     return data_ + ((extent << shift_) + (seq & mask_)) * stride_;
   }
 
+  // Whether a row does not lie behind the one before it.
+  bool starts_extent(uint64_t seq) const { return (seq & mask_) == 0; }
+
   Header& header() const { return *h_; }
   // Of rows as they come in and go out.
   uint64_t record_size() const { return record_size_; }
