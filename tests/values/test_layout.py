@@ -316,3 +316,12 @@ def test_any_two_layouts_have_a_readable_difference(one: Any, two: Any) -> None:
         for leaf in x.leaves:
             if leaf.path not in y.by_path:
                 assert f"{show_path(leaf.path)}: missing" in text
+
+
+@pytest.mark.parametrize("name", ["(,)f4", "f4,,f4", ",f4", "(2,3)f4", "f4,f4", "(1)f4", " f4", ""])
+def test_dtypes_that_are_no_names(name: str) -> None:
+    """numpy fails at some of them by a SyntaxError of its own."""
+    told = Layout({"x": np.float32(0)}).to_json()
+    told["leaves"][0]["dtype"] = name
+    with pytest.raises(LayoutError):
+        Layout.from_json(told)

@@ -191,7 +191,8 @@ def leaf_from_json(data: dict[str, Any]) -> LeafSpec:
     sizes = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
     if not sizes or len(shape) > 32:
         raise ValueError(f"shape {shape!r}: expected a list of sizes")
-    if not isinstance(name, str):
+    # numpy reads commas and parentheses as a language of their own, and fails in its own ways.
+    if not isinstance(name, str) or any(c in name for c in ",()"):
         raise ValueError(f"dtype {name!r}: expected its name")
     dtype = numpy_dtype(name)
     if dtype.hasobject or dtype.itemsize == 0 or name.startswith((">", "!")):
