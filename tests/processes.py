@@ -20,6 +20,18 @@ def alive(pid: int) -> bool:
     return state(pid) not in ("", "Z", "X")
 
 
+def files_of(name: str) -> int:
+    """Descriptors of this process whose files have this in their name: what other tests left open
+    may be closed at any time."""
+    count = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            count += name in os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:
+            pass  # it was closed meanwhile, or is that of the list
+    return count
+
+
 def rss(pid: int | str = "self") -> int:
     """Resident bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

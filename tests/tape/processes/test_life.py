@@ -22,6 +22,7 @@ import pytest
 import contig
 from contig import LazyTensorStorage, ReplayBuffer, SharedStorage, SliceSampler
 from contig.tape import segment
+from tests.processes import files_of
 from tests.tape.processes import workers
 from tests.waiting import WAIT_S, until
 from tests.zygote import Zygote
@@ -303,11 +304,12 @@ def test_a_forked_child_that_ends_does_not_take_the_segment_with_it(name: str) -
 def test_capacity_must_match(name: str) -> None:
     with SharedStorage(16, name=name, example=row(0)) as storage:
         storage.default_writer.add(row(1))
-        gc.collect()  # what other tests left must not go in between
-        files = len(os.listdir("/proc/self/fd"))
+        files = files_of(name)
+        assert files
         with pytest.raises(ValueError, match="16.*17"):
             SharedStorage(17, name=name)
-        assert len(os.listdir("/proc/self/fd")) == files, "a refused attach keeps files open"
+        gc.collect()
+        assert files_of(name) == files, "a refused attach keeps files open"
         assert exists(name)
         with SharedStorage(16, name=name) as same:
             same.default_writer.add(row(2))
@@ -322,13 +324,12 @@ def test_closing_gives_the_descriptors_back(name: str) -> None:
             storage.default_writer.add(row(1))
         LazyTensorStorage(16, example=row(0)).close()
 
-    use()
     gc.collect()
-    files = len(os.listdir("/proc/self/fd"))
+    files = files_of("memfd:")
     for _ in range(5):
         use()
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert files_of(name) == 0 and files_of("memfd:") <= files
 
 
 # -- passing ---------------------------------------------------------------------------------------

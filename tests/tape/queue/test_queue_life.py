@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from contig import ClosedError, Layout, LayoutError, SharedStorage, _native
 from contig.tape.queue import BatchQueue
 from contig.weights.board import WeightsBoard
+from tests.processes import files_of
 from tests.waiting import WAIT_S, Task, until
 
 LAYOUT = Layout({"x": np.zeros(2, np.int64)})
@@ -28,11 +28,6 @@ def full_queue() -> BatchQueue:
     for value in range(4):
         queue.submit(item(value), timeout=0)
     return queue
-
-
-def open_files() -> int:
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -72,22 +67,25 @@ def test_what_is_no_queue_is_let_go_of(other: str, name: str) -> None:
         if other == "board"
         else SharedStorage(8, name=name, example={"w": 1.0})
     )
-    before = open_files()
+    before = files_of(name)
+    assert before
     for _ in range(3):
         with pytest.raises(ValueError, match="queue"):
             BatchQueue.attach(name)
-        gc.collect()
-    assert open_files() == before
+    gc.collect()
+    assert files_of(name) == before
     owner.close()
     assert not Path(f"/dev/shm/contig-{name}").exists()
 
 
 def test_what_is_no_board_is_let_go_of(name: str) -> None:
     owner = BatchQueue.create(LAYOUT, 2, 2, name)
-    before = open_files()
+    before = files_of(name)
+    assert before
     with pytest.raises(ValueError, match="board"):
         WeightsBoard.attach(name)
-    assert open_files() == before
+    gc.collect()
+    assert files_of(name) == before
     owner.close()
     assert not Path(f"/dev/shm/contig-{name}").exists()
 
