@@ -328,6 +328,12 @@ void round(uint64_t capacity, bool ids, double seconds) {
   for (uint64_t r = 0; r < 2; ++r) threads.emplace_back([&shared, r] { Reader(&shared, r).run(); });
   threads.emplace_back([&shared] { Reader(&shared, 2).run_index(); });
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+  const auto void_yet = [&] {
+    return capacity >= 64 && (shared.slices == 0 || shared.linked == 0 || shared.complete == 0 ||
+                              shared.entries == 0 || shared.scans == 0 || shared.rows_seen == 0);
+  };
+  for (int i = 0; i < 1000 && void_yet(); ++i)  // a busy machine
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
   shared.stop = true;
   for (std::thread& t : threads) t.join();
   const Snapshot s = shared.attach()->snapshot();
@@ -341,9 +347,7 @@ void round(uint64_t capacity, bool ids, double seconds) {
       (unsigned long long)shared.entries, (unsigned long long)shared.scans,
       (unsigned long long)shared.locked);
   std::fflush(stdout);
-  if (capacity >= 64 && (shared.slices == 0 || shared.linked == 0 || shared.complete == 0 ||
-                         shared.entries == 0 || shared.scans == 0 || shared.rows_seen == 0))
-    fail("the readers saw nothing: the test is void");
+  if (void_yet()) fail("the readers saw nothing: the test is void");
 }
 
 }  // namespace
