@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from types import FrameType
 from typing import Any
 
@@ -49,6 +48,5 @@ def test_a_signal_ends_a_wait_at_once() -> None:
     with handling(stop.handler, signal.SIGALRM):
         assert not stop.wait(0.001)
         signal.setitimer(signal.ITIMER_REAL, 0.05)
-        began = time.monotonic()
-        assert stop.wait(3600.0) and time.monotonic() - began < 1800
+        assert stop.wait(3600.0)  # far longer than a test may take
         assert stop.wait(0.0)  # for good

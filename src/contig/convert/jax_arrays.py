@@ -23,9 +23,9 @@ Array = np.ndarray[Any, Any]
 View = tuple[tuple[int, ...], np.dtype[Any], int]
 
 _WORTH_SHARING = 1 << 16  # below this, a copy takes less time than DLPack
+_FLOATS = ("float16", "bfloat16", "float32")  # that jax has, whatever it is told
 # 64-bit integers, and what fits into those that jax has in their place.
 _SIGNED, _UNSIGNED = (-(2**31), 2**31 - 1), (0, 2**32 - 1)
-_FLOATS = ("float16", "bfloat16", "float32")
 _NARROWED = {"l": _SIGNED, "q": _SIGNED, "L": _UNSIGNED, "Q": _UNSIGNED}
 _ALIGNED = 64  # what XLA asks of memory that it did not allocate
 
