@@ -132,6 +132,7 @@ void bind_view(nb::module_& m) {
   view.def(nb::init<TapeHandle&>(), nb::keep_alive<1, 2>())
       .def("refresh", [](ViewHandle& v) { v.view.refresh(); })
       .def_prop_ro("stale", [](const ViewHandle& v) { return v.view.stale(); })
+      .def_prop_ro("restores", [](const ViewHandle& v) { return v.view.restores(); })
       .def_prop_ro("head", [](const ViewHandle& v) { return v.view.at().head; })
       .def_prop_ro("tail", [](const ViewHandle& v) { return v.view.at().tail; })
       .def_prop_ro("trajectories", [](const ViewHandle& v) { return v.view.trajectories(); })
@@ -214,8 +215,8 @@ void bind_view(nb::module_& m) {
       .def("rows_of",
            [](ViewHandle& v, uint64_t ordinal) {
              std::vector<int64_t> out;
-             v.view.rows_of(ordinal, &out);
-             return to_array(out);
+             const uint64_t first = v.view.rows_of(ordinal, &out);
+             return nb::make_tuple(first, to_array(out));
            })
       .def(
           "changed_rows",

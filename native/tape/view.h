@@ -50,6 +50,8 @@ class View {
   // Whether a checkpoint was loaded since the last refresh, or is being loaded: seqs drawn before
   // may be other rows now. To be asked after a gather.
   bool stale() const;
+  // Which checkpoint it had seen by the last refresh: another number, other rows.
+  uint64_t restores() const { return restores_; }
   uint64_t trajectories() const { return alive_.total(); }
   // The newest policy version of the runs there are.
   int64_t max_version() const;
@@ -83,8 +85,9 @@ class View {
   // row belongs to, of several rows: -1 if it is gone.
   uint64_t last_run(uint64_t ordinal) const;
   void trajectories_of(const int64_t* seqs, size_t n, int64_t* ordinals) const;
-  // All rows of a trajectory that are stored now; none if it is gone.
-  void rows_of(uint64_t ordinal, std::vector<int64_t>* out);
+  // All rows of a trajectory that are stored now; none if it is gone. Returns how many steps it had
+  // before them, which were evicted.
+  uint64_t rows_of(uint64_t ordinal, std::vector<int64_t>* out);
   // Eligible trajectories: how many, and their ordinals.
   uint64_t count(const Window& w, const SliceSpec& spec) { return ledger(w, spec, false).items(); }
   void ordinals(std::vector<int64_t>* out, const Window& w, const SliceSpec& spec);

@@ -129,18 +129,19 @@ bool View::has_trajectory(uint64_t ordinal, const Window& w, const SliceSpec& sp
          eligible(x, spec);
 }
 
-void View::rows_of(uint64_t ordinal, std::vector<int64_t>* out) {
+uint64_t View::rows_of(uint64_t ordinal, std::vector<int64_t>* out) {
   for (int tries = 0; tries < kOvertaken; ++tries) {
     refresh();
     const uint32_t slot = slot_from(ordinal);
     Extent x;
     Slices rows;
-    if (slot == trajs_.size() || trajs_[slot].ordinal != ordinal || trajs_[slot].runs == 0) return;
+    if (slot == trajs_.size() || trajs_[slot].ordinal != ordinal || trajs_[slot].runs == 0) break;
     if (!extent_of(slot, Window{}, &x)) continue;  // or evicted just now
     if (!emit_steps(x, x.start, x.end, 0, &rows)) continue;
     out->swap(rows.seqs);
-    return;
+    return x.start;
   }
+  return 0;
 }
 
 void View::slices_from(const int64_t* seqs, size_t n, const Window& w, const SliceSpec& spec,

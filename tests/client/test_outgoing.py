@@ -116,8 +116,8 @@ def test_samples_that_nobody_reads() -> None:
 def test_looks_that_nobody_reads() -> None:
     """The same of rows that somebody wants to see, 4 MB at a time."""
     server, buffer = serving(250)
-    places = list(range(250))
-    asked = json.dumps({"what": "rows", "table": "default", "id": 0, "places": places}).encode()
+    steps = list(range(250))
+    asked = json.dumps({"what": "rows", "table": "default", "id": 0, "steps": steps}).encode()
     with server, closing(buffer), ExitStack() as stack:
         before = peak(server.pid)
         peers = [opened(server, producer=1 + n) for n in range(8)]
@@ -128,13 +128,17 @@ def test_looks_that_nobody_reads() -> None:
         until(lambda: server.stats().bytes_out >= 4 << 20, "the first answers")
         settle(lambda: server.stats().bytes_out)
         deaf = server.stats().bytes_out
-        for peer in peers:
+
+        def read(peer: Connected) -> None:
             for request in range(16):
                 kind, number, payload = next_frame(peer)
                 assert (kind, number) == (Type.BATCH, request)
                 head, block = wire.parse_described(payload)
                 batch = Batch(block, Layout.from_json(head["layout"]), tuple(head["shape"]))
-                assert batch["x"][:, 0].tolist() == places
+                assert batch["x"][:, 0].tolist() == steps
+
+        # All at once: who does not read for some seconds is sent away.
+        Threads(*(partial(read, peer) for peer in peers)).join(60)
         assert deaf < server.stats().bytes_out  # the others waited
         assert peak(server.pid) - before < MAX_BYTES + SLACK
 

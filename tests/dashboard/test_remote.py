@@ -22,7 +22,8 @@ from contig import (
     TcpTransport,
 )
 from contig.client.watching import RemoteSource
-from contig.dashboard import PageOptions, PageServer
+from contig.dashboard import PageOptions, PageServer, StorageBook
+from contig.dashboard.curves import episode_curves
 from contig.dashboard.serving import listen, url_of
 from contig.server.answers import Answers
 from contig.wire import Type
@@ -70,13 +71,14 @@ def test_all_that_the_servers_own_page_shows(kind, tmp_path):
             assert [p for (p,) in book.fields.by_path] == ["goal", "task"]
             assert book.layout == storage.layout
             for number in range(5):
-                assert book.rows_of(number) == 20 + number
+                kept = book.kept(number)
+                assert (kept.first, kept.end) == (0, 20 + number)
                 places = np.arange(0, 20 + number, 3)
-                got, want = book.read(number, places), storage.read_episode(number)[places]
+                got, want = book.read(kept, places), storage.read_episode(number)[places]
                 for path in list(want.keys()):
                     assert got[path].tobytes() == want[path].tobytes()
             with pytest.raises(KeyError, match="no episode 77; it may have been evicted"):
-                book.read(77, np.arange(1))
+                book.kept(77)
             with pytest.raises(KeyError, match="no table 'other'"):
                 source.book("other")
             assert buffer.stats().rows_sampled == before  # nothing was drawn for it
@@ -138,11 +140,11 @@ def test_more_episodes_and_rows_than_go_into_an_answer(monkeypatch):
         with closing(RemoteSource("127.0.0.1", server.port)) as source:
             book = source.book("default")
             assert book.episodes().tobytes() == buffer.storage.episodes().tobytes()
-            whole = book.read(300, np.arange(400))
+            whole = book.read(book.kept(300), np.arange(400))
             assert whole["obs"].tolist() == list(range(400))
             monkeypatch.setattr(watching, "_PIECE_BYTES", 1 << 20)
             with pytest.raises(ValueError, match="400 rows of .* at most 6000 bytes at a time"):
-                book.read(300, np.arange(400))
+                book.read(book.kept(300), np.arange(400))
             monkeypatch.setattr(watching, "_MOST_EPISODES", 50)
             monkeypatch.setattr(book, "_due", 0.0)
             newest = book.episodes()
@@ -159,10 +161,125 @@ def test_rows_with_leaves_of_any_size(monkeypatch):
     with Server(buffer=buffer, transport=TcpTransport()) as server:
         with closing(RemoteSource("127.0.0.1", server.port)) as source:
             book = source.book("default")
-            assert list(book.read(0, np.arange(3))["text"]) == texts[:3]
+            kept = book.kept(0)
+            assert list(book.read(kept, np.arange(3))["text"]) == texts[:3]
             with pytest.raises((ValueError, RuntimeError), match="bytes"):
-                book.read(0, np.arange(4))
-            assert list(book.read(0, np.array([3]))["text"]) == texts[3:]  # it goes on
+                book.read(kept, np.arange(4))
+            assert list(book.read(kept, np.array([3]))["text"]) == texts[3:]  # it goes on
+
+
+class Between:
+    """Lets something happen behind the first of several answers."""
+
+    def __init__(self, source, monkeypatch, happens):
+        self._ask, self._happens, self.asked = source.ask, happens, 0
+        monkeypatch.setattr(source, "ask", self)
+
+    def __call__(self, **asked):
+        answer = self._ask(**asked)
+        self.asked += 1
+        if self.asked == 1:
+            self._happens()
+        return answer
+
+
+def test_rows_that_are_evicted_between_two_answers(monkeypatch):
+    """Steps keep their numbers: what comes is without a gap, or nothing."""
+    monkeypatch.setattr(watching, "_PIECE_BYTES", 500)
+    buffer = ReplayBuffer(LazyTensorStorage(100, example=ROW, share_next=False), batch_size=16)
+    buffer.extend_trajectory(rows(60), terminated=True)
+    with Server(buffer=buffer, transport=TcpTransport()) as server:
+        with closing(RemoteSource("127.0.0.1", server.port)) as source:
+            book = source.book("default")
+            kept = book.kept(0)
+            assert (kept.first, kept.end) == (0, 60)
+            with monkeypatch.context() as patch:
+                more = Between(
+                    source, patch, lambda: buffer.extend_trajectory(rows(50), terminated=True)
+                )
+                assert book.read(kept, np.arange(60))["obs"].tolist() == list(range(60))
+                assert more.asked > 2
+            with pytest.raises(KeyError, match="episode 0 is evicted while it is read"):
+                book.read(kept, np.arange(60))
+            kept = book.kept(0)
+            assert (kept.first, kept.end) == (10, 60)
+            assert book.read(kept, np.arange(10, 60))["obs"].tolist() == list(range(10, 60))
+            with monkeypatch.context() as patch:  # the answer to `kept`, then pieces
+                Between(source, patch, lambda: buffer.extend_trajectory(rows(5), terminated=True))
+                curves = episode_curves(book, 0)
+            assert curves["reward"]["steps"] == list(range(17, 60))  # a sixteenth is left out
+
+
+def test_a_list_while_its_middle_is_evicted(monkeypatch):
+    """Two trajectories that go on outlive one that began after them."""
+    monkeypatch.setattr(looks, "MOST_WATCHED", 64)  # so each answer has one
+    monkeypatch.setattr(StorageBook, "listed", StorageBook._list)  # nothing is kept for a second
+    buffer = ReplayBuffer(LazyTensorStorage(100, example=ROW, share_next=False), batch_size=16)
+    running = [buffer.storage.writer() for _ in range(2)]
+
+    def go_on(writer, n):
+        more = rows(n)
+        more["next"]["done"] = np.zeros(n, bool)
+        writer.extend(more)
+
+    for writer in running:
+        go_on(writer, 5)
+    buffer.extend_trajectory(rows(10), terminated=True)
+    for writer in running:
+        go_on(writer, 35)
+
+    with Server(buffer=buffer, transport=TcpTransport()) as server:
+        with closing(RemoteSource("127.0.0.1", server.port)) as source:
+            book = source._books["default"]
+            Between(source, monkeypatch, lambda: go_on(running[0], 35))
+            assert book.episodes()["id"].tolist() == [0, 1, 2]
+        assert buffer.storage.episodes()["id"].tolist() == [0, 1]
+
+
+def test_a_server_that_is_another_one_between_two_answers(monkeypatch):
+    monkeypatch.setattr(looks, "MOST_WATCHED", 64)
+    monkeypatch.setattr(watching, "_PIECE_BYTES", 100)
+    buffers = [ReplayBuffer(LazyTensorStorage(1000, example=ROW), batch_size=16) for _ in range(3)]
+    for n, buffer in enumerate(buffers):
+        for length in range(1 + n, 4 + 2 * n):
+            buffer.extend_trajectory(rows(10 * length), terminated=True)
+    servers = [Server(buffer=buffers[0], transport=TcpTransport()).start()]
+    port = servers[0].port
+
+    def again():
+        servers[-1].close(final=False)
+        transport = TcpTransport(port)
+        servers.append(Server(buffer=buffers[len(servers)], transport=transport).start())
+
+    try:
+        with closing(RemoteSource("127.0.0.1", port)) as source:
+            book = source._books["default"]
+            with monkeypatch.context() as patch:
+                Between(source, patch, again)
+                assert book.episodes().tobytes() == buffers[1].storage.episodes().tobytes()
+            monkeypatch.setattr(looks, "MOST_WATCHED", 10_000)
+            kept = book.kept(0)
+            with monkeypatch.context() as patch:
+                Between(source, patch, again)
+                with pytest.raises(KeyError, match="started anew"):
+                    book.read(kept, np.arange(20))
+    finally:
+        servers[-1].close()
+
+
+def test_a_checkpoint_is_another_life(tmp_path):
+    buffer = ReplayBuffer(LazyTensorStorage(100, example=ROW), batch_size=16)
+    buffer.extend_trajectory(rows(20), terminated=True)
+    buffer.save(tmp_path / "c")
+    with Server(buffer=buffer, transport=TcpTransport()) as server:
+        with closing(RemoteSource("127.0.0.1", server.port)) as source:
+            own, book = StorageBook(buffer.storage), source.book("default")
+            kept = own.kept(0), book.kept(0)
+            buffer.load(tmp_path / "c")
+            for one, before in zip((own, book), kept):
+                with pytest.raises(KeyError):
+                    one.read(before, np.arange(20))
+                assert one.read(one.kept(0), np.arange(20))["obs"].tolist() == list(range(20))
 
 
 def test_a_queue_has_numbers():
@@ -183,16 +300,19 @@ def test_requests_that_make_no_sense():
     buffer.extend_trajectory(rows(10), terminated=True)
     with Server(buffer=buffer, transport=TcpTransport()) as server:
         with closing(RemoteSource("127.0.0.1", server.port)) as source:
+            rows_of = {"what": "rows", "table": "default", "id": 0}
+            rows_of["life"] = source.book("default").kept(0).life
             for asked, said in (
                 ({"what": "everything", "table": "default"}, "expected numbers, ages"),
                 ({"what": "ages"}, "expected a table's name"),
                 ({"what": "ages", "table": "x"}, "no table 'x'"),
                 ({"what": "episodes", "table": "default", "before": -1}, "before: expected"),
                 ({"what": "rows", "table": "default", "id": "0"}, "id: expected"),
-                ({"what": "rows", "table": "default", "id": 0, "places": []}, "places: expected"),
-                ({"what": "rows", "table": "default", "id": 0, "places": [10]}, "evicted"),
-                ({"what": "rows", "table": "default", "id": 0, "places": [1.5]}, "places: expect"),
-                ({"what": "rows", "table": "default", "id": 0, "places": [99, 1]}, "out of bounds"),
+                ({**rows_of, "steps": []}, "steps: expected"),
+                ({**rows_of, "steps": [10]}, "evicted"),
+                ({**rows_of, "steps": [1.5]}, "steps: expect"),
+                ({**rows_of, "steps": [99, 1]}, "evicted"),
+                ({**rows_of, "steps": [1], "life": "x"}, "started anew"),
             ):
                 kind, payload = source.ask(**asked)
                 assert kind == Type.REPLY and said in json.loads(payload)["message"], asked

@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+from .exploring import Violation, explore_all
+
+__all__ = ["RULES", "Rules", "Violation", "explore"]
+
 VERSIONS, CUTS, RESTARTS = 3, 2, 2
-
-
-class Violation(AssertionError):
-    pass
 
 
 @dataclass(frozen=True)
@@ -95,21 +95,4 @@ def _cut(s: State, rules: Rules) -> State:
 
 def explore(rules: Rules) -> set[State]:
     """Every state that can be reached. Raises Violation, also if some of them have no way out."""
-    seen, todo, before = {State()}, [State()], dict[State, set[State]]()
-    while todo:
-        state = todo.pop()
-        for after in following(state, rules):
-            before.setdefault(after, set()).add(state)
-            if after not in seen:
-                seen.add(after)
-                todo.append(after)
-    ends = [s for s in seen if s.over]
-    out = set(ends)
-    while ends:
-        for state in before.get(ends.pop(), ()):
-            if state not in out:
-                out.add(state)
-                ends.append(state)
-    if out != seen:
-        raise Violation(f"no way out of {next(iter(seen - out))}")
-    return seen
+    return explore_all(State(), lambda s: following(s, rules), lambda s: s.over)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..batch import Batch, stack_batches
-from ..dashboard import Book, Numbers, Source
+from ..dashboard import Book, Kept, Numbers, Source
 from ..layout import Layout
 from ..tape.episodes import EPISODE
 from ..wire import Type
@@ -132,30 +132,36 @@ class _RemoteBook(Book):
         parts: list[Array] = []
         asked: dict[str, Any] = {"what": "episodes", "table": self._table}
         while True:
-            head, raw = read_described(*self._source.ask(**asked))
+            try:
+                head, raw = read_described(*self._source.ask(**asked))
+            except KeyError:
+                if not parts:
+                    raise  # a queue, or the table is gone
+                parts, asked = [], {k: asked[k] for k in ("what", "table")}  # another server
+                continue
             self._layout, self._fields = (_layout(head[name]) for name in ("layout", "fields"))
             columns = [(name, dtype, tuple(shape)) for name, dtype, shape in head["columns"]]
             part = np.frombuffer(raw, np.dtype(columns))
             parts.insert(0, part)
-            count = sum(map(len, parts))
-            if not len(part) or count >= min(head["total"], _MOST_EPISODES):
+            if not len(part) or not head["left"] or sum(map(len, parts)) >= _MOST_EPISODES:
                 return np.concatenate(parts)
-            asked["before"] = int(part["id"][0])
+            asked.update(before=int(part["id"][0]), life=head["life"])
 
-    def rows_of(self, episode: int) -> int:
-        told = self._source.ask(what="rows", table=self._table, id=int(episode))
-        return int(read_reply(*told)["rows"])
+    def kept(self, episode: int) -> Kept:
+        asked = {"what": "rows", "table": self._table, "id": int(episode)}
+        told = read_reply(*self._source.ask(**asked))
+        return Kept(int(episode), int(told["first"]), int(told["end"]), str(told["life"]))
 
-    def read(self, episode: int, places: Array) -> Batch:
+    def read(self, kept: Kept, steps: Array) -> Batch:
         layout = self.layout
-        step = max(_PIECE_BYTES // max(1 if layout is None else layout.decoded.record_size, 1), 1)
+        most = max(_PIECE_BYTES // max(1 if layout is None else layout.decoded.record_size, 1), 1)
+        asked = {"what": "rows", "table": self._table, "id": kept.episode, "life": kept.life}
         parts = []
-        for at in range(0, len(places), step):
-            rows = [int(place) for place in places[at : at + step]]
-            asked = {"what": "rows", "table": self._table, "id": int(episode), "places": rows}
-            parts.append(read_batch(*self._source.ask(**asked)))
+        for at in range(0, len(steps), most):
+            some = [int(step) for step in steps[at : at + most]]
+            parts.append(read_batch(*self._source.ask(**asked, steps=some)))
         if not parts:
-            raise KeyError(f"no rows of episode {episode} were asked for")
+            raise KeyError(f"no rows of episode {kept.episode} were asked for")
         return stack_batches(parts)
 
 

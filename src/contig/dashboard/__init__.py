@@ -18,7 +18,7 @@ from ..lazy import lazy_names
 
 _WHERE = {
     "ages": ("Budget", "SeenRows", "histogram"),
-    "book": ("Book", "StorageBook"),
+    "book": ("Book", "Kept", "StorageBook"),
     "dashboard": ("Dashboard",),
     "monitor": ("Monitor",),
     "numbers": ("Numbers", "table_numbers"),
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .ages import SeenRows as SeenRows
     from .ages import histogram as histogram
     from .book import Book as Book
+    from .book import Kept as Kept
     from .book import StorageBook as StorageBook
     from .dashboard import Dashboard as Dashboard
     from .monitor import Monitor as Monitor

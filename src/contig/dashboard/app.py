@@ -86,9 +86,10 @@ class _Api:
         about = episode_json(book.about(number))
         layout = book.layout
         leaves = [] if layout is None else describe_leaves(layout)
-        rows = book.rows_of(number)
+        kept = book.kept(number)
+        rows = {"first": kept.first, "rows": kept.end - kept.first}
         curves = episode_curves(book, number)
-        return JSONResponse({"episode": about, "rows": rows, "leaves": leaves, **curves})
+        return JSONResponse({"episode": about, **rows, "leaves": leaves, **curves})
 
     def lines(self, request: Request) -> Response:
         book, number = self._book(request), request.path_params["number"]

@@ -12,7 +12,7 @@ from ..convert import as_array
 from ..layout import Layout, Leaf
 from ..ragged import Ragged
 from ..tree import Path, show_path
-from .book import Book, row_bytes
+from .book import Book, Kept, read_kept, row_bytes
 from .images import image_form
 
 __all__ = ["as_json", "describe_leaves", "episode_curves", "leaf_lines"]
@@ -71,16 +71,16 @@ def _described(number: int, leaf: Leaf) -> dict[str, Any]:
     return out
 
 
-def _places(rows: int, size: int) -> Array:
-    """The rows that are read of an episode: all, or every k-th."""
+def _steps(kept: Kept, size: int) -> Array:
+    """The steps that are read of an episode: all, or every k-th."""
     most = max(_MOST_BYTES // max(size, 1), _POINTS)
-    return np.arange(0, rows, max(-(-rows // most), 1))
+    return np.arange(kept.first, kept.end, max(-((kept.first - kept.end) // most), 1))
 
 
-def _chunks(book: Book, episode: int, places: Array, size: int) -> Iterator[Batch]:
+def _chunks(book: Book, kept: Kept, steps: Array, size: int) -> Iterator[Batch]:
     rows = max(_CHUNK_BYTES // max(size, 1), 1)
-    for at in range(0, len(places), rows):
-        yield book.read(episode, places[at : at + rows])
+    for at in range(0, len(steps), rows):
+        yield book.read(kept, steps[at : at + rows])
 
 
 def _column(batch: Batch, leaf: Leaf, first: int, count: int) -> Array:
@@ -95,25 +95,29 @@ def _column(batch: Batch, leaf: Leaf, first: int, count: int) -> Array:
 
 
 def _read(book: Book, episode: int, leaves: Sequence[Leaf], first: int = 0) -> tuple[Array, Any]:
-    """Places of rows, and of each leaf its values ``[rows, components]``, in one pass."""
+    """Steps, and of each leaf its values ``[rows, components]``, in one pass."""
     size = row_bytes(book.layout)
-    places = _places(book.rows_of(episode), size)
-    parts = [
-        [_column(batch, leaf, first, _LINES) for leaf in leaves]
-        for batch in _chunks(book, episode, places, size)
-    ]
-    return places, [np.concatenate(columns) for columns in zip(*parts)]
+
+    def read(kept: Kept) -> tuple[Array, Any]:
+        steps = _steps(kept, size)
+        parts = [
+            [_column(batch, leaf, first, _LINES) for leaf in leaves]
+            for batch in _chunks(book, kept, steps, size)
+        ]
+        return steps, [np.concatenate(columns) for columns in zip(*parts)]
+
+    return read_kept(book, episode, read)
 
 
-def _binned(places: Array, values: Array) -> dict[str, Any]:
+def _binned(steps: Array, values: Array) -> dict[str, Any]:
     """Lines as JSON: each step, or the mean and the range of some steps."""
-    rows = len(places)
+    rows = len(steps)
     if rows <= _POINTS:
-        return {"steps": places.tolist(), "mean": [as_json(line) for line in values.T]}
+        return {"steps": steps.tolist(), "mean": [as_json(line) for line in values.T]}
     starts = np.unique(np.linspace(0, rows, _POINTS, endpoint=False).astype(np.int64))
     sizes = np.diff(np.r_[starts, rows])[:, None]
     return {
-        "steps": places[starts].tolist(),
+        "steps": steps[starts].tolist(),
         "mean": [as_json(x) for x in (np.add.reduceat(values, starts, 0) / sizes).T],
         "low": [as_json(x) for x in np.minimum.reduceat(values, starts, 0).T],
         "high": [as_json(x) for x in np.maximum.reduceat(values, starts, 0).T],
@@ -135,8 +139,8 @@ def leaf_lines(book: Book, episode: int, number: int, first: int = 0) -> dict[st
     lines = int(_described(number, leaf)["lines"])
     if lines and not 0 <= first < lines:
         raise ValueError(f"first={first}: leaf {number} has {lines} components")
-    places, (values,) = _read(book, episode, [leaf], first)
-    return {"first": first, "of": lines, **_binned(places, values)}
+    steps, (values,) = _read(book, episode, [leaf], first)
+    return {"first": first, "of": lines, **_binned(steps, values)}
 
 
 def _found(layout: Layout | None, paths: tuple[Path, ...]) -> Leaf | None:
@@ -152,15 +156,15 @@ def episode_curves(book: Book, episode: int) -> dict[str, Any]:
     flags = {name: leaf for name, leaf in found.items() if leaf is not None}
     reward = _found(layout, _REWARDS)
     leaves = [*flags.values(), *([] if reward is None else [reward])]
-    places, columns = _read(book, episode, leaves)
+    steps, columns = _read(book, episode, leaves)
     marks = {
-        name: places[(values != 0).any(1)][:_MOST_MARKS].tolist()
+        name: steps[(values != 0).any(1)][:_MOST_MARKS].tolist()
         for name, values in zip(flags, columns)
     }
     out: dict[str, Any] = {"marks": marks, "reward": None, "total": None, "reward_leaf": None}
     if reward is not None:
         out["reward_leaf"] = _name(reward)
         values = columns[-1]
-        out["reward"] = _binned(places, values)
-        out["total"] = _binned(places, np.cumsum(np.nan_to_num(values.sum(1)))[:, None])
+        out["reward"] = _binned(steps, values)
+        out["total"] = _binned(steps, np.cumsum(np.nan_to_num(values.sum(1)))[:, None])
     return out

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..convert import as_array
 from ..ragged import Blob, Ragged
-from .book import Book, row_bytes
+from .book import Book, read_kept, row_bytes
 from .curves import as_json
 
 __all__ = ["FORMATS", "TooLarge", "episode_json", "export"]
@@ -79,7 +79,7 @@ def _npz(book: Book, chosen: Array) -> bytes:
 
 
 def _columns(book: Book, episode: int) -> dict[str, Array]:
-    batch = book.read(episode, np.arange(book.rows_of(episode)))
+    batch = read_kept(book, episode, lambda kept: book.read(kept, np.arange(kept.first, kept.end)))
     out: dict[str, Array] = {}
     for leaf in batch.layout.leaves:
         name = ".".join(str(key) for key in leaf.path)

@@ -111,21 +111,23 @@ def frames_png(
     form = None if leaf.ragged else image_form(leaf.shape, leaf.dtype)
     if form is None:
         raise ValueError(f"leaf {number} is no image: shape {list(leaf.shape)} {leaf.dtype}")
-    rows = book.rows_of(episode)
-    if not (0 <= start < rows and 1 <= count <= _MOST_FRAMES and every >= 1 and side >= 0):
+    kept = book.kept(episode)
+    if start < kept.first:
+        raise KeyError(f"step {start} of episode {episode} was evicted: {kept.first} is its oldest")
+    if not (start < kept.end and 1 <= count <= _MOST_FRAMES and every >= 1 and side >= 0):
         raise ValueError(
-            f"from={start} count={count} every={every} side={side}: steps are 0 to {rows - 1}, and "
-            f"at most {_MOST_FRAMES} frames come at a time"
+            f"from={start} count={count} every={every} side={side}: steps are "
+            f"{kept.first} to {kept.end - 1}, and at most {_MOST_FRAMES} frames come at a time"
         )
     shrink = 1 if side == 0 else max(-(-max(form.height, form.width) // side), 1)
-    places = np.arange(start, rows, every)[:count]
-    if len(places) * form.height * form.width > _MOST_PIXELS * shrink * shrink:
+    steps = np.arange(start, kept.end, every)[:count]
+    if len(steps) * form.height * form.width > _MOST_PIXELS * shrink * shrink:
         raise ValueError(f"count={count}: more than {_MOST_PIXELS} pixels; ask for fewer frames")
     # A few at a time: a row may have far more than the image.
-    step = max((64 << 20) // max(row_bytes(layout), 1), 1)
+    most = max((64 << 20) // max(row_bytes(layout), 1), 1)
     parts = []
-    for at in range(0, len(places), step):
-        frames = as_array(book.read(episode, places[at : at + step])[leaf.path])
+    for at in range(0, len(steps), most):
+        frames = as_array(book.read(kept, steps[at : at + most])[leaf.path])
         parts.append(_pixels(frames, form)[:, ::shrink, ::shrink])
     pixels = np.concatenate(parts)
-    return png(pixels.reshape(-1, *pixels.shape[2:])), len(places)
+    return png(pixels.reshape(-1, *pixels.shape[2:])), len(steps)

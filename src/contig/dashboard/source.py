@@ -153,7 +153,7 @@ class StorageSource(Source):
         told = ages_of(pairs, self._times[table], self._newest)
         return {**told, "of": _DRAWN_HERE if self._ask is None else _DRAWN_THERE}
 
-    def book(self, table: str) -> Book:
+    def book(self, table: str) -> StorageBook:
         if table not in self._books:
             raise KeyError(self._no_table(table))
         return self._books[table]

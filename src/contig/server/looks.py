@@ -2,15 +2,20 @@
 
     {"what": "numbers"}                                       counters, clients
     {"what": "ages", "table": T}                              of what is sampled
-    {"what": "episodes", "table": T, "before": N}             the newest of those before one
-    {"what": "rows", "table": T, "id": N}                     how many an episode has
-    {"what": "rows", "table": T, "id": N, "places": [...]}    some of them
+    {"what": "episodes", "table": T}                          the newest
+    {"what": "episodes", "table": T, "before": N, "life": L}  the newest of those before one
+    {"what": "rows", "table": T, "id": N}                     which steps an episode has
+    {"what": "rows", "table": T, "id": N, "steps": [...], "life": L}    some of them
+
+An answer that goes on in others says which life of the table it is of: a server that was started
+anew, or that loaded a checkpoint, refuses the rest. `tests/model/watching.py` is a model of it.
 
 Reads only. Belongs to one thread of the sampling service; nothing is made before somebody asks.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +56,7 @@ class Looks:
 
     def __init__(self, server: Callable[[], Watched | None], name: str) -> None:
         self._find, self._name = server, name
+        self._life = f"{secrets.token_hex(8)}-"
         self._told: ToldByServer | None = None
         self._source: StorageSource | None = None
 
@@ -70,7 +76,7 @@ class Looks:
             ages = self._watched().ages(table)
             return [wire.json_frame(Type.REPLY, {"ages": ages}, number)]
         if what == "episodes":
-            return self._episodes(table, asked.get("before"), number, most)
+            return self._episodes(table, asked, number, most)
         if what == "rows":
             return self._rows(self._watched().book(table), asked, number, most)
         raise ValueError(f"WATCH: expected numbers, ages, episodes or rows, got {what!r}")
@@ -87,35 +93,45 @@ class Looks:
             self._source = StorageSource("server", told.label, told.storages, ask=told.ask)
         return self._source
 
-    def _episodes(self, table: str, before: Any, number: int, most: int) -> list[Any]:
+    def _episodes(self, table: str, asked: dict[str, Any], number: int, most: int) -> list[Any]:
         book = self._watched().book(table)
-        episodes = book.episodes()
+        life, episodes = book.listed()
+        before = asked.get("before")
+        if before is not None:
+            self._check_life(asked, life)
+            episodes = episodes[episodes["id"] < whole("before", before, 0)]
         head = {
             "layout": _json(book.layout),
             "fields": _json(book.fields),
-            "total": len(episodes),
+            "left": len(episodes),
+            "life": self._life + life,
             "columns": _columns_of(episodes),
         }
-        if before is not None:
-            episodes = episodes[episodes["id"] < whole("before", before, 0)]
         room = most - len(str(head)) - 64
         newest = episodes[-max(room // max(episodes.dtype.itemsize, 1), 1) :]
+        head["left"] -= len(newest)
         return wire.described(head, newest.tobytes(), Type.BATCH, number)
 
+    def _check_life(self, asked: dict[str, Any], life: str) -> None:
+        if asked.get("life", self._life + life) != self._life + life:
+            raise KeyError("the server was started anew, or loaded a checkpoint: look again")
+
     def _rows(self, book: Book, asked: dict[str, Any], number: int, most: int) -> list[Any]:
-        episode, places = whole("id", asked.get("id"), 0), asked.get("places")
-        if places is None:
-            return [wire.json_frame(Type.REPLY, {"rows": book.rows_of(episode)}, number)]
-        if not isinstance(places, list) or not places:
-            raise ValueError("places: expected a list of row numbers")
-        at = np.array([whole("places", p, 0) for p in places], np.int64)
+        kept, steps = book.kept(whole("id", asked.get("id"), 0)), asked.get("steps")
+        if steps is None:
+            told = {"first": kept.first, "end": kept.end, "life": self._life + kept.life}
+            return [wire.json_frame(Type.REPLY, told, number)]
+        if not isinstance(steps, list) or not steps:
+            raise ValueError("steps: expected a list of numbers")
+        self._check_life(asked, kept.life)
+        at = np.array([whole("steps", step, 0) for step in steps], np.int64)
         layout = book.layout
         size = 0 if layout is None else layout.decoded.record_size
         if len(at) * size > most:
             raise ValueError(f"{len(at)} rows of {size} bytes: at most {most} bytes at a time")
         before = _native.limit_gather(most)  # before there is memory for leaves of any size
         try:
-            return batch_frame(book.read(episode, at), number, most)
+            return batch_frame(book.read(kept, at), number, most)
         finally:
             _native.limit_gather(before)
 

@@ -139,6 +139,20 @@ def _has_rows(tape: Any) -> bool:
     return bool(head > tail)
 
 
+class EpisodeRows(NamedTuple):
+    """The rows of an episode that are stored.
+
+    Attributes:
+        first: its steps that were evicted.
+        seqs: of the others.
+        restores: another number, another checkpoint, whose seqs are other rows.
+    """
+
+    first: int
+    seqs: np.ndarray[Any, Any]
+    restores: int
+
+
 class EpisodeReader:
     """Finds rows of single episodes, in a mirror of the index that is kept up to date. Thread-safe.
 
@@ -151,12 +165,13 @@ class EpisodeReader:
         self._lock = threading.Lock()
         self.mirror: Any = None  # made when it is needed
 
-    def rows_of(self, ordinal: int) -> np.ndarray[Any, Any]:
-        """Seqs of an episode's rows, at the cost of what was written since the last call."""
+    def rows_of(self, ordinal: int) -> EpisodeRows:
+        """An episode's rows, at the cost of what was written since the last call."""
         with self._lock:
             if self.mirror is None:
                 self.mirror = _native.View(self._tape)
-            return self.mirror.rows_of(ordinal) if ordinal >= 0 else np.empty(0, np.int64)
+            first, seqs = self.mirror.rows_of(ordinal) if ordinal >= 0 else (0, np.empty(0, int))
+            return EpisodeRows(first, seqs, self.mirror.restores)
 
     def set_fields(
         self, ids: np.ndarray[Any, Any], records: np.ndarray[Any, Any], masks: np.ndarray[Any, Any]

@@ -314,7 +314,7 @@ class Storage(DescribedTape):
         self._open()
         for _ in range(100):
             self.poll()
-            seqs = self._episodes.rows_of(int(episode))
+            seqs = self._episodes.rows_of(int(episode)).seqs
             if not len(seqs) and not self._episodes.stale:
                 raise KeyError(f"no episode {episode} on this tape; it may have been evicted")
             batch, lost = self.gather(seqs)

@@ -23,7 +23,6 @@ class Pane {
     this.path = `api/tables/${encodeURIComponent(table)}/episodes/${id}`;
     this.charts = [];
     this.images = [];
-    this.rows = 0;
     this.node = el("section", { class: "pane", "aria-label": `episode ${id}` });
     this.waiting = new Map();
     this.observer = new IntersectionObserver((seen) => {
@@ -38,12 +37,11 @@ class Pane {
 
   async load() {
     this.data = await get(this.path);
-    this.rows = this.data.rows;
   }
 
   // Charts of two episodes have the same steps below each other.
-  build(rows) {
-    this.range = [0, Math.max(rows - 1, 1)];
+  build(first, last) {
+    this.range = [first, Math.max(last, first + 1)];
     const { episode: e, marks, leaves, reward } = this.data;
     this.marks = Object.entries(marks).flatMap(([kind, steps]) => (kind === "done" && (marks.terminated || marks.truncated) ? [] : steps.map((x) => ({ x, kind }))));
     const facts = [["return", short(e.return)], ["length", whole(e.steps)], ["version", e.policy_version < 0 ? "–" : whole(e.policy_version)],
@@ -87,7 +85,7 @@ class Pane {
       el("h3", {}, leaf.name, el("small", {}, `${leaf.shape.length ? leaf.shape.join(" × ") : "scalar"} ${leaf.dtype}${leaf.kind === "lengths" ? ", elements of each row" : ""}`)));
     this.node.append(section);
     if (leaf.kind === "image") {
-      const images = new ImageLeaf(this.path, leaf, this.rows, this.seek);
+      const images = new ImageLeaf(this.path, leaf, this.data, this.seek);
       this.images.push(images);
       section.append(images.node);
       this.later(section, () => images.load());
@@ -122,7 +120,9 @@ class Pane {
   }
 
   show(step) {
-    const at = Math.min(step, Math.max(this.rows - 1, 0));
+    if (!this.data) return null;
+    const { first, rows } = this.data;
+    const at = Math.min(Math.max(step, first), first + rows - 1);
     for (const chart of this.charts) chart.point(at);
     return Promise.all(this.images.filter((image) => image.thumbs).map((image) => image.show(at)));
   }
@@ -137,8 +137,8 @@ export class EpisodeView {
     this.table = table;
     this.ids = ids;
     this.goes = goes;
-    this.step = 0;
-    this.rows = 0;
+    this.step = this.first = 0;
+    this.last = -1;
     this.playing = false;
     this.panes = ids.map((id) => new Pane(table, id, (step) => this.seek(step)));
     this.build();
@@ -174,16 +174,21 @@ export class EpisodeView {
   async load() {
     const wrong = (pane) => (error) => pane.node.replaceChildren(el("h2", {}, `Episode #${pane.id}`), el("p", { class: "wrong", role: "status" }, error.message));
     await Promise.all(this.panes.map((pane) => pane.load().catch(wrong(pane))));
-    this.rows = Math.max(...this.panes.map((p) => p.rows));
-    for (const pane of this.panes) if (pane.data) pane.build(this.rows);
-    this.scrub.max = Math.max(this.rows - 1, 0);
-    this.seek(0);
+    const there = this.panes.filter((pane) => pane.data);
+    if (!there.length) return;
+    this.first = Math.min(...there.map(({ data }) => data.first));
+    this.last = Math.max(...there.map(({ data }) => data.first + data.rows - 1));
+    for (const pane of there) pane.build(this.first, this.last);
+    this.scrub.min = this.first;
+    this.scrub.max = this.last;
+    this.seek(this.first);
   }
 
   seek(step) {
-    this.step = Math.min(Math.max(step, 0), Math.max(this.rows - 1, 0));
+    if (this.last < 0) return null;
+    this.step = Math.min(Math.max(step, this.first), this.last);
     this.scrub.value = this.step;
-    this.label.textContent = this.rows ? `${this.step} / ${this.rows - 1}` : "–";
+    this.label.textContent = `${this.step} / ${this.last}`;
     return Promise.all(this.panes.map((pane) => pane.show(this.step)));
   }
 
@@ -192,7 +197,7 @@ export class EpisodeView {
     this.play.textContent = this.playing ? "❚❚ Pause" : "▶ Play";
     this.play.setAttribute("aria-pressed", String(this.playing));
     if (!this.playing) return;
-    if (this.step >= this.rows - 1) this.seek(0);
+    if (this.step >= this.last) this.seek(this.first);
     this.run();
   }
 
@@ -201,7 +206,7 @@ export class EpisodeView {
     while (this.playing) {
       await new Promise((done) => setTimeout(done, 1000 / (FPS * Number(this.speed.value))));
       if (!this.playing) return;
-      if (this.step >= this.rows - 1) { this.toggle(); return; }
+      if (this.step >= this.last) { this.toggle(); return; }
       await this.seek(this.step + 1);
     }
   }
@@ -221,8 +226,8 @@ export class EpisodeView {
     if (event.key === " ") this.toggle();
     else if (event.key === "ArrowLeft") this.seek(this.step - far);
     else if (event.key === "ArrowRight") this.seek(this.step + far);
-    else if (event.key === "Home") this.seek(0);
-    else if (event.key === "End") this.seek(this.rows - 1);
+    else if (event.key === "Home") this.seek(this.first);
+    else if (event.key === "End") this.seek(this.last);
     else if (event.key === "Escape") this.goes(this.list());
     else return false;
     return true;

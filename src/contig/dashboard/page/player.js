@@ -13,17 +13,18 @@ function picture(url) {
 }
 
 export class ImageLeaf {
-  constructor(path, leaf, rows, seek) {
+  constructor(path, leaf, { first, rows }, seek) {
     this.url = `${path}/frames?leaf=${leaf.number}`;
     this.leaf = leaf;
+    this.first = first; // the oldest step that was not evicted
     this.rows = rows;
     this.sheets = new Map();
-    this.step = 0;
+    this.step = first;
     this.canvas = el("canvas", { class: "frame", width: leaf.width, height: leaf.height, role: "img", "aria-label": `${leaf.name}, a frame` });
     this.strip = el("canvas", { class: "strip", role: "img", "aria-label": `${leaf.name}, frames of the whole episode` });
     this.strip.addEventListener("pointerdown", (event) => {
       const box = this.strip.getBoundingClientRect();
-      seek(Math.floor(((event.clientX - box.left) / box.width) * this.rows));
+      seek(this.first + Math.floor(((event.clientX - box.left) / box.width) * this.rows));
     });
     this.shape = `${leaf.shape.join(" × ")} ${leaf.dtype}`;
     this.note = el("p", { class: "note" });
@@ -34,7 +35,7 @@ export class ImageLeaf {
     const every = Math.max(Math.ceil(this.rows / STRIP), 1);
     const count = Math.ceil(this.rows / every);
     try {
-      this.thumbs = await picture(`${this.url}&from=0&count=${count}&every=${every}&side=64`);
+      this.thumbs = await picture(`${this.url}&from=${this.first}&count=${count}&every=${every}&side=64`);
       this.count = count;
       this.every = every;
       this.drawStrip();
@@ -51,7 +52,7 @@ export class ImageLeaf {
     this.strip.height = height;
     const pen = this.strip.getContext("2d");
     for (let i = 0; i < this.count; i += 1) pen.drawImage(this.thumbs, 0, i * height, width, height, i * width, 0, width, height);
-    const x = ((this.step + 0.5) / this.rows) * this.strip.width;
+    const x = ((this.step - this.first + 0.5) / this.rows) * this.strip.width;
     pen.fillStyle = "#000";
     pen.fillRect(x - 3, 0, 6, height);
     pen.fillStyle = "#fff";
@@ -61,14 +62,16 @@ export class ImageLeaf {
   sheet(number) {
     if (!this.sheets.has(number)) {
       if (this.sheets.size >= KEPT) this.sheets.delete(this.sheets.keys().next().value);
-      this.sheets.set(number, picture(`${this.url}&from=${number * SHEET}&count=${SHEET}`));
+      this.sheets.set(number, picture(`${this.url}&from=${this.first + number * SHEET}&count=${SHEET}`));
     }
     return this.sheets.get(number);
   }
 
+  sheetOf(step) { return Math.floor((step - this.first) / SHEET); }
+
   async show(step) {
-    this.step = Math.min(step, this.rows - 1);
-    const number = Math.floor(this.step / SHEET);
+    this.step = Math.min(Math.max(step, this.first), this.first + this.rows - 1);
+    const number = this.sheetOf(this.step);
     let image;
     try {
       image = await this.sheet(number);
@@ -77,12 +80,12 @@ export class ImageLeaf {
       this.note.textContent = "This frame could not be read; the episode may have been evicted.";
       return;
     }
-    if (Math.floor(this.step / SHEET) !== number) return; // it went on meanwhile
+    if (this.sheetOf(this.step) !== number) return; // it went on meanwhile
     const { width, height } = this.canvas;
-    const at = this.step - number * SHEET;
+    const at = this.step - this.first - number * SHEET;
     this.canvas.getContext("2d").drawImage(image, 0, at * height, width, height, 0, 0, width, height);
     this.canvas.dataset.step = this.step;
-    this.note.textContent = `frame ${short(this.step)} of ${short(this.rows - 1)}`;
+    this.note.textContent = `frame ${short(this.step)} of ${short(this.first + this.rows - 1)}`;
     this.drawStrip();
     if (number * SHEET + SHEET < this.rows) this.sheet(number + 1).catch(() => this.sheets.delete(number + 1));
   }
