@@ -1,6 +1,7 @@
 """Runs CleanRL's DQN, SAC and TD3 with contig's buffer in the place of theirs, and compares.
 
-    git clone https://github.com/vwxyzjn/cleanrl    and what its scripts need: gymnasium 0.29, tyro
+    git clone https://github.com/vwxyzjn/cleanrl    and what its scripts need: gymnasium 0.29, tyro,
+                                                    tensorboard; older ones stable-baselines3
     python tools/cleanrl_suite.py cleanrl [--steps 3000] [--seed 1] [--only dqn]
 
 Each script runs twice, as it is and with another import, with the same seed: all returns of
@@ -10,6 +11,7 @@ episodes that they print must be equal. Nothing of CleanRL is kept here, and not
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import subprocess
@@ -19,11 +21,11 @@ import time
 from pathlib import Path
 
 SCRIPTS = ("dqn", "sac_continuous_action", "td3_continuous_action")
-# Small tasks that need no other package, and a start of learning within a few thousand steps.
+# Small tasks that need no other package, buffers that are full within a few thousand steps.
 OPTIONS = {
     "dqn": ["--env-id", "CartPole-v1", "--buffer-size", "1000"],
-    "sac_continuous_action": ["--env-id", "Pendulum-v1", "--buffer-size", "10000"],
-    "td3_continuous_action": ["--env-id", "Pendulum-v1", "--buffer-size", "10000"],
+    "sac_continuous_action": ["--env-id", "Pendulum-v1", "--buffer-size", "1000"],
+    "td3_continuous_action": ["--env-id", "Pendulum-v1", "--buffer-size", "1000"],
 }
 # Newer scripts import CleanRL's buffer, older ones that of stable-baselines3.
 _IMPORT = re.compile(
@@ -88,7 +90,7 @@ def compare(checkout: Path, folder: Path, name: str, steps: int, seed: int) -> b
         f"{name:24} {lines} line changed, {len(before)} lines of episodes "
         f"{'equal' if same else 'DIFFERENT'}; theirs {their_time:.1f} s, contig {our_time:.1f} s"
     )
-    for a, b in zip(before, after):
+    for a, b in itertools.zip_longest(before, after, fillvalue="nothing"):
         if a != b:
             print(f"  theirs {a}\n  contig {b}")
             break

@@ -65,6 +65,16 @@ void Observations::take(const SharedForm& form, const SlotSource& source, uint8_
   }
 }
 
+size_t Observations::adjacent(const SharedForm& form, const SlotSource* sources, size_t n) const {
+  const SlotSource& first = sources[0];
+  if (form.leaves().size() != 1 || form.stack() != 1) return 1;
+  if (places_[first.next ? 1 : 0].stride != form.slot_bytes()) return 1;
+  size_t count = 1;
+  while (count < n && sources[count].next == first.next && sources[count].row == first.row + count)
+    ++count;
+  return count;
+}
+
 inline bool Observations::equal(const SharedForm& form, uint64_t row, uint64_t other,
                                 bool next) const {
   for (size_t i = 0; i < form.leaves().size(); ++i) {

@@ -43,6 +43,9 @@ class Observations {
     return place.data + row * place.stride;
   }
   void take(const SharedForm& form, const SlotSource& source, uint8_t* slot) const;
+  // How many of `n` sources, from the first on, lie behind each other as their slots do: at least
+  // one.
+  size_t adjacent(const SharedForm& form, const SlotSource* sources, size_t n) const;
   // Whether a row's observation has the bytes of another row's observation, or of its next one.
   bool equal(const SharedForm& form, uint64_t row, uint64_t other, bool next) const;
 

@@ -162,9 +162,18 @@ void Tape::give_slots() {
 
 void Tape::copy_observations_in() {
   if (form_.encoded()) return put_encoded();
-  uint64_t number = plan_.head();
-  for (const SlotSource& source : plan_.sources())
-    observations_.take(form_, source, slots_.slot(number++));
+  const SlotSource* sources = plan_.sources().data();
+  const uint64_t in_chunk = uint64_t{1} << slots_.shape().chunk_shift;
+  for (uint64_t i = 0, n = plan_.slots(), together; i < n; i += together) {
+    const uint64_t number = plan_.head() + i;
+    const uint64_t left = std::min(n - i, in_chunk - (number & (in_chunk - 1)));
+    together = observations_.adjacent(form_, sources + i, left);
+    if (together == 1)
+      observations_.take(form_, sources[i], slots_.slot(number));
+    else
+      store_bytes(slots_.slot(number), observations_.at(sources[i].row, 0, sources[i].next),
+                  together * form_.slot_bytes());
+  }
 }
 
 void Tape::copy_slots_in(const Rows& rows, uint64_t skip, uint64_t seq) {
