@@ -141,6 +141,13 @@ bool wait(TapeHandle& t, uint32_t seen, double timeout_s) {
   return wait_change(t.tape.header().wake_word, t.tape.header().waiters, seen, timeout_s);
 }
 
+// Part of a file as an array, which keeps it mapped.
+nb::object map_file(int fd, uint64_t offset, uint64_t bytes) {
+  auto* mapping = new FileMapping(fd, offset, bytes);
+  nb::capsule owner(mapping, [](void* p) noexcept { delete static_cast<FileMapping*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(mapping->data(), {bytes}, owner));
+}
+
 }  // namespace
 
 void bind_tape(nb::module_& m) {
@@ -160,6 +167,7 @@ void bind_tape(nb::module_& m) {
       .value("TOLD", kTold);
   m.def("control_bytes", &Tape::control_bytes);
   m.def("table_bytes", &Tape::table_bytes);
+  m.def("map_file", &map_file, nb::arg("fd"), nb::arg("offset"), nb::arg("nbytes"));
   m.def("format_control", [](Bytes control, uint64_t capacity) {
     if (control.shape(0) < Tape::control_bytes(capacity))
       throw std::invalid_argument("format_control: the buffer is too small");

@@ -48,6 +48,7 @@ class SlotMemory {
   SlotMemory(uint8_t* memory, const SlotShape& shape);
 
   const SlotShape& shape() const { return shape_; }
+  uint8_t* data() const { return reinterpret_cast<uint8_t*>(marks_); }  // where all of it begins
   // By its number, or the low 32 bits of it. Of one that is encoded, its place.
   uint8_t* slot(uint64_t number) const {
     const uint64_t place = map_[number >> shape_.chunk_shift].load(std::memory_order_relaxed);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "native/kernels/copy.h"
+#include "native/sys/pages.h"
 #include "native/tape/blobs.h"
 #include "native/tape/compact_rows.h"
 #include "native/tape/encoded_slots.h"
@@ -370,6 +371,7 @@ class Tape {
   uint8_t* index_;
   uint64_t chunk_shift_, chunk_mask_, chunk_bytes_, map_length_;
   int fd_;
+  LargePages large_pages_;
   uint8_t* data_ = nullptr;  // rows, extent by extent
   uint64_t record_size_ = 0, stride_ = 0, shift_ = 0, mask_ = 0, n_extents_ = 0;
   bool checked_ = false;

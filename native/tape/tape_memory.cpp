@@ -23,6 +23,9 @@ constexpr uint64_t kExtentBytes = 4u << 20;
 
 uint64_t round_up(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
 
+// Where something of this size begins: at the start of a large page, if it has any.
+uint64_t page_for(uint64_t bytes) { return bytes < kLargePage ? kPage : kLargePage; }
+
 void size_file(int fd, uint64_t bytes) {
 #if defined(__linux__)
   if (fd >= 0 && ftruncate(fd, static_cast<off_t>(round_up(bytes, kPage))) != 0)
@@ -120,13 +123,13 @@ bool Tape::publish(const char* schema, uint64_t schema_bytes, uint64_t record_si
   uint64_t shift = 0;
   while ((uint64_t{1} << shift) < h_->capacity && (stride << (shift + 1)) <= kExtentBytes) ++shift;
   const uint64_t rows = uint64_t{1} << shift;
-  h_->schema_offset = h_->control_bytes;
-  h_->schema_bytes = schema_bytes;
-  h_->data_offset = round_up(h_->control_bytes + schema_bytes, kPage);
   h_->record_size = record_size;
   h_->row_stride = stride;
   h_->extent_shift = shift;
   h_->n_extents = (h_->capacity + rows - 1) / rows;
+  h_->schema_offset = h_->control_bytes;
+  h_->schema_bytes = schema_bytes;
+  h_->data_offset = round_up(h_->control_bytes + schema_bytes, page_for(data_bytes()));
   h_->blob_leaves = blob_leaves;
   h_->blob_offset = round_up(h_->data_offset + data_bytes(), kPage);
   h_->blob_ring = h_->blob_most = blob_ring;
@@ -134,6 +137,7 @@ bool Tape::publish(const char* schema, uint64_t schema_bytes, uint64_t record_si
   h_->slots_offset = round_up(h_->fields_offset + h_->fields_bytes, kPage);
   if (form) {
     const SlotShape shape(h_->capacity, form);
+    h_->slots_offset = round_up(h_->slots_offset, page_for(shape.bytes));
     h_->slots_bytes = shape.bytes;
     h_->slots_encoded = form.encoded() ? 1 : 0;
     h_->slot_bytes = form.slot_bytes();
@@ -194,7 +198,10 @@ void Tape::reserve_data(uint64_t from, uint64_t to) {
   const uint64_t want = std::min(((to - 1) >> shift_) + 1, n_extents_);
   if (want <= have) return;
   const uint64_t bytes = stride_ << shift_;
-  if (bytes > 0) allocate(h_->data_offset + have * bytes, (want - have) * bytes, "rows");
+  if (bytes > 0) {
+    allocate(h_->data_offset + have * bytes, (want - have) * bytes, "rows");
+    if (fd_ >= 0) large_pages_.use(data_, have * bytes, want * bytes);
+  }
   h_->reserved_extents.store(want, release);
 }
 

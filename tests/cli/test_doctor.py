@@ -87,9 +87,14 @@ def test_machines_that_lack_something(tmp_path: Path) -> None:
     nowhere = Checkup(shm=tmp_path / "shm", pages=tmp_path / "pages")
     assert found(nowhere, "shared memory").status == "wrong"
     assert found(nowhere, "huge pages").status == "note"
-    for chosen, status in (("always within_size [advise] never", "ok"), ("always [never]", "note")):
+    for chosen, kernel, status in (
+        ("always within_size [advise] never", (5, 10), "ok"),
+        ("always [never]", (5, 10), "note"),
+        ("always [never]", (6, 1), "ok"),
+        ("always never [deny]", (6, 12), "note"),
+    ):
         (tmp_path / "shmem_enabled").write_text(chosen)
-        assert found(Checkup(pages=tmp_path), "huge pages").status == status
+        assert found(Checkup(pages=tmp_path, kernel=kernel), "huge pages").status == status
 
 
 def test_a_native_module_that_is_broken(tmp_path: Path) -> None:

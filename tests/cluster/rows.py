@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
+OF_PRODUCER, OF_TRAJECTORY = 10**9, 10**3
+
 
 def trajectory(producer: int, number: int, steps: int) -> dict[str, Any]:
-    """Values say whose row it is: producer * 1e6 + trajectory * 1e3 + step."""
-    at = producer * 1_000_000 + number * 1000 + np.arange(steps)
+    """Values say whose row it is: a producer may have a million trajectories of a thousand."""
+    at = producer * OF_PRODUCER + number * OF_TRAJECTORY + np.arange(steps)
     done = np.zeros(steps, np.bool_)
     done[-1] = True
     return {

@@ -162,6 +162,6 @@ def test_a_node_that_is_lost_while_its_actor_collects(cluster: Any) -> None:
 @pytest.mark.soak
 def test_a_stopped_actor_is_told() -> None:
     with pytest.raises(WorkerError, match="no sign of life"):
-        with collect([make_steps] * 2, frames_per_batch=20, start_timeout_s=5.0) as collector:
+        with collect([make_steps] * 2, frames_per_batch=20, start_timeout_s=20.0) as collector:
             os.kill(collector.pids[1], signal.SIGSTOP)
             list(collector)

@@ -10,7 +10,7 @@ import ray
 from contig import RayReplayBuffer, SharedStorage, SliceSampler, WindowSampler
 from contig.sample.shards import decode
 
-from .rows import trajectory
+from .rows import OF_PRODUCER, OF_TRAJECTORY, trajectory
 
 FIELDS = {"whose": np.zeros(2, np.int64), "judged": 0.0}
 
@@ -31,7 +31,7 @@ class Producer:
 
 def whose(rows: Any) -> np.ndarray[Any, Any]:
     at = rows["observation"][:, 0]
-    return np.stack([at // 1_000_000, at % 1_000_000 // 1000], 1)
+    return np.stack([at // OF_PRODUCER, at % OF_PRODUCER // OF_TRAJECTORY], 1)
 
 
 def test_fields_over_shards(cluster: Any) -> None:

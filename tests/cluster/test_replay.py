@@ -18,7 +18,7 @@ from contig import (
 )
 from contig.sample.shards import decode
 
-from .rows import trajectory
+from .rows import OF_PRODUCER, OF_TRAJECTORY, trajectory
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_rows_by_tcp(cluster: Any, buffer: Any) -> None:
         shard, _ = decode(batch["index"])
         at = batch["observation"][:, 0]
         assert np.array_equal(batch["next", "reward"], at.astype(float))
-        assert np.array_equal(shard, (at // 1000 % 1000) % 3)  # round and round
+        assert np.array_equal(shard, (at % OF_PRODUCER // OF_TRAJECTORY) % 3)  # round and round
         seen.update(shard.tolist())
     assert seen == {0, 1, 2}
 

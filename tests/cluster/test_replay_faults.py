@@ -23,7 +23,7 @@ from contig import (
     SliceSampler,
 )
 
-from .rows import trajectory
+from .rows import OF_PRODUCER, OF_TRAJECTORY, trajectory
 
 STEPS = 20
 
@@ -54,9 +54,9 @@ def every_row(buffer: Any) -> Counter[int]:
 def whole_trajectories(rows: Counter[int]) -> set[tuple[int, int]]:
     """(producer, trajectory) of all that are there; each row once, and none in part."""
     assert set(rows.values()) <= {1}
-    steps = Counter(at // 1000 for at in rows)
+    steps = Counter(at // OF_TRAJECTORY for at in rows)
     assert set(steps.values()) <= {STEPS}
-    return {(key // 1000, key % 1000) for key in steps}
+    return {divmod(key, OF_PRODUCER // OF_TRAJECTORY) for key in steps}
 
 
 @ray.remote(num_cpus=0)
@@ -273,7 +273,7 @@ def test_rest_of_a_lost_trajectory(cluster: Any, until: Any, far: bool) -> None:
         with pytest.raises(NothingEligibleError):
             buffer.sample()
         fill(buffer, 1, producer=2)
-        assert buffer.sample()["observation"][0, 0] // 1_000_000 == 2
+        assert buffer.sample()["observation"][0, 0] // OF_PRODUCER == 2
 
 
 def test_no_shard_left(cluster: Any) -> None:

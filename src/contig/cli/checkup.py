@@ -18,6 +18,8 @@ __all__ = ["Checkup", "Finding", "size"]
 
 _SHM = Path("/dev/shm")
 _PAGES = Path("/sys/kernel/mm/transparent_hugepage")
+_KERNEL = tuple(int(x) for x in platform.release().split(".")[:2] if x.isdecimal())
+_ASKS = (6, 1)  # Linux from there on has large pages for who asks, whatever it does by itself
 _EXTRAS = ("torch", "jax", "tensordict", "gymnasium", "ray", "pyarrow", "h5py", "minari", "rich",
            "uvloop", "starlette", "cloudpickle", "fsspec", "zstandard", "lz4")  # fmt: skip
 _LEAST_FILES = 1024
@@ -46,12 +48,14 @@ class Checkup(NamedTuple):
         need: bytes that a buffer is to have; None: it is not known.
         clean: remove what dead processes left.
         shm, pages: where the system says what there is.
+        kernel: its version.
     """
 
     need: int | None = None
     clean: bool = False
     shm: Path = _SHM
     pages: Path = _PAGES
+    kernel: tuple[int, ...] = _KERNEL
 
     def findings(self) -> Iterator[Finding]:
         yield self._versions()
@@ -173,13 +177,14 @@ class Checkup(NamedTuple):
         if not chosen:
             return Finding("huge pages", "note", "this system does not say")
         found = ", ".join(f"{what}: {value}" for what, value in chosen.items())
-        if chosen.get("shmem_enabled") in ("never", "deny"):
+        asks = self.kernel >= _ASKS and chosen.get("shmem_enabled") != "deny"
+        if chosen.get("shmem_enabled") in ("never", "deny") and not asks:
             return Finding(
                 "huge pages", "note", found,
                 "large tapes are drawn from faster with them: echo within_size > "
-                f"{self.pages / 'shmem_enabled'}",
+                f"{self.pages / 'shmem_enabled'}, or Linux 6.1, where tapes ask for them",
             )  # fmt: skip
-        return Finding("huge pages", "ok", found)
+        return Finding("huge pages", "ok", found + ("; tapes ask for them" if asks else ""))
 
     def _leftovers(self) -> Finding:
         from ..tape.segment import leftovers, reap

@@ -39,8 +39,7 @@ class Segment:
     """One piece of memory in this process. Created by the class methods below.
 
     `fd` is -1 for private memory, which no other process can see. A named one is locked through a
-    descriptor of its own: mmap keeps a duplicate of `fd`, and with it any lock on it, for as long
-    as an array views the memory.
+    descriptor of its own: duplicates of `fd`, which others may hold for longer, have no lock.
     """
 
     def __init__(
@@ -49,17 +48,12 @@ class Segment:
         self.fd = fd
         self.name = name
         self._lock_fd = lock_fd
-        self._maps: list[mmap.mmap] = []
         self.control = self._map(0, control_bytes)
 
     def _map(self, offset: int, nbytes: int) -> np.ndarray[Any, Any]:
-        memory = (
-            mmap.mmap(self.fd, nbytes, offset=offset)
-            if self.fd >= 0
-            else mmap.mmap(-1, max(nbytes, 1))
-        )
-        self._maps.append(memory)
-        return np.frombuffer(memory, np.uint8)
+        if self.fd >= 0:
+            return _native.map_file(self.fd, offset, nbytes)
+        return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)
 
     def map_data(self, offset: int, nbytes: int) -> np.ndarray[Any, Any]:
         """The tape's rows, once their place is known."""
