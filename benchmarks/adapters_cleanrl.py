@@ -102,9 +102,7 @@ def measure_buffer(cls: Any, space: Any, action: Any, effort: Effort) -> dict[st
 def measure_calls(effort: Effort) -> dict[str, dict[str, dict[str, float]]]:
     out: dict[str, dict[str, dict[str, float]]] = {}
     for name, of in SPACES.items():
-        sides = {
-            side: measure_buffer(cls, *of, effort) for side, cls in zip(SIDES, (Ours, Theirs))
-        }
+        sides = {side: measure_buffer(cls, *of, effort) for side, cls in zip(SIDES, (Ours, Theirs))}
         out[name] = {what: {s: sides[s][what] for s in SIDES} for what in sides["contig"]}
     return out
 
