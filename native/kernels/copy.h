@@ -113,6 +113,30 @@ inline void copy_leaf(uint8_t* dst, const uint8_t* const* src, size_t offset, si
   }
 }
 
+// Copies `n` items that lie `from_step` apart to places that lie `to_step` apart.
+template <class Copy>
+void copy_apart_with(uint8_t* to, size_t to_step, const uint8_t* from, size_t from_step, size_t n,
+                     Copy copy) {
+  for (size_t i = 0; i < n; ++i) copy(to + i * to_step, from + i * from_step);
+}
+
+inline void copy_apart(uint8_t* to, size_t to_step, const uint8_t* from, size_t from_step,
+                       size_t bytes, size_t n) {
+  switch (bytes) {
+    case 1:
+      return copy_apart_with(to, to_step, from, from_step, n, copy_fixed<1>);
+    case 4:
+      return copy_apart_with(to, to_step, from, from_step, n, copy_fixed<4>);
+    case 8:
+      return copy_apart_with(to, to_step, from, from_step, n, copy_fixed<8>);
+    case 24:
+      return copy_apart_with(to, to_step, from, from_step, n, copy_fixed<24>);
+    default:
+      return copy_apart_with(to, to_step, from, from_step, n,
+                             [bytes](uint8_t* d, const uint8_t* s) { copy_bytes(d, s, bytes); });
+  }
+}
+
 // For what nobody looks at soon: past the caches, so that memory is not read before it is written.
 constexpr size_t kPastCaches = 16 << 10;
 

@@ -103,7 +103,7 @@ uint64_t SlotPlan::find_local(const CompactRows& from, uint64_t local, uint32_t 
     known = LocalSlot{candidate, number};
     return candidate;
   }
-  sources_.push_back(SlotSource{local, false, 0});
+  sources_.emplace_back(local, false, 0u);
   known = LocalSlot{now, static_cast<uint32_t>(form_->stack())};
   return now;
 }

@@ -10,7 +10,7 @@
 namespace contig {
 
 namespace {
-constexpr size_t kGroup = 16;  // rows in flight; a power of two
+constexpr size_t kGroup = 32;  // rows in flight; a power of two
 
 uint64_t tail_after(const Tape& tape) {
   std::atomic_thread_fence(std::memory_order_acquire);

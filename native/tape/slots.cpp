@@ -123,7 +123,7 @@ bool SlotPlan::same(const Observations& from, const SlotSource& wanted, uint64_t
 // The same of a row's observation, without stacks.
 inline bool SlotPlan::same_whole(const Observations& from, uint64_t row, uint64_t slot) const {
   if (slot >= head_) return same(from, SlotSource{row, false, 0}, slot);
-  const uint8_t* known = there(slot);
+  const uint8_t* known = reader_ == nullptr ? memory_->slot(slot) : there(slot);
   if (known == nullptr) return false;
   for (size_t i = 0; i < form_->leaves().size(); ++i) {
     const SharedLeaf& leaf = form_->leaves()[i];
@@ -202,12 +202,12 @@ void SlotPlan::add_pairs(const Observations& from, uint64_t row, uint64_t n, uin
       if (before < head_) low_ = std::min(low_, before);
     } else {
       now = head_ + sources_.size();
-      sources_.push_back(SlotSource{row, false, 0});
+      sources_.emplace_back(row, false, 0u);
     }
     before = now;
     if (!from.equal(*form_, row, row, true)) {
       before = head_ + sources_.size();
-      sources_.push_back(SlotSource{row, true, 0});
+      sources_.emplace_back(row, true, 0u);
     }
     references_.push_back(now);
     references_.push_back(before);

@@ -24,6 +24,8 @@ class SlotReader {
 // A slot's content while it is in nobody's memory but the caller's: frame `number` (of the largest
 // stack) of a row's observation, or of its next one.
 struct SlotSource {
+  // Made where it stays: one that is made elsewhere and moved there waits for its own parts.
+  SlotSource(uint64_t row, bool next, uint32_t number) : row(row), next(next), number(number) {}
   uint64_t row;
   bool next;
   uint32_t number;

@@ -202,6 +202,7 @@ void Tape::copy_kept_in(const Rows& rows, uint64_t skip, uint64_t seq) {
     uint64_t stride, bytes, stored;
   };
   std::vector<Piece> pieces;
+  pieces.reserve(std::max(form_.kept().size(), rows.n_columns));
   if (rows.records != nullptr) {
     for (const KeptLeaf& leaf : form_.kept())
       pieces.push_back({rows.records + leaf.offset, record_size_, leaf.bytes, leaf.stored});
@@ -214,17 +215,29 @@ void Tape::copy_kept_in(const Rows& rows, uint64_t skip, uint64_t seq) {
         pieces.push_back({col.data, col.stride, col.bytes, form_.stored(col.offset)});
     }
   }
-  each_row(seq, plan_.rows(), [&](uint64_t i, uint8_t* to) {
-    put_references(i, to);
-    for (const Piece& p : pieces)
-      store_bytes(to + p.stored, p.data + (skip + i) * p.stride, p.bytes);
-  });
+  // Leaf by leaf, of so many rows as stay in the nearest cache: what to copy is decided once.
+  constexpr uint64_t kAtOnce = 128;
+  for (uint64_t i = 0, n = plan_.rows(), together; i < n; i += together) {
+    together = std::min({n - i, mask_ + 1 - ((seq + i) & mask_), kAtOnce});
+    auto* to = const_cast<uint8_t*>(row(seq + i));
+    for (uint64_t k = 0; k < together; ++k) put_references(i + k, to + k * stride_);
+    for (const Piece& p : pieces) {
+      const uint8_t* from = p.data + (skip + i) * p.stride;
+      if (p.bytes < kPastCaches) {
+        copy_apart(to + p.stored, stride_, from, p.stride, p.bytes, together);
+        continue;
+      }
+      for (uint64_t k = 0; k < together; ++k)
+        store_bytes(to + p.stored + k * stride_, from + k * p.stride, p.bytes);
+    }
+  }
 }
 
 void Tape::keep_slots(Track* track, uint64_t row) const {
   if (track->slots == nullptr) track->slots = std::make_unique<SlotTrail>();
-  track->slots->slots.resize(form_.stack());
-  plan_.led_to(row, track->slots->slots.data());
+  std::vector<uint64_t>& slots = track->slots->slots;
+  if (slots.size() != form_.stack()) slots.resize(form_.stack());
+  plan_.led_to(row, slots.data());
 }
 
 }  // namespace contig
