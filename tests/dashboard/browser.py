@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from PIL import Image
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
@@ -64,3 +69,15 @@ def requests_of(driver: Any) -> list[str]:
 def complaints_of(driver: Any) -> list[str]:
     """What was written to the console since the last call."""
     return [line["message"] for line in driver.get_log("browser") if line["level"] != "DEBUG"]
+
+
+def frame_of(driver: Any) -> tuple[int, np.ndarray[Any, Any]] | None:
+    """What is on the canvas of the player, as pixels, and the step it says it is of."""
+    told = driver.execute_script(
+        "const c = document.querySelector('canvas.frame');"
+        "return [c.dataset.step, c.toDataURL('image/png')]"
+    )
+    if told[0] is None:
+        return None
+    image = Image.open(io.BytesIO(b64decode(told[1].partition(",")[2]))).convert("RGB")
+    return int(told[0]), np.asarray(image)

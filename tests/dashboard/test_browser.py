@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import re
 import threading
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from contig import LazyTensorStorage, RateLimiter, ReplayBuffer, Server, SliceSampler, TcpTransport
-from tests.dashboard.browser import CHROMIUM, DRIVER, MISSING, complaints_of, opened, requests_of
+from tests.dashboard.browser import (
+    CHROMIUM,
+    DRIVER,
+    MISSING,
+    complaints_of,
+    frame_of,
+    opened,
+    requests_of,
+)
 from tests.dashboard.scene import FIELDS, ROW, SIDE, Actors, episode
 from tests.waiting import until
 
@@ -139,20 +145,6 @@ def test_search(driver, page):
     # Browsers write every answer that is a 4xx to the console themselves.
     complaints = complaints_of(driver)
     assert complaints and all("status of 400" in line for line in complaints)
-
-
-def frame_of(driver):
-    """What is on the canvas of the player, as pixels, and the step it says it is of."""
-    from base64 import b64decode
-
-    told = driver.execute_script(
-        "const c = document.querySelector('canvas.frame');"
-        "return [c.dataset.step, c.toDataURL('image/png')]"
-    )
-    if told[0] is None:
-        return None
-    image = Image.open(io.BytesIO(b64decode(told[1].partition(",")[2]))).convert("RGB")
-    return int(told[0]), np.asarray(image)
 
 
 def test_an_episode_with_images_opens_and_plays(driver, page):
