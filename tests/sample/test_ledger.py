@@ -98,8 +98,9 @@ class Ledgers(TapeMachine):
         firsts, counts = view.spans_in(window)
         rows = [s for a, n in zip(firsts.tolist(), counts.tolist()) for s in range(a, a + n)]
         assert rows == sorted(self.rows_in(naive))
-        for ordinal in self.tape.pieces():
-            assert view.rows_of(ordinal).tolist() == self.tape.pieces()[ordinal].seqs
+        for ordinal, piece in self.tape.pieces().items():
+            first, seqs = view.rows_of(ordinal)
+            assert (first, seqs.tolist()) == (piece.start, piece.seqs)
 
     @rule(which=st.integers(0, 2), spec=st.integers(0, len(SPECS) - 1), bounds=WINDOWS)
     def drawn(self, which: int, spec: int, bounds: tuple[int | None, ...]) -> None:

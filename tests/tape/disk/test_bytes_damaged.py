@@ -59,7 +59,7 @@ class Owners:
             spans = [(b, b + stored.bytes_of([f])) for b, f in zip(begins, fields)]
             rows = {}
             for id in storage.episodes()["id"]:
-                for seq in storage._episodes.rows_of(int(id)):
+                for seq in storage._episodes.rows_of(int(id)).seqs:
                     rows[int(seq)] = int(id)
             self.spans = [(*span, rows[tail + i]) for i, span in enumerate(spans)]
             self.file_bytes = storage.opened.bytes.files.rows

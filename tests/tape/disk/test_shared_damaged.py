@@ -37,7 +37,7 @@ class Owners(damaged.Owners):
             self.file_bytes = storage.opened.bytes.files.rows
             rows = {}
             for id in storage.episodes()["id"]:
-                for seq in storage._episodes.rows_of(int(id)):
+                for seq in storage._episodes.rows_of(int(id)).seqs:
                     rows[int(seq)] = int(id)
             folder, stride = storage.opened.extents.folder, storage.opened.extents.stride
             self.spans = []
