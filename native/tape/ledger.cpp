@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 
 #include "native/tape/view.h"
 
@@ -10,7 +11,19 @@ namespace contig {
 
 namespace {
 std::atomic<uint64_t> tokens{1};  // never the same twice, whatever ledger they come from
+
+// A row that came and went since it was last told, or went and came, has not changed.
+void leave_out_both(std::vector<int64_t>* on, std::vector<int64_t>* off) {
+  if (on->empty() || off->empty()) return;
+  std::sort(on->begin(), on->end());
+  std::sort(off->begin(), off->end());
+  std::vector<int64_t> came, went;
+  std::set_difference(on->begin(), on->end(), off->begin(), off->end(), std::back_inserter(came));
+  std::set_difference(off->begin(), off->end(), on->begin(), on->end(), std::back_inserter(went));
+  on->swap(came);
+  off->swap(went);
 }
+}  // namespace
 
 Ledger::Ledger(View& view, const SliceSpec& spec, bool rows, uint64_t filters)
     : view_(view), spec_(spec), rows_(rows), filters_(filters) {}
@@ -230,7 +243,7 @@ void Ledger::hand_over(uint64_t token, Changes* out, bool* tracked) {
 
 void Ledger::changed_rows(uint64_t token, Changes* out) {
   hand_over(token, out, &track_rows_);
-  if (!out->all) return;
+  if (!out->all) return leave_out_both(&out->on, &out->off);
   each([&](uint64_t item) {
     const Item& i = items_[item - base_];
     if (rows_)
