@@ -135,3 +135,14 @@ TestLedgers.settings = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+
+def test_a_row_that_came_and_went_between_two_questions() -> None:
+    state = Ledgers()
+    state.ask()
+    state.begin(capacity=1)
+    state.write(ids=[0], letters="t", version=0, who=0)
+    for _ in range(2):
+        state.changed_rows(bounds=(None, None, 1), spec=6, which=0)
+        state.all_there_are(bounds=(None, None, None), spec=6, which=0)
+    state.teardown()
