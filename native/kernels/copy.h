@@ -122,6 +122,7 @@ void copy_apart_with(uint8_t* to, size_t to_step, const uint8_t* from, size_t fr
 
 inline void copy_apart(uint8_t* to, size_t to_step, const uint8_t* from, size_t from_step,
                        size_t bytes, size_t n) {
+  if (to_step == bytes && from_step == bytes) return copy_bytes(to, from, n * bytes);
   switch (bytes) {
     case 1:
       return copy_apart_with(to, to_step, from, from_step, n, copy_fixed<1>);

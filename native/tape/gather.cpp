@@ -28,11 +28,6 @@ void prefetch(const uint8_t* p, size_t bytes) {
 #else
 void prefetch(const uint8_t*, size_t) {}
 #endif
-
-uint64_t tail_after(const Tape& tape) {
-  std::atomic_thread_fence(std::memory_order_acquire);
-  return tape.header().tail.load(std::memory_order_relaxed);
-}
 }  // namespace
 
 uint64_t gather_columns(const Tape& tape, const int64_t* seqs, size_t n, const Target* targets,

@@ -1,6 +1,7 @@
 // Rows of the tape, by seq, into the columns of one block or into packed records.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -15,6 +16,12 @@ struct Target {
   uint8_t* column;
   size_t offset, bytes;
 };
+
+// The tail after rows were copied: those below it may have been overwritten meanwhile.
+inline uint64_t tail_after(const Tape& tape) {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return tape.header().tail.load(std::memory_order_relaxed);
+}
 
 // Where rows are, one after another: those of slices mostly lie behind each other.
 class RowFinder {

@@ -83,11 +83,6 @@ void in_parts(const Tape& tape, size_t n, F part) {
   part(0, parts > 1 ? n / parts : n);
   for (std::thread& t : others) t.join();
 }
-
-uint64_t tail_after(const Tape& tape) {
-  std::atomic_thread_fence(std::memory_order_acquire);
-  return tape.header().tail.load(std::memory_order_relaxed);
-}
 }  // namespace
 
 uint64_t gather_encoded(const Tape& tape, const int64_t* seqs, size_t n,

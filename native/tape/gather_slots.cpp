@@ -6,16 +6,12 @@
 #include "native/kernels/copy.h"
 #include "native/kernels/prefetch.h"
 #include "native/tape/gather_encoded.h"
+#include "native/tape/gather_pairs.h"
 
 namespace contig {
 
 namespace {
 constexpr size_t kGroup = 32;  // rows in flight; a power of two
-
-uint64_t tail_after(const Tape& tape) {
-  std::atomic_thread_fence(std::memory_order_acquire);
-  return tape.header().tail.load(std::memory_order_relaxed);
-}
 
 // The slots of references [first, last) of a row, each asked for.
 CONTIG_INLINED void ask_slots(const SlotMemory& memory, const uint8_t* row, size_t first,
@@ -163,6 +159,7 @@ uint64_t gather_shared(const Tape& tape, const int64_t* seqs, size_t n,
     gather_columns(tape, seqs, n, targets.data(), targets.size());
     return gather_encoded(tape, seqs, n, slots);
   }
+  if (tape.form().stack() == 1) return gather_pairs(tape, seqs, n, targets, slots);
   bool now = false, next = false;
   for (const SlotTarget& t : slots) (t.next ? next : now) = true;
   // While a group of rows is copied, the next one's slots are on their way from memory, and the one

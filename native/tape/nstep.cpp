@@ -247,8 +247,7 @@ uint64_t fold_rows(const Tape& tape, const Fold& fold, const int64_t* rows, cons
     if (slots != nullptr) slots->ask(at, count, first, last);
   }
   if (slots != nullptr && groups > 0) slots->copy();
-  std::atomic_thread_fence(std::memory_order_acquire);
-  return tape.header().tail.load(std::memory_order_relaxed);
+  return tail_after(tape);
 }
 
 }  // namespace contig

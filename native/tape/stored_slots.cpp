@@ -77,11 +77,6 @@ bool slots_of(const Tape& tape, uint64_t seq, std::vector<uint8_t>* across, cons
   }
   return true;
 }
-
-uint64_t tail_after(const Tape& tape) {
-  std::atomic_thread_fence(std::memory_order_acquire);
-  return tape.header().tail.load(std::memory_order_relaxed);
-}
 }  // namespace
 
 uint64_t record_end(const SharedForm& form) {
