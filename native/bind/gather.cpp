@@ -13,6 +13,7 @@
 #include "blob_columns.h"
 #include "filling.h"
 #include "handles.h"
+#include "native/kernels/marks.h"
 #include "native/tape/nstep.h"
 #include "slot_columns.h"
 
@@ -116,6 +117,29 @@ class Gatherer {
     return nb::cast(f.own.release(), nb::rv_policy::take_ownership);
   }
 
+  // The same for slices: drawn, gathered and marked. `marks`: for init, done, terminated, truncated
+  // and slice_end the column and what "true" looks like in it, or None; then whether only `ends`
+  // says how trajectories ended. (block, rows), or None as before.
+  nb::object sample_slices(ViewHandle& v, State rng, nb::handle window, const SliceSpec& spec,
+                           size_t n, const nb::tuple& marks) {
+    if (!fold_.discount.empty()) throw std::invalid_argument("sample_slices: rows are to be folded");
+    if (nb::len(marks) != 6) throw std::invalid_argument("sample_slices: five columns and a flag");
+    View& view = v.view;
+    view.refresh();
+    Slices s;
+    if (!view.draw_slices(rng_of(rng), window_of(window), spec, n, &s)) return nb::none();
+    std::vector<int64_t> damaged;
+    Filling f;
+    f.seqs = s.seqs.data(), f.n = s.seqs.size();
+    if (fill(&f, f.seqs, f.n, &damaged) != 0 || !damaged.empty() || view.stale())
+      return nb::none();
+    const SliceFlags flags{flags_in(f, marks[0]), flags_in(f, marks[1]),
+                           flags_in(f, marks[2]), flags_in(f, marks[3]),
+                           flags_in(f, marks[4]), nb::cast<bool>(marks[5])};
+    mark_slices(flags, s.lengths.data(), s.lengths.data(), s.ends.data(), s.lengths.size());
+    return nb::make_tuple(nb::cast(f.own.release(), nb::rv_policy::take_ownership), f.n);
+  }
+
   // The same for groups of rows, one after another; `seqs` are the first of each. Places of damaged
   // rows are those among all rows.
   nb::tuple gather_folded(Seqs seqs, Seqs rows, Seqs lengths) {
@@ -131,6 +155,21 @@ class Gatherer {
   struct Place {
     size_t column, offset, bytes;
   };
+
+  // A column of flags of a block.
+  FlagColumn flags_in(const Filling& f, nb::handle mark) const {
+    FlagColumn c;
+    if (mark.is_none()) return c;
+    const auto t = nb::borrow<nb::tuple>(mark);
+    const auto column = nb::cast<size_t>(t[0]);
+    const auto one = nb::borrow<nb::bytes>(t[1]);
+    if (column >= sizes_.size() || one.size() != static_cast<size_t>(sizes_[column]))
+      throw std::invalid_argument("sample_slices: a flag without a column of its size");
+    c.bytes = one.size();
+    c.one = reinterpret_cast<const uint8_t*>(one.c_str());
+    c.data = f.block()->data + f.columns->starts[column];
+    return c;
+  }
 
   nb::tuple gather_to(const Seqs& seqs, Block* block, BlockPart part) {
     if (!fold_.discount.empty()) throw std::invalid_argument("gather: rows are to be folded");
@@ -357,6 +396,8 @@ void bind_gather(nb::module_& m) {
       .def("gather", &Gatherer::gather, nb::arg().noconvert())
       .def("sample", &Gatherer::sample, nb::arg("view"), nb::arg("rng").noconvert(),
            nb::arg("window").none(), nb::arg("n"))
+      .def("sample_slices", &Gatherer::sample_slices, nb::arg("view"), nb::arg("rng").noconvert(),
+           nb::arg("window").none(), nb::arg("spec"), nb::arg("n"), nb::arg("marks"))
       .def("gather_at", &Gatherer::gather_at, nb::arg().noconvert(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg())
       .def("gather_folded_at", &Gatherer::gather_folded_at, nb::arg().noconvert(),

@@ -134,11 +134,11 @@ def test_who_is_asked(form: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> 
 @samplers
 def test_those_that_do_more_are_asked(kind: str) -> None:
     make = SAMPLERS[kind]
-    assert make(RandomSampler()).uniform_rows() is not None
-    assert make(Asked()).uniform_rows() is None
-    assert make(RandomSampler(2)).uniform_rows() is None
-    assert make(RandomSampler(fields=("task",))).uniform_rows() is None
-    assert NStepSampler(2, 0.5, NStepSampler(3, 0.5)).uniform_rows() is None
+    assert make(RandomSampler()).at_once() is not None
+    assert make(Asked()).at_once() is None
+    assert make(RandomSampler(2)).at_once() is None
+    assert make(RandomSampler(fields=("task",))).at_once() is None
+    assert NStepSampler(2, 0.5, NStepSampler(3, 0.5)).at_once() is None
 
 
 def test_on_disk_rows_are_checked(tmp_path: Any) -> None:

@@ -11,7 +11,7 @@ from ..batch import Batch, stack_batches
 from ..convert import as_array
 from ..errors import CodecError, EmptyBufferError, NothingEligibleError
 from ..keys import INDEX
-from ..sample import Draw, Index, Request, Rng, Sampler, UniformRows
+from ..sample import Draw, Index, Request, Rng, Sampler, UniformRows, UniformSlices
 from ..tape import Storage
 from ..tape.schema import ExtraLeaf
 
@@ -35,9 +35,9 @@ def read_batch(index: Index, sampler: Sampler, rng: Rng, request: Request) -> Ba
         EmptyBufferError, NothingEligibleError: judged under the lock, so it is certain.
         CodecError: rows cannot be decoded, and there are too few others.
     """
-    rows = sampler.uniform_rows()
-    if rows is not None:
-        batch = _read_at_once(index, rows, rng, request)
+    how = sampler.at_once()
+    if how is not None:
+        batch = _read_at_once(index, how, rng, request)
         if batch is not None:
             return batch
     storage = index.storage
@@ -63,11 +63,15 @@ def read_batch(index: Index, sampler: Sampler, rng: Rng, request: Request) -> Ba
         return _read_held(index, sampler, rng, request, parts)
 
 
-def _read_at_once(index: Index, rows: UniformRows, rng: Rng, request: Request) -> Batch | None:
+def _read_at_once(
+    index: Index, how: UniformRows | UniformSlices, rng: Rng, request: Request
+) -> Batch | None:
     """A batch by one native call. None: it is to be read step by step, whatever the reason; that
     way knows what to say of it."""
     try:
-        plan = index.storage.plan(_NO_COLUMNS, rows.recipe)
+        if isinstance(how, UniformSlices):
+            return _slices_at_once(index, how, rng, request)
+        plan = index.storage.plan(_NO_COLUMNS, how.recipe)
     except NothingEligibleError:
         return None
     if plan is None:
@@ -76,6 +80,22 @@ def _read_at_once(index: Index, rows: UniformRows, rng: Rng, request: Request) -
     if block is None:
         return None
     return Batch(block, plan.layout, (request.groups,), plan.extras)
+
+
+def _slices_at_once(index: Index, how: UniformSlices, rng: Rng, request: Request) -> Batch | None:
+    plan = index.storage.plan(extras_of(how.form), None)
+    marks = None if plan is None else how.marks(plan)
+    if plan is None or marks is None:
+        return None
+    how.check(index)
+    spec = how.spec(request.length)
+    found = plan.gatherer.sample_slices(
+        index.view, rng.words, index.window, spec, request.groups, marks
+    )
+    if found is None:
+        return None
+    block, rows = found
+    return Batch(block, plan.layout, (rows,), plan.extras)
 
 
 def _read_held(

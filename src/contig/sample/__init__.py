@@ -1,5 +1,6 @@
 """Samplers: index arithmetic that says which rows to train on."""
 
+from .at_once import UniformRows, UniformSlices
 from .base import (
     Draw,
     Index,
@@ -8,7 +9,6 @@ from .base import (
     Request,
     Rng,
     Sampler,
-    UniformRows,
     Window,
 )
 from .chunk import ChunkSampler
@@ -48,6 +48,7 @@ __all__ = [
     "TrajectorySampler",
     "TrajectoryStats",
     "UniformRows",
+    "UniformSlices",
     "Where",
     "Window",
     "WindowSampler",

@@ -20,8 +20,9 @@ import numpy as np
 from .. import _native
 from ..arguments import check_kind, whole
 from ..batch import Batch
-from ..tape import FoldedSteps, Recipe
+from ..tape import FoldedSteps
 from ..tree import Path
+from .at_once import UniformRows, UniformSlices
 from .index import Array, Index, Window
 from .shown import shown
 
@@ -34,8 +35,8 @@ __all__ = [
     "Request",
     "Rng",
     "Sampler",
-    "UniformRows",
     "Window",
+    "request_of",
 ]
 
 
@@ -46,18 +47,7 @@ class Request(NamedTuple):
     length: int = 1
 
 
-_request_of = functools.lru_cache(1024)(Request)  # making one costs more than a look-up
-
-
-class UniformRows(NamedTuple):
-    """A draw that native code does in the same call as the gather, with the same random numbers:
-    rows, each alike, as they are or with those that follow folded into them.
-
-    Attributes:
-        recipe: how following rows are folded in; None: they are not.
-    """
-
-    recipe: Recipe | None = None
+request_of = functools.lru_cache(1024)(Request)  # making one costs more than a look-up
 
 
 class Mass(NamedTuple):
@@ -191,13 +181,13 @@ class Sampler(ABC):
         Raises:
             ValueError: the batch size does not fit the sampler.
         """
-        return _request_of(batch_size)
+        return request_of(batch_size)
 
     @abstractmethod
     def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
         """Draws, or returns None if nothing is eligible."""
 
-    def uniform_rows(self) -> UniformRows | None:
+    def at_once(self) -> UniformRows | UniformSlices | None:
         """What `draw` does, if it is no more than that; None: it has to be asked."""
         return None
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from ..arguments import number, whole
 from ..tape import FoldedSteps, Recipe
-from .base import Draw, Index, OuterSampler, Request, Rng, Sampler, UniformRows
+from .at_once import UniformRows
+from .base import Draw, Index, OuterSampler, Request, Rng, Sampler
 from .uniform import RandomSampler
 
 __all__ = ["NStepSampler"]
@@ -61,9 +62,9 @@ class NStepSampler(OuterSampler):
             self._rows, self._made_of = _folded(self.n, self.gamma), (self.n, self.gamma)
         return self._rows
 
-    def uniform_rows(self) -> UniformRows | None:
-        inner = self.sampler.uniform_rows()
-        if inner is None or inner.recipe is not None or type(self).draw is not NStepSampler.draw:
+    def at_once(self) -> UniformRows | None:
+        plain = self.sampler.at_once() == UniformRows()
+        if not plain or type(self).draw is not NStepSampler.draw:
             return None
         return self._folded()
 

@@ -13,6 +13,8 @@ import numpy as np
 from .. import _native
 from ..batch import Batch
 from ..keys import BURN_IN, DONE, FLAGS, MASK, SLICE_END
+from ..layout import Layout
+from ..tape import Wide
 from ..tree import Path, as_path
 from .base import Array, Draw
 
@@ -44,6 +46,7 @@ class SliceMarks:
         if self.truncated is not None:
             self._flags = ((*flags, FLAGS[0]), (*flags, FLAGS[1]), self.truncated)
         self._places: dict[Any, tuple[tuple[Any, ...], bool]] = {}
+        self._numbers: dict[int, tuple[Wide, tuple[Any, ...] | None]] = {}
         self.columns: dict[Path, Any] = {SLICE_END: np.False_}
         if self.init is not None:
             self.columns[self.init] = np.False_
@@ -51,6 +54,7 @@ class SliceMarks:
             self.columns.update(dict.fromkeys(self._flags, np.False_))
         # Stored marks stay, and more are set.
         self._kept = frozenset(self.columns) - {SLICE_END}
+        self.form = Draw(np.empty(0, np.int64), columns=self.columns, kept=self._kept)
 
     def draw(self, slices: Slices, length: int) -> Draw:
         """The Draw of some slices, which are padded to `length` if slices are."""
@@ -81,27 +85,44 @@ class SliceMarks:
         key = (batch.block_layout, len(batch))
         found = self._places.get(key)
         if found is None:
-            layout = batch.block_layout
-            views = layout.block_columns(len(batch)).views
-            done, terminated, truncated = self._flags or (DONE, None, None)
-            if done not in layout.by_path:
-                done = DONE[1:]
-
-            def place(path: Path | None) -> tuple[int, bytes] | None:
-                leaf = layout.by_path.get(path) if path is not None else None
-                if leaf is None or leaf.shape not in ((), (1,)):
-                    return None  # flags of agents are ordinary leaves
-                offset = views[layout.number[leaf.path]][2]
-                return offset, np.ones(leaf.shape, leaf.dtype).tobytes()
-
-            paths = (self.init, done, terminated, truncated, SLICE_END)
-            stored = done in layout.by_path and done not in batch.extras
-            told = not stored and DONE[1:] not in layout.by_path
-            found = (tuple(place(p) for p in paths), told)
+            *columns, told = self._columns(batch.block_layout, batch.extras)
+            views = batch.block_layout.block_columns(len(batch)).views
+            places = (None if c is None else (views[c[0]][2], c[1]) for c in columns)
+            found = (tuple(places), told)
             if len(self._places) > 64:
                 self._places.clear()
             self._places[key] = found
         return found
+
+    def columns_in(self, wide: Wide) -> tuple[Any, ...] | None:
+        """Number and "true" of the column of each mark, and whether ends are known from the index
+        only, for slices that are marked while they are gathered. None: they cannot be, because
+        flags at the root have to be looked at first."""
+        found = self._numbers.get(id(wide))
+        if found is None or found[0] is not wide:
+            flags = wide.extras.intersection(self._flags or ())
+            at_root = any((p[-1],) != p and (p[-1],) in wide.layout.by_path for p in flags)
+            found = (wide, None if at_root else self._columns(wide.layout, wide.extras))
+            if len(self._numbers) > 64:
+                self._numbers.clear()
+            self._numbers[id(wide)] = found  # keeps it: its id is taken
+        return found[1]
+
+    def _columns(self, layout: Layout, extras: frozenset[Path]) -> tuple[Any, ...]:
+        done, terminated, truncated = self._flags or (DONE, None, None)
+        if done not in layout.by_path:
+            done = DONE[1:]
+
+        def column(path: Path | None) -> tuple[int, bytes] | None:
+            leaf = layout.by_path.get(path) if path is not None else None
+            if leaf is None or leaf.shape not in ((), (1,)):
+                return None  # flags of agents are ordinary leaves
+            return layout.number[leaf.path], np.ones(leaf.shape, leaf.dtype).tobytes()
+
+        paths = (self.init, done, terminated, truncated, SLICE_END)
+        stored = done in layout.by_path and done not in extras
+        told = not stored and DONE[1:] not in layout.by_path
+        return (*(column(p) for p in paths), told)
 
 
 def _adopt_root_flags(batch: Batch, flags: tuple[Path, Path, Path]) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 from .. import _native
 from ..arguments import whole
 from ..keys import TRUNCATED
-from .base import Array, Draw, Index, Mass, Request, Rng, Sampler
+from .at_once import UniformSlices
+from .base import Array, Draw, Index, Mass, Request, Rng, Sampler, request_of
 from .bounds import KnownBounds
 from .fields import FieldLeaves
 from .predicate import Predicate, Where, left_out
@@ -108,6 +109,11 @@ class SliceSampler(Sampler):
         self._where, self._fields = Predicate.of(where), FieldLeaves(fields)
         self._specs: dict[int, Any] = {}
         self._bounds = KnownBounds()
+        self._at_once: UniformSlices | None = None
+        if not pad_output and burn_in == 0:  # what these add differs from batch to batch
+            self._at_once = UniformSlices(
+                self._marks.form, self._need_bounds, self.spec, self._marks.columns_in
+            )
 
     def _shown(self) -> dict[str, Any]:
         options = {"strict_length": self._options["strict"], **self._options}
@@ -122,13 +128,13 @@ class SliceSampler(Sampler):
                     f"batch_size {batch_size} is not num_slices {groups} x slice_len {length} = "
                     f"{groups * length}"
                 )
-            return Request(groups, length)
+            return request_of(groups, length)
         name, given = ("num_slices", groups) if groups is not None else ("slice_len", length)
         assert given is not None
         if batch_size % given or batch_size < given:
             raise ValueError(f"batch_size {batch_size} is not a multiple of {name} {given}")
         other = batch_size // given
-        return Request(given, other) if groups is not None else Request(other, given)
+        return request_of(given, other) if groups is not None else request_of(other, given)
 
     def spec(self, length: int) -> Any:
         """The native form of what a valid slice is."""
@@ -146,6 +152,11 @@ class SliceSampler(Sampler):
         )
         return None if found is None else self._marked(index, found, request)
 
+    def at_once(self) -> UniformSlices | None:
+        # Whoever draws in another way, by a subclass, is asked.
+        plain = type(self).draw is SliceSampler.draw and self._where is None
+        return self._at_once if plain and not self._fields.paths else None
+
     def mass(self, index: Index, request: Request) -> Mass:
         if not int(index.view.trajectories):  # nothing to look at yet
             return Mass(0)
@@ -159,9 +170,12 @@ class SliceSampler(Sampler):
             NothingEligibleError: nobody knows where trajectories end.
             ValueError: `where` fails.
         """
-        self._bounds.need(index, "slices")
+        self._need_bounds(index)
         self._fields.check(index)
         return index if self._where is None else index.where(self._where)
+
+    def _need_bounds(self, index: Index) -> None:
+        self._bounds.need(index, "slices")
 
     def _marked(self, index: Index, slices: Slices, request: Request) -> Draw:
         return self._fields.add(index, self._marks.draw(slices, request.length))

@@ -9,7 +9,8 @@ import numpy as np
 
 from .. import _native
 from ..arguments import whole
-from .base import Array, Draw, Index, Mass, Request, Rng, Sampler, UniformRows
+from .at_once import UniformRows
+from .base import Array, Draw, Index, Mass, Request, Rng, Sampler
 from .fields import FieldLeaves
 from .sumtree import RowTree, draw_rows
 from .undo import UndoLog
@@ -48,7 +49,7 @@ class RandomSampler(Sampler):
             return None
         return Draw(seqs) if fields is None else fields.add(index, Draw(seqs))
 
-    def uniform_rows(self) -> UniformRows | None:
+    def at_once(self) -> UniformRows | None:
         # Whoever draws in another way, by a subclass, is asked.
         plain = self.max_times_sampled is None and type(self).draw is RandomSampler.draw
         return _ROWS if plain and not self._fields.paths else None

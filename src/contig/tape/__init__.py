@@ -4,6 +4,7 @@ from .device import DeviceRows, DeviceStorage
 from .folding import FoldedSteps, Recipe
 from .memory import LazyTensorStorage, SharedStorage, storage_of_fd
 from .queue import BatchQueue
+from .schema import Wide
 from .snapshot import PackedRows, Snapshot
 from .storage import Storage
 from .writer import Writer
@@ -19,6 +20,7 @@ __all__ = [
     "SharedStorage",
     "FoldedSteps",
     "Storage",
+    "Wide",
     "Writer",
     "storage_of_fd",
 ]
