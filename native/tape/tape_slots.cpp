@@ -237,7 +237,10 @@ void Tape::keep_slots(Track* track, uint64_t row) const {
   if (track->slots == nullptr) track->slots = std::make_unique<SlotTrail>();
   std::vector<uint64_t>& slots = track->slots->slots;
   if (slots.size() != form_.stack()) slots.resize(form_.stack());
-  plan_.led_to(row, slots.data());
+  if (form_.stack() == 1 && form_.paired())
+    slots[0] = plan_.references(row)[1];
+  else
+    plan_.led_to(row, slots.data());
 }
 
 }  // namespace contig
