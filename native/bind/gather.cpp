@@ -122,7 +122,8 @@ class Gatherer {
   // says how trajectories ended. (block, rows), or None as before.
   nb::object sample_slices(ViewHandle& v, State rng, nb::handle window, const SliceSpec& spec,
                            size_t n, const nb::tuple& marks) {
-    if (!fold_.discount.empty()) throw std::invalid_argument("sample_slices: rows are to be folded");
+    if (!fold_.discount.empty())
+      throw std::invalid_argument("sample_slices: rows are to be folded");
     if (nb::len(marks) != 6) throw std::invalid_argument("sample_slices: five columns and a flag");
     View& view = v.view;
     view.refresh();
@@ -131,11 +132,9 @@ class Gatherer {
     std::vector<int64_t> damaged;
     Filling f;
     f.seqs = s.seqs.data(), f.n = s.seqs.size();
-    if (fill(&f, f.seqs, f.n, &damaged) != 0 || !damaged.empty() || view.stale())
-      return nb::none();
-    const SliceFlags flags{flags_in(f, marks[0]), flags_in(f, marks[1]),
-                           flags_in(f, marks[2]), flags_in(f, marks[3]),
-                           flags_in(f, marks[4]), nb::cast<bool>(marks[5])};
+    if (fill(&f, f.seqs, f.n, &damaged) != 0 || !damaged.empty() || view.stale()) return nb::none();
+    const SliceFlags flags{flags_in(f, marks[0]), flags_in(f, marks[1]), flags_in(f, marks[2]),
+                           flags_in(f, marks[3]), flags_in(f, marks[4]), nb::cast<bool>(marks[5])};
     mark_slices(flags, s.lengths.data(), s.lengths.data(), s.ends.data(), s.lengths.size());
     return nb::make_tuple(nb::cast(f.own.release(), nb::rv_policy::take_ownership), f.n);
   }

@@ -8,8 +8,8 @@
 namespace contig {
 
 namespace {
-constexpr size_t kGroup = 32;   // rows that are copied at once, leaf by leaf
-constexpr size_t kRun = 8;      // so many behind each other are a group of their own
+constexpr size_t kGroup = 32;    // rows that are copied at once, leaf by leaf
+constexpr size_t kRun = 8;       // so many behind each other are a group of their own
 constexpr size_t kAsked = 4096;  // bytes of a run that are asked for; the rest follows by itself
 
 // Some rows, and where their slots are.

@@ -14,7 +14,7 @@ class Slots {
   Slots(uint64_t seed, rows::Random*) : seed_(seed) {}
   uint64_t capacity() const { return 2 + seed_ % 5; }
   killpoints::Blobs blobs() const {
-    return {slot_rows::kBytes, {}, 0, slot_rows::form(seed_ % 2 == 0)};
+    return {slot_rows::kBytes, {}, 0, slot_rows::form(static_cast<slot_rows::Form>(seed_ % 3))};
   }
   slot_rows::Script script(uint64_t number, uint64_t longest, uint64_t seed) const {
     return {number, longest, seed};

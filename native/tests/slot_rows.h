@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "native/kernels/rng.h"
-#include "native/tape/gather.h"
+#include "native/tape/gather_slots.h"
 #include "native/tape/view.h"
 #include "rows.h"
 
@@ -22,12 +22,17 @@ struct Row {
 };
 constexpr size_t kBytes = sizeof(Row);
 
-inline contig::SharedForm form(bool encoded) {
-  const uint64_t frame = kFrame * 8;
+// An observation is a stack of two frames, as they are or encoded; or one slot.
+enum class Form { stacks, encoded, whole };
+inline const char* name_of(Form f) {
+  return f == Form::stacks ? "of stacks" : f == Form::encoded ? "encoded" : "whole";
+}
+inline contig::SharedForm form(Form f) {
+  const uint64_t bytes = kStack * kFrame * 8, frames = f == Form::whole ? 1 : kStack;
   std::vector<contig::SharedLeaf> leaves{
-      {offsetof(Row, now), offsetof(Row, next), kStack * frame, kStack, frame}};
+      {offsetof(Row, now), offsetof(Row, next), bytes, frames, bytes / frames}};
   std::vector<contig::KeptLeaf> kept{{offsetof(Row, writer), 32}, {offsetof(Row, alone), 8}};
-  return contig::SharedForm(std::move(leaves), std::move(kept), kBytes, encoded);
+  return contig::SharedForm(std::move(leaves), std::move(kept), kBytes, f == Form::encoded);
 }
 
 // Frame `i` of a trajectory. Some come twice; one that the next row does not begin with is odd.
@@ -100,15 +105,53 @@ class Script {
   std::vector<Row> records_;
 };
 
-// Gathers rows; those that are not lost must be whole. Returns the tail.
+// Rows gathered leaf by leaf, as a batch has them, and put together again.
+inline uint64_t gather_leaves(const contig::Tape& tape, const std::vector<int64_t>& seqs,
+                              std::vector<Row>* out) {
+  using Observation = uint64_t[kStack][kFrame];
+  struct Head {
+    uint64_t writer, traj, step, done;
+  };
+  const size_t n = seqs.size();
+  std::vector<Head> heads(n);
+  std::vector<uint64_t> alone(n);
+  std::vector<uint64_t> now(n * kStack * kFrame), next(now.size());
+  const auto column = [](auto& v) { return reinterpret_cast<uint8_t*>(v.data()); };
+  const contig::SharedForm& f = tape.form();
+  const uint64_t tail =
+      contig::gather_shared(tape, seqs.data(), n,
+                            {{column(heads), f.stored(offsetof(Row, writer)), sizeof(Head)},
+                             {column(alone), f.stored(offsetof(Row, alone)), 8}},
+                            {{column(now), 0, false}, {column(next), 0, true}});
+  for (size_t i = 0; i < n; ++i) {
+    Row& r = (*out)[i];
+    std::memcpy(static_cast<void*>(&r), &heads[i], sizeof(Head));
+    std::memcpy(r.now, now.data() + i * kStack * kFrame, sizeof(Observation));
+    std::memcpy(r.next, next.data() + i * kStack * kFrame, sizeof(Observation));
+    r.alone = alone[i];
+  }
+  return tail;
+}
+
+// Gathers rows, in two ways; those that are not lost must be whole. Returns the tail.
 inline uint64_t check(const contig::Tape& tape, const std::vector<int64_t>& seqs) {
   std::vector<Row> records(seqs.size());
-  const uint64_t tail = contig::gather_records(tape, seqs.data(), seqs.size(),
-                                               reinterpret_cast<uint8_t*>(records.data()));
-  for (size_t i = 0; i < seqs.size(); ++i)
-    if (static_cast<uint64_t>(seqs[i]) >= tail && !good(records[i]))
-      rows::fail("a row with observations of others");
+  uint64_t tail = 0;
+  for (const bool leaves : {true, false}) {
+    tail = leaves ? gather_leaves(tape, seqs, &records)
+                  : contig::gather_records(tape, seqs.data(), seqs.size(),
+                                           reinterpret_cast<uint8_t*>(records.data()));
+    for (size_t i = 0; i < seqs.size(); ++i)
+      if (static_cast<uint64_t>(seqs[i]) >= tail && !good(records[i]))
+        rows::fail("a row with observations of others");
+  }
   return tail;
+}
+// Rows that follow one of them, as those of a slice.
+inline uint64_t check_run(const contig::Tape& tape, int64_t first, uint64_t n) {
+  std::vector<int64_t> seqs(n);
+  for (uint64_t i = 0; i < n; ++i) seqs[i] = first + static_cast<int64_t>(i);
+  return check(tape, seqs);
 }
 
 inline void check_all(const contig::Tape& tape) {

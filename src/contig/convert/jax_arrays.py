@@ -51,6 +51,8 @@ def _checked(out: Any, array: Array, path: Path) -> Any:
     limits = _NARROWED.get(array.dtype.char)
     if limits is None or not array.size or out.dtype == array.dtype:
         return out
+    if 0 <= int(np.bitwise_or.reduce(array, None)) <= limits[1]:
+        return out  # no negative number, no high bit: what nearly all of them are, by one pass
     least, most = int(np.minimum.reduce(array, None)), int(np.maximum.reduce(array, None))
     if limits[0] <= least and most <= limits[1]:
         return out
