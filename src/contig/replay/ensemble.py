@@ -81,7 +81,7 @@ class ReplayBufferEnsemble(Samples[Out_co]):
 
     @overload
     def __init__(
-        self: ReplayBufferEnsemble[dict[str, Any]],
+        self: ReplayBufferEnsemble[Nested],
         *buffers: ReplayBuffer,
         output: Literal["jax"],
         **options: Unpack[EnsembleOptions],

@@ -1,7 +1,7 @@
 """RolloutBuffer and DictRolloutBuffer of stable-baselines3.
 
-The arrays are SB3's, since callbacks write to them (rewards of their own, for one), also between one
-`get` and the next. What is made of them is contig's:
+The arrays are SB3's, since callbacks write to them (rewards of their own, for one), between one
+`get` and the next too. What is made of them is contig's:
 
     compute_returns_and_advantage   one native scan instead of a loop over steps
     get                             the rows packed, and each minibatch gathered in one call
