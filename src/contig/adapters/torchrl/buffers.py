@@ -54,8 +54,8 @@ class Sampled:
 
 
 class ReplayBuffer(TapeBuffer):
-    """TorchRL's ReplayBuffer, with rows on a tape. Samples are TensorDicts; of rows that are tensors
-    or tuples, those.
+    """TorchRL's ReplayBuffer, with rows on a tape. Samples are TensorDicts; of tensors or
+    tuples, those.
 
     Args:
         storage: `LazyTensorStorage(1000)` if None; or a function that makes one.
