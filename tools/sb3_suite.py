@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
 
 def names_tests(argument: str) -> bool:
     """Whether an argument of pytest's says which tests to run."""
-    return not argument.startswith("-") and Path(argument.split("::")[0]).exists()
+    return not argument.startswith("-") and Path(argument.split("::", maxsplit=1)[0]).exists()
 
 
 if __name__ == "__main__":

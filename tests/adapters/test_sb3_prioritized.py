@@ -174,6 +174,15 @@ def test_dqn_with_n_steps_saves_and_loads(tmp_path: Any) -> None:
     loaded.learn(40, reset_num_timesteps=False)
 
 
+def test_beta_stops_at_one() -> None:
+    """SB3 collects whole rollouts, over the number of steps that `learn` was told."""
+    learner = model(learning_starts=10, train_freq=64, replay_buffer_kwargs={"beta": 0.25})
+    learner.learn(100)
+    assert learner.num_timesteps == 128 and learner._current_progress_remaining < 0
+    assert isinstance(learner.replay_buffer, PrioritizedReplayBuffer)
+    assert learner.replay_buffer.beta == 1.0
+
+
 class Renamed(PrioritizedReplayBuffer):
     """A subclass, as somebody may have one."""
 

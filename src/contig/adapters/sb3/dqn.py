@@ -47,7 +47,7 @@ class PrioritizedDQN(DQN):
         self._update_learning_rate(self.policy.optimizer)
         buffer = self.replay_buffer
         assert isinstance(buffer, PrioritizedReplayBuffer)
-        progress = 1 - self._current_progress_remaining
+        progress = 1 - max(self._current_progress_remaining, 0)  # rollouts go over the end
         buffer.beta = buffer.initial_beta + (1 - buffer.initial_beta) * progress
         losses = []
         for _ in range(gradient_steps):
