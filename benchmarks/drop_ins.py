@@ -17,7 +17,7 @@ from benchmarks.table import number
 
 RESULTS = Path(__file__).with_name("results-adapters.json")
 QUICK_RESULTS = RESULTS.with_name("results-adapters-quick.json")
-#: Libraries in the order of the page: its name, and what `--` module measures it.
+#: Libraries in the order of the page, and what measures each.
 LIBRARIES = {
     "stable-baselines3": "adapters_sb3 --returns",
     "torchrl": "adapters_torchrl",
@@ -162,8 +162,8 @@ def return_rows(known: dict[str, DropIn]) -> list[list[str]]:
     seeds = max((len(values) for _, _, values in found), default=0)
     rows = [["", "", *(f"seed {i}" for i in range(seeds)), "mean"]] if found else [[]]
     for title, side, values in found:
-        cells = [f"{x:.1f}" for x in values] + [""] * (seeds - len(values))
-        rows.append([title, side, *cells, f"{sum(values) / len(values):.1f}"])
+        cells = [f"{x:.4g}" for x in values] + [""] * (seeds - len(values))
+        rows.append([title, side, *cells, f"{sum(values) / len(values):.4g}"])
     return rows
 
 
