@@ -64,7 +64,7 @@ $(PEERS): benchmarks/requirements-peers.txt
 
 # --- targets -------------------------------------------------------------------------------------
 
-.PHONY: help demo test native-test lint format bench docs dist soak examples clean distclean
+.PHONY: help demo test suites native-test lint format bench docs dist soak examples clean distclean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -89,6 +89,14 @@ test: $(INSTALL) browser  ## Run the tests (without soak), then native-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 	$(MAKE) native-test
 
+# rsl_rl's tests are in no package: make suites RSL_RL=path/to/rsl_rl, a checkout of the version here.
+RSL_RL ?=
+SUITE_ARGS ?= -q
+suites: $(INSTALL)  ## Run the own tests of stable-baselines3, and of RSL_RL=checkout, on contig's classes
+	$(BIN)/python -m tools.sb3_suite $(SUITE_ARGS)
+	@if test -n "$(RSL_RL)"; then $(BIN)/python tools/rsl_rl_suite.py "$(RSL_RL)/tests"; \
+	  else echo "rsl_rl's own tests are in no package: give RSL_RL=path/to/rsl_rl, a checkout"; fi
+
 soak: $(INSTALL)  ## Run the long randomised tests
 	$(BIN)/python -m pytest -m soak --timeout=0 $(PYTEST_ARGS)
 
@@ -109,6 +117,9 @@ bench: $(INSTALL) $(PEERS)  ## Run the benchmarks beside the peer libraries
 	$(BIN)/python -m benchmarks.ingest
 	$(BIN)/python -m benchmarks.trajectory
 	$(BIN)/python -m benchmarks.rollout
+	$(BIN)/python -m benchmarks.adapters_sb3 --returns
+	$(BIN)/python -m benchmarks.adapters_torchrl
+	$(BIN)/python -m benchmarks.adapters_cleanrl
 	$(BIN)/python -m benchmarks.adapters_rsl_rl
 	$(BIN)/python -m benchmarks.disk
 	$(BIN)/python -m benchmarks.codecs

@@ -11,7 +11,7 @@ lines      that change in a script
 Theirs is stable-baselines3's ReplayBuffer, which the scripts import, or have a copy of.
 
 Run: `python -m benchmarks.adapters_cleanrl [--quick]`, some 5 minutes without; prints JSON, and
-tables to stderr.
+tables to stderr; writes its part of `results-adapters.json`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer as Theirs
 
 from benchmarks.adapters_sb3 import held
+from benchmarks.drop_ins import DropIn, Training, record
 from benchmarks.timing import Effort, best_us
 from contig.adapters.cleanrl import ReplayBuffer as Ours
 from tools.cleanrl_suite import OPTIONS, SCRIPTS, patched, run
@@ -127,6 +128,21 @@ def show(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def drop_in(results: dict[str, Any]) -> DropIn:
+    """The figures of the documentation's page."""
+    trainings = {}
+    for name, found in results["training"].items():
+        env = "CartPole" if name == "dqn" else "Pendulum"
+        trainings[f"{name}.py, {env}"] = Training(
+            step="step of the env",
+            time_ms=found["ms per step"],
+            memory_mb=results["calls"][env]["held MB"],
+            note=f"the same {found['equal lines of episodes']} returns of episodes",
+        )
+    lines = {f"{name}.py": x["lines changed"] for name, x in results["training"].items()}
+    return DropIn(trainings, lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="only show that everything runs")
@@ -141,6 +157,7 @@ def main() -> None:
     }
     print(show(results), file=sys.stderr)
     print(json.dumps(results, indent=1))
+    record("cleanrl", drop_in(results), args.quick)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,11 @@ the same seeds the parameters must be equal, or this fails.
     memory       resident bytes at the peak, above those before the storage was made; with the
                  networks, their gradients and one minibatch's activations
 
-skrl: a batch of 256 out of 100,000 rows of 4 envs, observations of 17 and actions of 6 floats.
+skrl: a batch of 256 out of 100,000 rows of 4 envs, observations of 17 and actions of 6 floats; and
+a training step of DDPG (`skrl_training.py`).
 
-Run: `python -m benchmarks.adapters_rsl_rl [--quick]`; prints JSON, and a table to stderr.
+Run: `python -m benchmarks.adapters_rsl_rl [--quick]`; prints JSON, and a table to stderr with the
+lines that change in a script; writes its part of `results-adapters.json`.
 """
 
 from __future__ import annotations
@@ -29,11 +31,16 @@ from typing import Any
 
 import torch
 
+from benchmarks.drop_ins import DropIn, Training, record
 from benchmarks.timing import Effort, best_us
 
 ENVS, STEPS, OBS, ACTIONS, HIDDEN = 4096, 24, 48, 12, 256
 SIDES = ("contig", "original")
 CASES = ("feed-forward", "recurrent", "skrl")
+LINES = {
+    "rsl-rl-lib": {"import and install(), before the runner is made": 2},
+    "skrl": {"import, and Memory for RandomMemory": 2},
+}
 
 
 def resident(field: str) -> int:
@@ -119,6 +126,7 @@ def rsl_case(side: str, recurrent: bool, quick: bool) -> dict[str, Any]:
 def skrl_case(side: str, quick: bool) -> dict[str, Any]:
     from skrl.memories.torch import RandomMemory
 
+    from benchmarks.skrl_training import train
     from contig.adapters.skrl import Memory
 
     before, steps, envs = resident("VmRSS"), 2_500 if quick else 25_000, 4
@@ -133,11 +141,13 @@ def skrl_case(side: str, quick: bool) -> dict[str, Any]:
     for _ in range(steps):
         memory.add_samples(**step)
     effort, names = Effort.of(quick), list(step)
-    return {
+    found = {
         "add_us": best_us(lambda: memory.add_samples(**step), effort),
         "sample_us": best_us(lambda: memory.sample(names, batch_size=256), effort),
         "memory_bytes": resident("VmHWM") - before,
     }
+    training, parameters = train(kind, 400 if quick else 2000)
+    return {**found, "training step_us": training, "parameters": parameters}
 
 
 def side_main(case: str, side: str, quick: bool) -> None:
@@ -186,6 +196,27 @@ def show(case: str, found: dict[str, dict[str, Any]]) -> None:
         )
 
 
+def drop_ins(out: dict[str, dict[str, dict[str, Any]]]) -> dict[str, DropIn]:
+    """The figures of the documentation's page."""
+
+    def training(case: str, name: str, step: str) -> Training:
+        sides = {side: out[case][side] for side in SIDES}
+        return Training(
+            step=step,
+            time_ms={side: found[f"{name}_us"] / 1e3 for side, found in sides.items()},
+            memory_mb={side: found["memory_bytes"] / 1e6 for side, found in sides.items()},
+            note="parameters are equal",
+        )
+
+    ppo = {
+        f"PPO, {case}": training(case, "update", "update") for case in ("feed-forward", "recurrent")
+    }
+    ddpg = {"DDPG": training("skrl", "training step", "step")}
+    return {
+        name: DropIn(found, LINES[name]) for name, found in (("rsl-rl-lib", ppo), ("skrl", ddpg))
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="only shows that everything runs")
@@ -198,6 +229,10 @@ def main() -> None:
     out = {case: compare(case, args.quick) for case in CASES}
     for case, found in out.items():
         show(case, found)
+    for library, found_of in drop_ins(out).items():
+        for what, count in found_of.lines.items():
+            print(f"{library}: {count} lines change: {what}", file=sys.stderr)
+        record(library, found_of, args.quick)
     print(json.dumps(out, indent=1))
 
 

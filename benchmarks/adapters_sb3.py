@@ -11,7 +11,8 @@ lines      that change in a script
 
 Run: `python -m benchmarks.adapters_sb3 [--quick]`, some 20 minutes without; `--returns`: training
 only, some 15 minutes with its 5 seeds (`--seeds`, `--steps` for less). Prints JSON, and tables to
-stderr. A run whose returns with contig's ReplayBuffer are not SB3's fails.
+stderr, and writes its part of `results-adapters.json`. A run whose returns with contig's
+ReplayBuffer are not SB3's fails.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from stable_baselines3 import DQN, SAC
 from stable_baselines3 import HerReplayBuffer as SB3Her
 from stable_baselines3.common import buffers as theirs
 
+from benchmarks.drop_ins import DropIn, Training, record
 from benchmarks.timing import Effort, best_us
 from contig.adapters import sb3 as ours
 
@@ -261,6 +263,22 @@ def show(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def drop_in(results: dict[str, Any]) -> DropIn:
+    """The figures of the documentation's page."""
+    names = {"sb3": "original", "prioritized": "contig, PrioritizedDQN"}
+    trainings = {
+        name: Training(
+            step="step of the env",
+            time_ms={names.get(k, k): v for k, v in found["ms per step"].items()},
+            memory_mb={names.get(k, k): v for k, v in found["held MB"].items()},
+            returns={names.get(k, k): v for k, v in found["returns by seed"].items()},
+            note=f"{found['steps']} steps",
+        )
+        for name, found in results["training"].items()
+    }
+    return DropIn(trainings, results["lines"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="only show that everything runs")
@@ -284,6 +302,8 @@ def main() -> None:
     }
     print(show(results), file=sys.stderr)
     print(json.dumps(results, indent=1))
+    if args.steps is None:  # trainings cut short are no figures of the page
+        record("stable-baselines3", drop_in(results), args.quick)
 
 
 if __name__ == "__main__":

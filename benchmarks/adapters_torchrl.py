@@ -11,7 +11,7 @@ TorchRL's prioritized buffers need its native extension, which is built where th
 does not load (`benchmarks/torchrl_extension.py`); without a compiler they are left out.
 
 Run: `python -m benchmarks.adapters_torchrl [--quick]`, some 15 minutes without; prints JSON, and
-tables to stderr.
+tables to stderr; writes its part of `results-adapters.json`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.drop_ins import DropIn, Training, record
 from benchmarks.timing import Effort, best_us
 from benchmarks.torchrl_extension import load_extension
 
@@ -280,6 +281,20 @@ def show(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def drop_in(results: dict[str, Any]) -> DropIn:
+    """The figures of the documentation's page."""
+    sides = {"contig": "contig", "original": "torchrl"}
+    found, held_mb = results["training"], results["calls"]["uniform"]["memory MB"]
+    training = Training(
+        step="training step",
+        time_ms={side: found[name]["training step ms"] for side, name in sides.items()},
+        memory_mb=dict(zip(sides, held_mb)),
+        returns={side: found[name]["returns by seed"] for side, name in sides.items()},
+        note=f"{found['frames']} frames; memory: 200,000 rows of 17 floats",
+    )
+    return DropIn({"DQN, CartPole": training}, results["lines"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="only show that everything runs")
@@ -303,6 +318,7 @@ def main() -> None:
     }
     print(show(results), file=sys.stderr)
     print(json.dumps(results, indent=1))
+    record("torchrl", drop_in(results), args.quick)
 
 
 if __name__ == "__main__":

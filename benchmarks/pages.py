@@ -2,8 +2,8 @@
 
     python -m benchmarks.pages
 
-Reads `benchmarks/results.json` and `benchmarks/ingest/results.json`; measures nothing. A test sees
-to it that the pages say what the files say.
+Reads `results.json`, `results-adapters.json` and `ingest/results.json`; measures nothing. A test
+sees to it that the pages say what the files say.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeGuard
 
+from benchmarks import drop_ins
 from benchmarks.cases import BACKENDS, CASES, CONTIG, Value
 from benchmarks.charts import bars, lines
 from benchmarks.ingest import report
@@ -43,6 +44,8 @@ def files(root: Path = ROOT) -> dict[Path, str]:
     served = report.Results.load(root / "benchmarks" / "ingest" / "results.json")
     page = replaced(root / PAGE, "bench", whole(results, markdown))
     page = replaced(root / PAGE, "ingest", report.whole(served, SIDES, markdown), page)
+    known = drop_ins.load(root / "benchmarks" / drop_ins.RESULTS.name)
+    page = replaced(root / PAGE, "drop-ins", drop_ins.whole(known, markdown), page)
     return {
         PAGE: page,
         README: replaced(root / README, "figures", figures(results, served)),

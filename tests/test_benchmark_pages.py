@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks import drop_ins
 from benchmarks.charts import bars, lines
 from benchmarks.pages import ROOT, files
+from benchmarks.table import markdown
 
 FILES = files()
 
@@ -45,3 +48,34 @@ def test_lines_start_at_zero() -> None:
 
 def test_text_is_escaped() -> None:
     assert "&lt;b&gt;" in bars("<b>", {"a": {"x": 1.0, "y": 2.0}}, ["x", "y"])
+
+
+SIDES = {"contig": 1.0, "original": 2.5}
+
+
+def test_drop_ins_are_recorded_by_library_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drop_ins, "RESULTS", tmp_path / "results-adapters.json")
+    returns = {"contig": [1.0, 2.0], "original": [1.0, 3.0]}
+    first = drop_ins.DropIn({"DQN": drop_ins.Training("step", SIDES, SIDES, returns)}, {"all": 2})
+    again = drop_ins.DropIn({"PPO": drop_ins.Training("update", SIDES, note="equal")}, {"one": 1})
+    drop_ins.record("skrl", again, quick=False)
+    drop_ins.record("stable-baselines3", first, quick=False)
+    path = drop_ins.record("skrl", again, quick=False)
+    known = drop_ins.load(path)
+    assert list(known) == ["stable-baselines3", "skrl"]  # in the order of the page
+    assert known["stable-baselines3"].trainings == first.trainings
+    text = drop_ins.whole(known, markdown)
+    assert "| stable-baselines3: DQN | step | 1.00 | 2.50 | 2.50x | 1.00 | 2.50 | 2.50x |" in text
+    assert "| skrl: PPO; equal | update | 1.00 | 2.50 | 2.50x |  |  |  |" in text
+    assert "| stable-baselines3: DQN | original | 1 | 3 | 2 |" in text
+    assert "| skrl: one | 1 |" in text
+    assert (
+        "Not in the file of results yet: torchrl (`python -m benchmarks.adapters_torchrl`)" in text
+    )
+
+
+def test_without_results_the_page_says_how_to_get_them(tmp_path: Path) -> None:
+    text = drop_ins.whole(drop_ins.load(tmp_path / "none.json"), markdown)
+    assert text.startswith("Not in the file of results yet: stable-baselines3") and "|" not in text

@@ -4,7 +4,7 @@
     python tools/rsl_rl_suite.py rsl_rl/tests [pytest's arguments]
 
 Without arguments for pytest, the tests of its storage, algorithms, runners and extensions are run.
-Nothing of rsl_rl is kept here, and nothing is fetched.
+Nothing of rsl_rl is kept here, and nothing is fetched: its source distribution has no tests.
 """
 
 from __future__ import annotations

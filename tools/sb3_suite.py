@@ -1,14 +1,15 @@
 """Runs stable-baselines3's own tests with contig's buffers in the place of its own.
 
-    pip download --no-binary :all: --no-deps stable-baselines3==2.9.2 && tar xzf stable_baselines3-*
-    python tools/sb3_suite.py stable_baselines3-2.9.2/tests [pytest's arguments]
+    python -m tools.sb3_suite [--tests stable_baselines3-2.9.2/tests] [pytest's arguments]
 
-Without arguments for pytest, the files that are about buffers are run. Nothing of SB3 is kept here:
-its source distribution, which has the tests, is fetched by whoever runs this.
+Without `--tests` they are those of the version that is installed here, from its source
+distribution, which is fetched into `build/suites`. Unless pytest's arguments name tests, the files
+that are about buffers are run, some 10 minutes. Nothing of SB3 is kept here.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tools.sdist import fetched
 
 # Those of buffers, hindsight, n steps, dictionaries, saving, and estimates that rest on them.
 FILES = ("buffers", "her", "n_step_replay", "dict_env", "save_load", "gae", "deterministic")
@@ -56,16 +59,24 @@ def replace_buffers() -> int:
 
 
 def main(argv: list[str]) -> int:
-    if not argv or not Path(argv[0], "test_buffers.py").is_file():
-        print(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tests", type=Path, default=None, help="of a checkout")
+    given, arguments = parser.parse_known_args(argv)
+    tests = (given.tests or fetched("stable-baselines3") / "tests").resolve()
+    if not (tests / "test_buffers.py").is_file():
+        print(f"{tests}: no test_buffers.py there; expected the tests of stable-baselines3")
         return 2
     # Before pytest looks at any test: they import the names from SB3's modules.
     print(f"contig's buffers in {replace_buffers()} places of stable-baselines3")
-    tests = Path(argv[0]).resolve()
     os.chdir(tests.parent)
-    chosen = argv[1:] or [str(tests / f"test_{name}.py") for name in FILES]
+    chosen = [] if any(names_tests(x) for x in arguments) else FILES
     options = ["-p", "no:cacheprovider", "--rootdir", str(tests.parent), "-c", os.devnull]
-    return int(pytest.main([*options, *chosen]))
+    return int(pytest.main([*options, *arguments, *(str(tests / f"test_{x}.py") for x in chosen)]))
+
+
+def names_tests(argument: str) -> bool:
+    """Whether an argument of pytest's says which tests to run."""
+    return not argument.startswith("-") and Path(argument.split("::", maxsplit=1)[0]).exists()
 
 
 if __name__ == "__main__":

@@ -296,8 +296,9 @@ class Batch:
         return self if block is None else Batch(block, self._layout, self._shape, self._extras)
 
     def jax(self, copy: bool = True) -> Any:
-        """The pytree as jax arrays. A Ragged is (values, offsets); a Blob stays one. Without `copy`
-        large columns may be this batch's memory: do not write to it then.
+        """The pytree as jax arrays: nested dicts that take paths, too, as functions of jax have a
+        batch. A Ragged is (values, offsets); a Blob stays one. Without `copy` large columns may be
+        this batch's memory: do not write to it then.
         """
         leaves = self._leaves()
         if not copy and len(self._shape) == 1:

@@ -24,7 +24,7 @@ from .convert import (
 from .errors import LayoutError
 from .layout import Layout, RaggedBlock, spec_of
 from .ragged import Blob, Ragged
-from .tree import Path, show_path
+from .tree import Nested, Path, show_path
 
 __all__ = [
     "TRAILING_DIM",
@@ -117,10 +117,11 @@ def _names_of(layout: Layout) -> list[tuple[tuple[str, ...], bool, bool]]:
 
 
 def jax_tree(columns: Sequence[Any], layout: Layout, copy: bool) -> Any:
-    """All columns of a batch as a tree of jax arrays: a Ragged is (values, offsets), a Blob stays
-    one."""
+    """All columns of a batch as a tree of jax arrays, Nested if it is a mapping: a Ragged is
+    (values, offsets), a Blob stays one."""
     leaves = zip(columns, layout.leaves)
-    return layout.build_tree([_jax_column(column, leaf.path, copy) for column, leaf in leaves])
+    arrays = [_jax_column(column, leaf.path, copy) for column, leaf in leaves]
+    return Nested.of(layout.build_tree(arrays))
 
 
 # What cuts blocks of a layout and number of rows; None: they were seen once. That is compiled, so
@@ -131,8 +132,8 @@ _WORTH_SPLITTING = 1 << 18  # larger blocks are not copied at all, where jax com
 
 
 def split_to_jax(memory: Any, columns: Sequence[Any], layout: Layout, rows: int) -> Any:
-    """The tree of jax arrays of a block that nobody writes to any more, in one piece; None if that
-    is not the best way."""
+    """`jax_tree` of a block that nobody writes to any more, in one piece; None if that is not the
+    best way."""
     key = (layout, rows)
     splitter = _splitters.get(key)
     if splitter is None:
@@ -147,7 +148,7 @@ def split_to_jax(memory: Any, columns: Sequence[Any], layout: Layout, rows: int)
             return None
         splitter = BlockSplitter(place.views, [leaf.path for leaf in layout.leaves])
         _splitters[key] = splitter
-    return layout.build_tree(splitter(memory, columns))
+    return Nested.of(layout.build_tree(splitter(memory, columns)))
 
 
 def _jax_column(column: Any, path: Path, copy: bool) -> Any:

@@ -59,6 +59,13 @@ def test_infos_of_each_env(which: str, n_envs: int) -> None:
         same_samples(ours, theirs, 33)
 
 
+def test_the_rows_drawn_with_the_memory_option() -> None:
+    ours, theirs, stream = made(handle_timeout_termination=False, optimize_memory_usage=True)
+    for _ in range(3):  # the third time around
+        stream.write(50, ours, theirs)
+        same_samples(ours, theirs, 100)
+
+
 @pytest.mark.parametrize("key", ["_final_observation", "_final_obs", "_final_info", "_episode"])
 @pytest.mark.parametrize("n_envs", [1, 3])
 def test_infos_of_a_vector_env(key: str, n_envs: int) -> None:

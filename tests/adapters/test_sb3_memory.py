@@ -13,7 +13,7 @@ from stable_baselines3.common import buffers as sb3
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecTransposeImage
 
 from contig.adapters.sb3 import DictReplayBuffer, HerReplayBuffer, ReplayBuffer
-from tests.adapters.beside import same_arrays, same_samples
+from tests.adapters.beside import BOX, MOVE, Stream, same_arrays, same_samples
 
 MOVES = spaces.Discrete(3)
 optimize = pytest.mark.parametrize("optimize", [False, True])
@@ -115,6 +115,22 @@ def test_frame_stacks(which: str, optimize: bool) -> None:
     copy = pickle.loads(pickle.dumps(ours))
     same_arrays(copy, theirs)
     assert copy.storage.nbytes <= 1.1 * ours.storage.nbytes
+
+
+@pytest.mark.parametrize("steps", [17, 20, 33])
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_the_rows_that_sb3_draws_with_its_option(steps: int, n_envs: int) -> None:
+    """Of a full buffer it leaves the oldest step out, from the same random numbers."""
+    options = {"n_envs": n_envs, "device": "cpu", "handle_timeout_termination": False}
+    ours, theirs = (
+        cls(20 * n_envs, BOX, MOVE, optimize_memory_usage=True, **options)
+        for cls in (ReplayBuffer, sb3.ReplayBuffer)
+    )
+    Stream(BOX, MOVE, n_envs).write(steps, ours, theirs)  # whose observations go on over resets
+    same_samples(ours, theirs, 200)
+    one = ReplayBuffer(1, BOX, MOVE, optimize_memory_usage=True, **{**options, "n_envs": 1})
+    Stream(BOX, MOVE).write(2, one)
+    assert len(one.sample(3).rewards) == 3  # there is no other: SB3 raises
 
 
 def test_what_sb3_returns_where_an_episode_is_truncated() -> None:

@@ -99,9 +99,12 @@ def test_pickles_keep_priorities() -> None:
         assert (a.indices == 19).mean() > 0.9
         for name in a._fields:
             equal(getattr(a, name), getattr(b, name))
-    with pytest.raises(ValueError, match="beta"):
-        buffer.beta = -1
+    for wrong in (-1, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="beta"):
+            buffer.beta = wrong
     assert buffer.beta == 0.9
+    with pytest.raises(ValueError, match="beta: expected a number from 0 to 1"):
+        made(1, 50, beta=1.5)
 
 
 def model(**options: Any) -> PrioritizedDQN:
@@ -169,6 +172,31 @@ def test_dqn_with_n_steps_saves_and_loads(tmp_path: Any) -> None:
     assert isinstance(loaded.replay_buffer, PrioritizedReplayBuffer)
     assert loaded.replay_buffer.n_steps == 3 and loaded.replay_buffer.size() == buffer.size()
     loaded.learn(40, reset_num_timesteps=False)
+
+
+def test_beta_stops_at_one() -> None:
+    """SB3 collects whole rollouts, over the number of steps that `learn` was told."""
+    learner = model(learning_starts=10, train_freq=64, replay_buffer_kwargs={"beta": 0.25})
+    learner.learn(100)
+    assert learner.num_timesteps == 128 and learner._current_progress_remaining < 0
+    assert isinstance(learner.replay_buffer, PrioritizedReplayBuffer)
+    assert learner.replay_buffer.beta == 1.0
+
+
+class Renamed(PrioritizedReplayBuffer):
+    """A subclass, as somebody may have one."""
+
+
+@pytest.mark.parametrize("given", [None, PrioritizedReplayBuffer, Renamed])
+def test_dqn_tells_the_buffer_its_steps(given: Any) -> None:
+    """Whoever names the buffer."""
+    learner = model(n_steps=3, gamma=0.9, replay_buffer_class=given)
+    buffer = learner.replay_buffer
+    assert type(buffer) is (given or PrioritizedReplayBuffer)
+    assert (buffer.n_steps, buffer.gamma, learner.n_steps) == (3, 0.9, 3)
+    own = model(n_steps=3, replay_buffer_class=given, replay_buffer_kwargs={"n_steps": 2})
+    assert isinstance(own.replay_buffer, PrioritizedReplayBuffer)
+    assert (own.replay_buffer.n_steps, own.replay_buffer.gamma) == (2, 0.99)
 
 
 def test_the_same_seed_trains_the_same() -> None:

@@ -87,6 +87,40 @@ def test_what_callbacks_write_counts() -> None:
     assert next(mine.get(None)).returns.sum() > before + 10
 
 
+@pairs
+def test_what_is_written_after_a_get_counts_in_the_next(pair: str) -> None:
+    """SB3's arrays are flat then, env by env; these are still [steps, envs]."""
+    ours, theirs, space = PAIRS[pair]
+    mine, other = (cls(10, space, MOVE, device="cpu", n_envs=2) for cls in (ours, theirs))
+    fill(np.random.default_rng(0), space, MOVE, mine, other)
+    for buffer in (mine, other):
+        list(buffer.get(4))
+    mine.advantages[3, 1] = other.advantages[10 + 3] = 77.0
+    mine.values = mine.values + 5.0
+    other.values = other.values + 5.0
+    drawn = []
+    for buffer in (mine, other):
+        np.random.seed(1)
+        drawn.append(next(buffer.get(None)))
+    assert (drawn[0].advantages == 77).sum() == 1
+    for name in drawn[1]._fields:
+        equal(getattr(drawn[0], name), getattr(drawn[1], name), 1e-5)
+
+
+@pairs
+def test_a_reset_buffer_is_empty(pair: str) -> None:
+    ours, theirs, space = PAIRS[pair]
+    mine, other = (cls(10, space, MOVE, device="cpu", n_envs=2) for cls in (ours, theirs))
+    fill(np.random.default_rng(0), space, MOVE, mine, other)
+    kept = mine.rewards
+    before = kept.copy()
+    for buffer in (mine, other):
+        buffer.reset()
+    for name in ("observations", "actions", "rewards", "returns", "advantages", "values"):
+        equal(getattr(mine, name), getattr(other, name))
+    np.testing.assert_array_equal(kept, before)  # who has an array of the last rollout keeps it
+
+
 def test_a_copy_goes_on_by_itself() -> None:
     mine = DictRolloutBuffer(10, DICT, MOVE, device="cpu", n_envs=2)
     fill(np.random.default_rng(0), DICT, MOVE, mine)

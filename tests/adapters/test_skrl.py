@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from skrl.agents.torch.ddpg import DDPG, DDPG_CFG, DDPG_RNN
+from skrl.agents.torch.sac import SAC, SAC_CFG
 from skrl.memories.torch import Memory as Base
 from skrl.memories.torch import RandomMemory
-from skrl.models.torch import DeterministicMixin, Model
+from skrl.models.torch import DeterministicMixin, GaussianMixin, Model
 
 from contig import DiskStorage, EmptyBufferError, LazyTensorStorage
 from contig.adapters.skrl import Memory
@@ -164,18 +165,40 @@ class Remembering(Net):
         return out[:, :2], {"rnn": [torch.tanh(out[None, :, 2:])]}
 
 
-def trained(kind: Any, recurrent: bool) -> dict[str, torch.Tensor]:
-    """A DDPG agent's parameters after a few updates, over the memory's end unless recurrent."""
+class Gaussian(GaussianMixin, Net):
+    """A stochastic policy: means of the actions, and one deviation each."""
+
+    def __init__(self, inputs: int, outputs: int, spaces: Any) -> None:
+        Net.__init__(self, inputs, outputs, spaces)
+        GaussianMixin.__init__(self)
+        self.log_std = torch.nn.Parameter(torch.zeros(outputs))
+
+    def compute(self, inputs: Any, role: str = "") -> Any:
+        means, more = Net.compute(self, inputs, role)
+        return means, {**more, "log_std": self.log_std}
+
+
+def agent_of(which: str, spaces: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """An agent's class, its settings and its networks."""
+    critics = {name: Net(6, 1, spaces) for name in ("critic", "target_critic")}
+    if which == "SAC":
+        two = {f"{name}_{i}": Net(6, 1, spaces) for name in critics for i in (1, 2)}
+        return SAC, SAC_CFG, {"policy": Gaussian(4, 2, spaces), **two}
+    agent, policy, sizes = DDPG, Net, (4, 2)
+    if which == "recurrent DDPG":
+        agent, policy, sizes = DDPG_RNN, Remembering, (7, 5)
+    policies = {name: policy(*sizes, spaces) for name in ("policy", "target_policy")}
+    return agent, DDPG_CFG, {**policies, **critics}
+
+
+def trained(kind: Any, which: str) -> dict[str, torch.Tensor]:
+    """An agent's parameters after a few updates, over the memory's end unless recurrent."""
     torch.manual_seed(6)
     spaces = gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Box(-1, 1, (2,))
-    rows = 12 if recurrent else SIZE
+    rows = 12 if "recurrent" in which else SIZE
     memory = kind(memory_size=rows, num_envs=ENVS, device="cpu", replacement=True)
-    agent_class, policy, sizes = DDPG, Net, (4, 2)
-    if recurrent:
-        agent_class, policy, sizes = DDPG_RNN, Remembering, (7, 5)
-    nets = {name: policy(*sizes, spaces) for name in ("policy", "target_policy")}
-    nets |= {name: Net(6, 1, spaces) for name in ("critic", "target_critic")}
-    config = DDPG_CFG(batch_size=8, learning_starts=2)
+    agent_class, settings, nets = agent_of(which, spaces)
+    config = settings(batch_size=8, learning_starts=2)
     config.experiment.write_interval = config.experiment.checkpoint_interval = 0
     agent = agent_class(
         models=nets,
@@ -210,11 +233,13 @@ def trained(kind: Any, recurrent: bool) -> dict[str, torch.Tensor]:
     return {f"{n}.{k}": v for n, net in nets.items() for k, v in net.state_dict().items()}
 
 
-@pytest.mark.parametrize("recurrent", [False, True])
-def test_ddpg_trains_bit_by_bit_as_on_skrls_memory(recurrent):
-    mine, other = trained(Memory, recurrent), trained(RandomMemory, recurrent)
+@pytest.mark.parametrize("which", ["DDPG", "recurrent DDPG", "SAC"])
+def test_agents_train_bit_by_bit_as_on_skrls_memory(which):
+    mine, other = trained(Memory, which), trained(RandomMemory, which)
     assert all(torch.equal(mine[name], other[name]) for name in other)
-    assert not torch.equal(mine["policy.net.0.weight"], mine["target_policy.net.0.weight"])
+    critic = "critic_1" if which == "SAC" else "critic"
+    learnt, target = (mine[f"{name}.net.0.weight"] for name in (critic, f"target_{critic}"))
+    assert not torch.equal(learnt, target)
 
 
 def test_tensors_that_are_not_given():

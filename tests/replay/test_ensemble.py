@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from contig import (
+    HindsightRelabel,
     LazyTensorStorage,
     PrioritizedSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SliceSampler,
+    WindowSampler,
 )
 from tests.tape.rows import rows
 
@@ -111,3 +113,38 @@ def test_empty_empties_every_member():
     ensemble = ReplayBufferEnsemble(*members())
     ensemble.empty()
     assert len(ensemble) == 0 and [s.rows for s in ensemble.stats()] == [0, 0, 0]
+
+
+def goal_rows(first):
+    """One episode of ten rows, which say whose and which they are."""
+    at = first + np.arange(10, dtype=np.float32)
+    after = {"achieved_goal": at + 1, "reward": np.zeros(10, np.float32), "done": at == first + 9}
+    return {"achieved_goal": at, "desired_goal": np.full(10, -1, np.float32), "next": after}
+
+
+@pytest.mark.parametrize("wrap", [lambda s: s, lambda s: WindowSampler(s, last_rows=10)])
+@pytest.mark.parametrize("options", [{"sample_from_all": True}, {"p": [0.1, 0.9]}])
+def test_hindsight_beside_demonstrations(wrap, options):
+    """Rows of the others are not relabelled, and every batch says so, whoever is in it."""
+
+    def reward(achieved, goal, rows):
+        return achieved == goal
+
+    sampler = wrap(HindsightRelabel("final", k=4, reward_fn=reward))
+    online = ReplayBuffer(LazyTensorStorage(50), sampler, seed=0)
+    demos = ReplayBuffer(LazyTensorStorage(50), seed=1)
+    online.extend(goal_rows(0))
+    demos.extend(goal_rows(100))
+    ensemble = ReplayBufferEnsemble(online, demos, batch_size=8, seed=0, **options)
+    seen = set()
+    for _ in range(40):
+        batch = ensemble.sample()
+        relabeled, theirs = batch["collector", "relabeled"], batch["buffer_ids"] == 1
+        assert relabeled.dtype == np.bool_ and not relabeled[theirs].any()
+        assert (batch["desired_goal"][relabeled] == 10).all()
+        assert (batch["desired_goal"][~relabeled] == -1).all()
+        assert ("collector", "relabeled") in batch.extras
+        seen.add(theirs.all())
+    assert seen == ({False} if "sample_from_all" in options else {False, True})
+    plain = ReplayBufferEnsemble(demos, batch_size=8, seed=0).sample()
+    assert ("collector", "relabeled") not in plain

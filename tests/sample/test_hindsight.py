@@ -232,6 +232,56 @@ def test_ends_that_follow_from_goals(name: str) -> None:
         assert not (terminated | truncated)[~real].any()
 
 
+def at_root(world: World, keys: tuple[str, ...]) -> LazyTensorStorage:
+    """The world's trajectories with reward and some flags at the root, and none below `next`."""
+    plain = ReplayBuffer(world.storage, seed=0)
+    storage = LazyTensorStorage(500)
+    for episode in world.storage.episodes():
+        rows = plain.storage.read_episode(episode["id"])
+        after = {"observation": rows["next", "observation"]}
+        root = {key: rows["next", key] for key in ("reward", *keys)}
+        storage.writer().extend({"observation": rows["observation"], "next": after, **root})
+    return storage
+
+
+@pytest.mark.parametrize("keys", [("done",), ("done", "terminated", "truncated")])
+@pytest.mark.parametrize("name", ["uniform", "slices", "padded slices"])
+def test_reward_and_flags_at_the_root(name: str, keys: tuple[str, ...]) -> None:
+    storage = at_root(SCENES["plain"](), keys)
+    make, length = SAMPLERS[name]
+    sampler = hindsight("episode", k=2, sampler=make(), terminated_fn=near)
+    batch = ReplayBuffer(storage, sampler, seed=4).sample(30 * length)
+    stored = ReplayBuffer(storage, seed=0)[batch["index"]]
+    chosen = batch[RELABELED]
+    assert ("next", "reward") not in batch and 0 < chosen.sum() < len(batch)
+    away = batch["observation"][:, 1] - stored["next", "observation"][:, 1]
+    np.testing.assert_array_equal(batch["reward"][chosen], away[chosen])
+    np.testing.assert_array_equal(batch["reward"][~chosen], stored["reward"][~chosen])
+    real = batch["collector", "mask"] if ("collector", "mask") in batch else np.ones_like(chosen)
+    ends = chosen & real
+    np.testing.assert_array_equal(batch["terminated"][ends], away[ends] == 0)
+    np.testing.assert_array_equal(batch["terminated"][~chosen], stored["terminated"][~chosen])
+    np.testing.assert_array_equal(
+        batch["done"][ends], (batch["terminated"] | batch["truncated"])[ends]
+    )
+    assert (batch["terminated"] & ends).any() and (~batch["terminated"] & ends).any()
+    if length > 1:  # slices say where they stop below `next`, and how rows end there, too
+        np.testing.assert_array_equal(batch["next", "terminated"][ends], away[ends] == 0)
+        flags = batch["next", "terminated"] | batch["next", "truncated"]
+        np.testing.assert_array_equal(batch["next", "done"], flags)
+
+
+def test_flags_of_the_state_before_are_left_alone() -> None:
+    """TorchRL's rows have flags at the root too, which say whether the observation is an end."""
+    storage = LazyTensorStorage(50)
+    x = np.stack([np.zeros(20), np.arange(20)], 1).astype(np.float32)
+    after = {"observation": x + [0, 1], "reward": np.zeros(20), "done": np.arange(20) == 19}
+    storage.writer().extend({"observation": x, "done": np.zeros(20, bool), "next": after})
+    sampler = hindsight("future", k=9, terminated_fn=near)
+    batch = ReplayBuffer(storage, sampler, seed=0).sample(100)
+    assert batch["next", "terminated"][batch[RELABELED]].any() and not batch["done"].any()
+
+
 def test_goals_evicted_while_they_are_read_are_drawn_again(monkeypatch: Any) -> None:
     world = World(LazyTensorStorage(26))
     world.interleave(2, 12)
@@ -350,6 +400,21 @@ def test_what_is_refused() -> None:
         sample(HindsightRelabel(reward_fn=distance, achieved="hand", desired="observation"))
     with pytest.raises(NothingEligibleError, match='hindsight needs a leaf "wish"'):
         sample(HindsightRelabel(reward_fn=distance, achieved="observation", desired="wish"))
+    bare = LazyTensorStorage(20)
+    x = np.zeros((10, 2))
+    bare.writer().extend_trajectory({"x": x, "next": {"x": x}}, truncated=True)
+    goals: dict[str, Any] = {
+        "achieved": "x",
+        "desired": "x",
+        "reward_fn": lambda a, g, rows: a[:, 0],
+    }
+    with pytest.raises(NothingEligibleError, match=r'"reward"\); .* of zeros if there is none'):
+        ReplayBuffer(bare, HindsightRelabel(**goals), seed=0).sample(16)
+    paid = LazyTensorStorage(20)
+    rows = {"x": x, "reward": np.zeros(10), "next": {"x": x}}
+    paid.writer().extend_trajectory(rows, truncated=True)
+    with pytest.raises(NothingEligibleError, match=r'"terminated"\); .* or "done"'):
+        ReplayBuffer(paid, HindsightRelabel(**goals, terminated_fn=near), seed=0).sample(16)
     with pytest.raises(ValueError, match=r'"action": a row has shape .* takes its place'):
         sample(HindsightRelabel(reward_fn=distance, achieved="observation", desired="action"))
 

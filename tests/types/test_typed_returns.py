@@ -51,6 +51,9 @@ def test_samples_of_a_buffer() -> None:
     tensors = ReplayBuffer(storage, batch_size=4, output="torch", seed=0).sample()
     assert_type(tensors, Nested)
     assert isinstance(tensors, Nested)
+    arrays = ReplayBuffer(storage, batch_size=4, output="jax", seed=0).sample()
+    assert_type(arrays, Nested)
+    assert isinstance(arrays, Nested)
     assert isinstance(tensors["next", "reward"], torch.Tensor)
     device = DeviceStorage(100, "cpu")
     device.writer().extend({"obs": torch.zeros(8, 3), "done": torch.ones(8) > 0})
@@ -82,6 +85,7 @@ if TYPE_CHECKING:
     def samples_from_elsewhere(ray: RayReplayBuffer[Batch]) -> None:
         assert_type(RemoteReplayBuffer("localhost", 1).sample(), Batch)
         assert_type(RemoteReplayBuffer("localhost", 1, output="torch").sample(), Nested)
+        assert_type(RemoteReplayBuffer("localhost", 1, output="jax").sample(), Nested)
         assert_type(RayReplayBuffer(2).sample(), Batch)
         assert_type(ray.sample(return_info=True), tuple[Batch, dict[str, Any]])
 

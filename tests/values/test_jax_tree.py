@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 
 import contig.forms as forms
-from contig import Blob, LazyTensorStorage, PrioritizedSampler, Ragged, ReplayBuffer, _native
+from contig import (
+    Blob,
+    LazyTensorStorage,
+    PrioritizedSampler,
+    Ragged,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    _native,
+)
 from contig.batch import Batch
 from contig.tree import Nested
 
@@ -69,6 +77,31 @@ def test_what_comes_back_is_a_node_as_well() -> None:
     assert isinstance(again, Nested)
     assert again["next", "reward"].tolist() == [1.0, 5.0, 9.0]
     assert jax.tree.structure(again) == jax.tree.structure(out)
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_jax_arrays_are_found_by_paths(copy: bool) -> None:
+    """As in what a batch becomes inside of a function, of the same structure."""
+    inside = jax.tree.map(jnp.asarray, made())
+    for _ in range(3):  # one by one; then compiled; then in one piece
+        out = made().jax(copy)
+        assert isinstance(out, Nested) and isinstance(out, dict)
+        assert out["next", "reward"] is out["next"]["reward"]
+        assert jax.tree.structure(out) == jax.tree.structure(inside)
+        total = jax.jit(lambda b: jnp.where(b["next", "done"], 0.0, b["next", "reward"]).sum())
+        assert float(total(out)) == float(total(made()))
+        same = jax.tree.map(lambda a, b: (a == b).all(), out, inside)
+        assert isinstance(same, Nested) and same["next", "reward"] and all(jax.tree.leaves(same))
+
+
+def test_samples_as_jax_arrays_are_found_by_paths() -> None:
+    buffer = ReplayBuffer(LazyTensorStorage(20), batch_size=4, output="jax", seed=0)
+    buffer.extend({"x": np.arange(20), "next": {"reward": np.arange(20) * 2.0}})
+    ensemble = ReplayBufferEnsemble(buffer, batch_size=4, seed=0)
+    for one in (buffer, ensemble):
+        for _ in range(3):
+            out = one.sample()
+            assert (out["next", "reward"] == 2 * out["x"]).all()
 
 
 def test_other_transformations() -> None:

@@ -9,9 +9,8 @@ them. Batches with replacement are those of skrl's own memory, bit by bit, from 
     position in skrl's tensors    row = memory_index * num_envs + env
     seq in the storage            first + the last number n < rows written with n % capacity == row
 
-Rows are written once: agents that learn from whole rollouts (PPO, A2C, TRPO, RPO), which write
-returns into what they stored, keep skrl's RandomMemory. skrl's agents do not say where episodes are
-cut by time, so rows are not in trajectories here. One thread at a time.
+skrl's agents do not say where episodes are cut by time, so rows are not in trajectories here. One
+thread at a time.
 """
 
 from __future__ import annotations
@@ -35,7 +34,9 @@ Array = np.ndarray[Any, Any]
 
 
 class Memory(SkrlMemory):  # type: ignore[misc]
-    """Rows of several envs, sampled uniformly.
+    """Rows of several envs, sampled uniformly, for skrl's off-policy agents: DQN, DDQN, DDPG, TD3,
+    SAC, recurrent ones too. On-policy ones (PPO, A2C, TRPO, RPO, AMP, IPPO, MAPPO) write returns
+    and advantages into rows that they stored, and rows do not change here: they keep RandomMemory.
 
     Args:
         memory_size: rows of each env.

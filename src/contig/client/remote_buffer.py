@@ -74,7 +74,7 @@ class RemoteReplayBuffer(Samples[Out_co]):
 
     @overload
     def __init__(
-        self: RemoteReplayBuffer[dict[str, Any]],
+        self: RemoteReplayBuffer[Nested],
         host: str,
         port: int,
         table: str = "default",

@@ -101,7 +101,7 @@ class RayReplayBuffer(ShardedWrites, Samples[Out_co]):
 
     @overload
     def __init__(
-        self: RayReplayBuffer[dict[str, Any]],
+        self: RayReplayBuffer[Nested],
         shards: int,
         storage: int | Callable[[int], Storage] = 1_000_000,
         sampler: Sampler | None = None,

@@ -13,7 +13,8 @@ __all__ = ["non_tensors", "plain_tree", "refuse_non_tensor", "tensordict_shape",
 
 
 def plain_tree(data: Any, text: bool = True) -> tuple[Any, tuple[int, ...] | None]:
-    """A TensorDict as nested dicts, with its batch shape; anything else as it is, with None.
+    """A TensorDict, or a tensorclass, as nested dicts, with its batch shape; anything else as it
+    is, with None.
 
     Args:
         text: whether there may be text and bytes: they are str, bytes or lists of them then.
@@ -26,9 +27,11 @@ def plain_tree(data: Any, text: bool = True) -> tuple[Any, tuple[int, ...] | Non
 
 
 def tensordict_shape(data: Any) -> tuple[int, ...] | None:
-    """The batch shape of a TensorDict; None of anything else."""
-    if type(data).__module__.startswith("tensordict") and hasattr(data, "batch_size"):
-        return tuple(data.batch_size)
+    """The batch shape of a TensorDict, or of a tensorclass; None of anything else."""
+    kind = type(data)
+    if kind.__module__.startswith("tensordict") or getattr(kind, "_is_tensorclass", False):
+        shape = getattr(data, "batch_size", None)
+        return None if shape is None else tuple(shape)
     return None
 
 

@@ -101,7 +101,7 @@ class ReplayBuffer(Samples[Out_co]):
 
     @overload
     def __init__(
-        self: ReplayBuffer[dict[str, Any]],
+        self: ReplayBuffer[Nested],
         storage: Storage | None = None,
         sampler: Sampler | None = None,
         *,

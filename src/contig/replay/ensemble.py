@@ -11,7 +11,9 @@ from .. import _native
 from ..arguments import check_kind, whole, whole_numbers
 from ..batch import Batch, stack_batches
 from ..convert import as_array
+from ..keys import RELABELED
 from ..sample import Rng
+from ..sample.hindsight import relabels
 from ..sample.prioritized import check_priorities
 from .buffer import ReplayBuffer
 from .output import to_output
@@ -48,7 +50,8 @@ class ReplayBufferEnsemble(Samples[Out_co]):
     Batches are flat, the members' rows one after another, with `buffer_ids` saying whose they are.
 
     Args:
-        buffers: the members; their rows must have one layout.
+        buffers: the members; their rows must have one layout. Beside one with HindsightRelabel
+            the others' rows have ``("collector", "relabeled")`` too: False.
         sample_from_all: an equal share of every member in every batch.
         p: probabilities of the members, drawn for each row or slice; uniform if None.
         batch_size: rows of a batch of the ensemble; members get their share of it.
@@ -81,7 +84,7 @@ class ReplayBufferEnsemble(Samples[Out_co]):
 
     @overload
     def __init__(
-        self: ReplayBufferEnsemble[dict[str, Any]],
+        self: ReplayBufferEnsemble[Nested],
         *buffers: ReplayBuffer,
         output: Literal["jax"],
         **options: Unpack[EnsembleOptions],
@@ -117,6 +120,7 @@ class ReplayBufferEnsemble(Samples[Out_co]):
         self.sample_from_all = sample_from_all
         self.p = None if p is None else _shares(p, len(buffers))
         self.batch_size = None if batch_size is None else whole("batch_size", batch_size, 1, "rows")
+        self._relabels = any(relabels(b.sampler) for b in buffers)
         own = next((b.output for b in buffers), "numpy")
         on = next((b.storage.device for b in buffers), None)
         self._output: Callable[[Batch], Out_co] = to_output(output or own, device, on=on)
@@ -169,8 +173,10 @@ class ReplayBufferEnsemble(Samples[Out_co]):
         for i, rows in enumerate(self._shares(size)):
             if rows:
                 batch = self.buffers[i].draw(rows, of=rows if self.sample_from_all else size)
-                ids = np.full(len(batch), i, np.int64)
-                parts.append(batch.with_leaves({_IDS: ids}, extra=True))
+                added: dict[Any, Any] = {_IDS: np.full(len(batch), i, np.int64)}
+                if self._relabels and RELABELED not in batch:
+                    added[RELABELED] = np.zeros(len(batch), np.bool_)
+                parts.append(batch.with_leaves(added, extra=True))
         return stack_batches(parts)
 
     def _info(self, batch: Batch) -> Info:

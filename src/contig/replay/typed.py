@@ -1,7 +1,7 @@
 """What `sample` returns, for type checkers: it depends on `output=`.
 
-"numpy"  Batch       "torch"  Nested (dicts that take a path as key)
-"jax"    dict        "tensordict"  TensorDict
+"numpy"  Batch          "torch", "jax"  Nested (dicts that take a path as key)
+"tensordict"  TensorDict
 """
 
 from __future__ import annotations

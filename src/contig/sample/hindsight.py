@@ -27,7 +27,7 @@ from ..arguments import whole
 from ..batch import Batch
 from ..convert import as_array, is_tensor
 from ..errors import NothingEligibleError
-from ..keys import DONE, MASK, NEXT, RELABELED, REWARD, TERMINATED, TRUNCATED
+from ..keys import FLAGS, MASK, NEXT, RELABELED, REWARD, TERMINATED
 from ..layout import Layout
 from ..tape.one_leaf import read_leaf
 from ..tree import Path, as_path, show_path
@@ -35,7 +35,7 @@ from .base import Array, Draw, Index, OuterSampler, Request, Rng, Sampler
 from .bounds import KnownBounds
 from .uniform import RandomSampler
 
-__all__ = ["HindsightRelabel", "RelabeledRows"]
+__all__ = ["HindsightRelabel", "RelabeledRows", "relabels"]
 
 _KIN = {"future": _native.Kin.FUTURE, "final": _native.Kin.LAST, "episode": _native.Kin.ANY}
 _GOAL = "goal"
@@ -65,7 +65,8 @@ class HindsightRelabel(OuterSampler):
     """Replaces the goals of rows by what their trajectory has achieved, when they are sampled.
 
     Goals, the reward, and with `terminated_fn` the flags of relabelled rows are replaced, below
-    `next` too; what is stored stays as it is. ``("collector", "relabeled")`` says which rows.
+    `next` too; what is stored stays as it is. Reward and flags may be at the root.
+    ``("collector", "relabeled")`` says which rows.
 
     Args:
         strategy: "future", "final" or "episode": see above.
@@ -178,9 +179,11 @@ class HindsightRelabel(OuterSampler):
         if inner is not None:
             batch = inner(batch, draw)
         layout = batch.layout
-        for path in (self.desired, REWARD):
-            if path not in layout.by_path:
-                raise _missing(path, layout)
+        reward = REWARD if REWARD in layout.by_path else REWARD[1:]
+        if self.desired not in layout.by_path:
+            raise _missing(self.desired, layout)
+        if reward not in layout.by_path:
+            raise _missing(REWARD, layout, _NO_REWARD)
         places = np.flatnonzero(batch[RELABELED])
         if not len(places):
             return batch
@@ -190,18 +193,32 @@ class HindsightRelabel(OuterSampler):
             if path in layout.by_path:
                 _put(batch, path, places, goals)
         rows = RelabeledRows(batch, places)
-        _put(batch, REWARD, places, _judged("reward_fn", self.reward_fn, achieved, goals, rows))
+        _put(batch, reward, places, _judged("reward_fn", self.reward_fn, achieved, goals, rows))
         if self.terminated_fn is not None:
             ends = as_array(_judged("terminated_fn", self.terminated_fn, achieved, goals, rows))
             _end(batch, places, ends != 0, draw.lengths)
         return batch
 
 
-def _missing(path: Path, layout: Layout | None) -> NothingEligibleError:
+def relabels(sampler: Any) -> bool:
+    """Whether a sampler's rows have ``("collector", "relabeled")``: it, or one inside it, is
+    HindsightRelabel."""
+    while sampler is not None and not isinstance(sampler, HindsightRelabel):
+        sampler = getattr(sampler, "sampler", None)
+    return sampler is not None
+
+
+_NO_GOALS = "Name yours with achieved= and desired="
+_NO_REWARD = (
+    'It, or a leaf "reward", is what reward_fn replaces: store one, of zeros if there is none'
+)
+_NO_FLAGS = 'It, or a leaf "terminated", is what terminated_fn replaces: store one, or "done"'
+
+
+def _missing(path: Path, layout: Layout | None, hint: str = _NO_GOALS) -> NothingEligibleError:
     known = "nothing yet" if layout is None else ", ".join(show_path(p) for p in layout.by_path)
     return NothingEligibleError(
-        f"hindsight needs a leaf {show_path(path)}; the data has {known}. Name yours with "
-        "achieved= and desired="
+        f"hindsight needs a leaf {show_path(path)}; the data has {known}. {hint}"
     )
 
 
@@ -229,22 +246,33 @@ def _put(batch: Batch, path: Path, places: Array, values: Any) -> None:
 
 
 def _end(batch: Batch, places: Array, ends: Array, lengths: Array | None) -> None:
-    """Writes how rows end. Where a slice stops, that is a truncation unless it is an end."""
-    layout = batch.layout
-    if TERMINATED not in layout.by_path:
-        raise _missing(TERMINATED, layout)
-    if MASK in layout.by_path:  # padding ends nothing
+    """Writes how rows end: below `next`, and at the root if flags are stored there only."""
+    known, below = batch.layout.by_path, TERMINATED in batch.layout.by_path
+    at_root = TERMINATED[1:] in known and (not below or TERMINATED in batch.extras)
+    if not below and not at_root:
+        raise _missing(TERMINATED, batch.layout, _NO_FLAGS)
+    if MASK in known:  # padding ends nothing
         real = batch[MASK][places]
         places, ends = places[real], ends[real]
-    _put(batch, TERMINATED, places, ends)
+    if below:
+        stops = None if lengths is None else _stops(batch, lengths)[places]
+        _end_at(batch, NEXT, places, ends, stops)
+    if at_root:
+        _end_at(batch, (), places, ends, None)  # where slices stop is marked below `next`
+
+
+def _end_at(batch: Batch, parent: Path, places: Array, ends: Array, stops: Array | None) -> None:
+    """Flags at one place. Where a slice stops, that is a truncation unless it is an end."""
+    done, terminated, truncated = ((*parent, flag) for flag in FLAGS)
+    _put(batch, terminated, places, ends)
     cut: Any = False
-    if TRUNCATED in layout.by_path:
-        cut = batch[TRUNCATED][places].reshape(-1) != 0
-        if lengths is not None:
-            cut = (cut | _stops(batch, lengths)[places]) & ~ends
-            _put(batch, TRUNCATED, places, cut)
-    if DONE in layout.by_path:
-        _put(batch, DONE, places, ends | cut)
+    if truncated in batch.layout.by_path:
+        cut = batch[truncated][places].reshape(-1) != 0
+        if stops is not None:
+            cut = (cut | stops) & ~ends
+            _put(batch, truncated, places, cut)
+    if done in batch.layout.by_path:
+        _put(batch, done, places, ends | cut)
 
 
 def _stops(batch: Batch, lengths: Array) -> Array:

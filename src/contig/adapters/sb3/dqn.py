@@ -21,30 +21,33 @@ class PrioritizedDQN(DQN):
     """SB3's DQN, whose `replay_buffer_class` is `PrioritizedReplayBuffer` if none is given.
 
     `replay_buffer_kwargs` may have `alpha`, `beta` and `eps`; beta goes from there to 1 in the
-    course of `learn`. `n_steps` is the buffer's, too.
+    course of `learn`. `n_steps` and `gamma` are the buffer's too, unless they are there.
     """
 
     def _setup_model(self) -> None:
         if self.replay_buffer_class is None:
             self.replay_buffer_class = PrioritizedReplayBuffer
-            steps = {"n_steps": self.n_steps, "gamma": self.gamma}
-            self.replay_buffer_kwargs = {**steps, **self.replay_buffer_kwargs}
         if not issubclass(self.replay_buffer_class, PrioritizedReplayBuffer):
             raise TypeError(
                 f"replay_buffer_class: {self.replay_buffer_class.__name__} has no priorities; give "
                 "PrioritizedReplayBuffer or a subclass, or use stable_baselines3.DQN"
             )
-        # The buffer has them: SB3, which does not know it, would warn that they are left out.
-        steps_wanted, self.n_steps = self.n_steps, 1
-        super()._setup_model()
-        self.n_steps = steps_wanted
+        # For this call only: what a model is loaded with may differ from what it was saved with.
+        # SB3, which does not know that the buffer has steps, would warn that they are left out.
+        steps, given = self.n_steps, self.replay_buffer_kwargs
+        self.replay_buffer_kwargs = {"n_steps": steps, "gamma": self.gamma, **given}
+        self.n_steps = 1
+        try:
+            super()._setup_model()
+        finally:
+            self.n_steps, self.replay_buffer_kwargs = steps, given
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         buffer = self.replay_buffer
         assert isinstance(buffer, PrioritizedReplayBuffer)
-        progress = 1 - self._current_progress_remaining
+        progress = 1 - max(self._current_progress_remaining, 0)  # rollouts go over the end
         buffer.beta = buffer.initial_beta + (1 - buffer.initial_beta) * progress
         losses = []
         for _ in range(gradient_steps):

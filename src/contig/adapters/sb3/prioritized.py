@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ...arguments import number
 from ...batch import Batch
 from ...convert import as_array
 from ...keys import INDEX, WEIGHT
@@ -52,7 +53,7 @@ class PrioritizedReplayBuffer(StepsReplayBuffer):
     Args:
         args, kwargs: as in `ReplayBuffer`.
         alpha: how much priorities count, from 0 (not at all) on.
-        beta: how much weights correct for it, up to 1 (fully); may be changed between samples.
+        beta: how much weights correct for it, from 0 to 1 (fully); may be changed between samples.
         eps: added to priorities, so that no row is forgotten.
         n_steps, gamma: as in `NStepReplayBuffer`.
     """
@@ -68,7 +69,7 @@ class PrioritizedReplayBuffer(StepsReplayBuffer):
         **kwargs: Any,
     ) -> None:
         self.alpha, self.eps = alpha, eps
-        self.initial_beta = self._beta = beta
+        self.initial_beta = self._beta = number("beta", beta, 0, 1)
         super().__init__(*args, n_steps=n_steps, gamma=gamma, **kwargs)
 
     def _row_sampler(self) -> Sampler:
@@ -76,15 +77,14 @@ class PrioritizedReplayBuffer(StepsReplayBuffer):
 
     @property
     def beta(self) -> float:
-        """How much importance weights correct; may be set."""
+        """How much importance weights correct, from 0 to 1; may be set."""
         return self._beta
 
     @beta.setter
     def beta(self, value: float) -> None:
         sampler = self._drawn.sampler
         assert isinstance(sampler, PrioritizedSampler)
-        sampler.beta = value  # which says what is wrong with it
-        self._beta = value
+        sampler.beta = self._beta = number("beta", value, 0, 1)
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
         return self._samples(self._draw(batch_size), env)

@@ -30,10 +30,11 @@ class ReplayBuffer(StepBuffer, sb3.ReplayBuffer):  # type: ignore[override]
     Args:
         buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination: as
             SB3's.
-        optimize_memory_usage: changes nothing: observations, and frames of those that are stacked
-            (`VecFrameStack`), are stored once in any case, and next observations are what the step
-            led to. SB3's are the first of the next episode where one is truncated. It goes with
-            `handle_timeout_termination`, Dict observations and n steps.
+        optimize_memory_usage: changes nothing that is stored: observations, and frames of those
+            that are stacked (`VecFrameStack`), are stored once in any case, and next observations
+            are what the step led to. SB3's are the first of the next episode where one is
+            truncated. It goes with `handle_timeout_termination`, Dict observations and n steps;
+            without the first, the oldest step of a full buffer is not drawn, as in SB3.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """RolloutBuffer and DictRolloutBuffer of stable-baselines3.
 
-The arrays are SB3's, since callbacks write to them (rewards of their own, for one); they are kept
-from one rollout to the next. What is made of them is contig's:
+The arrays are SB3's, since callbacks write to them (rewards of their own, for one), between one
+`get` and the next too. What is made of them is contig's:
 
     compute_returns_and_advantage   one native scan instead of a loop over steps
-    get                             the rows packed once, and each minibatch gathered in one call
+    get                             the rows packed, and each minibatch gathered in one call
 """
 
 from __future__ import annotations
@@ -49,12 +49,9 @@ class RolloutBuffer(sb3.RolloutBuffer):
         super().__init__(*args, **kwargs)
 
     def reset(self) -> None:
+        super().reset()
         if self._storage is None:
-            super().reset()
             self._storage = self._make_storage()
-            return
-        sb3.BaseBuffer.reset(self)
-        self.generator_ready = False
 
     def _make_storage(self) -> LazyTensorStorage:
         rows = self._rows(lambda array: array[:1, 0])
@@ -95,22 +92,23 @@ class RolloutBuffer(sb3.RolloutBuffer):
         assert self.full, ""
         rows = self.buffer_size * self.n_envs
         order = np.random.permutation(rows)  # as SB3 draws it
-        if not self.generator_ready:
-            self._pack()
+        self._pack()  # every time: anybody may have written to the arrays since
         for start in range(0, rows, batch_size or rows):
             yield self._get_samples(order[start : start + (batch_size or rows)])
 
     def _pack(self) -> None:
-        """Each step as one row, env by env."""
+        """Each step of each env as one row, in the order of the arrays, which needs no copy."""
         assert self._storage is not None
         self._storage.empty()
-        seqs = self._storage.default_writer.extend(self._rows(_by_env), continues=False)
+        seqs = self._storage.default_writer.extend(self._rows(_flat), continues=False)
         self._first = int(seqs[0])
         self.generator_ready = True
 
     def _get_samples(self, batch_inds: Array, env: Any = None) -> Any:
+        """Rows by SB3's numbers, which go env by env."""
         assert self._storage is not None
-        batch, _ = self._storage.gather(np.asarray(batch_inds, np.int64) + self._first)
+        envs, steps = np.divmod(np.asarray(batch_inds, np.int64), self.buffer_size)
+        batch, _ = self._storage.gather(steps * self.n_envs + envs + self._first)
         return self._samples_type(**{name: self._tensors(batch[name]) for name in _PARTS})
 
     def _tensors(self, values: Any) -> Any:
@@ -126,9 +124,9 @@ class RolloutBuffer(sb3.RolloutBuffer):
         self._storage = self._make_storage()
 
 
-def _by_env(array: Array) -> Array:
-    """``[T, N, ...]`` as ``[N * T, ...]``."""
-    return array.swapaxes(0, 1).reshape(-1, *array.shape[2:])
+def _flat(array: Array) -> Array:
+    """``[T, N, ...]`` as ``[T * N, ...]``."""
+    return array.reshape(-1, *array.shape[2:])
 
 
 class DictRolloutBuffer(RolloutBuffer, sb3.DictRolloutBuffer):  # type: ignore[misc]

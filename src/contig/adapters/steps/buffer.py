@@ -55,6 +55,7 @@ class StepBuffer:
     obs_shape: Any
     action_dim: int
     device: torch.device
+    optimize_memory_usage: bool
     handle_timeout_termination: bool
     pos: int
     full: bool
@@ -122,7 +123,13 @@ class StepBuffer:
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
         """As SB3 draws it, from numpy's own generator: with the same seed, the same rows."""
-        return self._get_samples(np.random.randint(0, self.size(), size=batch_size), env)
+        size = self.size()
+        if self.optimize_memory_usage and not self.handle_timeout_termination and self.full:
+            # SB3, which has the option without time limits only, leaves the oldest step out then.
+            places = (np.random.randint(1, max(size, 2), size=batch_size) + self.pos) % size
+        else:
+            places = np.random.randint(0, size, size=batch_size)
+        return self._get_samples(places, env)
 
     def _get_samples(self, batch_inds: Array, env: Any = None) -> Any:
         """Steps by their place in the buffer, of a random env each."""

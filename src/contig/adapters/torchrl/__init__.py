@@ -4,12 +4,13 @@
     from contig.adapters.torchrl import LazyTensorStorage, TensorDictReplayBuffer    # after
 
 Losses, modules, transforms and environments stay TorchRL's own. `contig` itself has most of these
-names too, with contig's arguments: numpy first, seqs for indices. Names load when they are used.
+names too, with contig's arguments: numpy first, seqs for indices. Names load when they are used;
+those of TorchRL's that are not here raise an ImportError that says what to use.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...lazy import lazy_names
 
@@ -41,7 +42,19 @@ _WHERE = {
     "storages": ("LazyMemmapStorage", "LazyTensorStorage"),
     "writers": ("RoundRobinWriter", "TensorDictRoundRobinWriter"),
 }
-__all__, __getattr__, __dir__ = lazy_names(__name__, _WHERE)
+__all__, _load, __dir__ = lazy_names(__name__, _WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return _load(name)
+    from .instead import instead_of
+
+    hint = instead_of(name)
+    if hint is not None:  # an ImportError: `from ... import name` drops what an AttributeError says
+        raise ImportError(f"{__name__} has no {name}: {hint}", name=__name__)
+    return _load(name)
+
 
 if TYPE_CHECKING:
     from .base_collector import BaseCollector as BaseCollector

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from .instead import only_theirs
+
 __all__ = ["device_of", "made", "refused", "seed_of", "without_effect"]
 
 
@@ -30,8 +32,11 @@ def made(given: Any, kind: type, what: str, hint: str) -> Any:
         given = given()
     if given is None or isinstance(given, kind):
         return given
-    whose = " of TorchRL's own" if type(given).__module__.startswith("torchrl") else ""
-    raise TypeError(f"{what}: expected one of contig's, got {type(given).__name__}{whose}; {hint}")
+    name, whose = type(given).__name__, ""
+    if type(given).__module__.startswith("torchrl"):
+        whose = " of TorchRL's own"
+        hint = only_theirs(name) or hint
+    raise TypeError(f"{what}: expected one of contig's, got {name}{whose}; {hint}")
 
 
 def device_of(device: Any) -> Any:

@@ -28,7 +28,7 @@ from ..saving import packed, unpack
 from .arguments import device_of, made, refused, seed_of, without_effect
 from .epochs import Epoch
 from .items import Items
-from .rows import with_next_init
+from .rows import on_each, with_next_init
 from .storages import LazyTensorStorage
 from .transforms import Transforms
 from .writers import check_writer
@@ -54,7 +54,8 @@ class Sampled:
 
 
 class ReplayBuffer(TapeBuffer):
-    """TorchRL's ReplayBuffer, with rows on a tape. Samples are TensorDicts.
+    """TorchRL's ReplayBuffer, with rows on a tape. Samples are TensorDicts; of tensors or
+    tuples, those.
 
     Args:
         storage: `LazyTensorStorage(1000)` if None; or a function that makes one.
@@ -171,7 +172,8 @@ class ReplayBuffer(TapeBuffer):
         """Appends rows; returns their seqs, as a tensor.
 
         Args:
-            data: a TensorDict, a mapping, or a list of them.
+            data: a TensorDict, a tensorclass, a mapping, or a list of them; or a tensor, or a tuple
+                of tensors, which samples are too, then.
             options: `continues` and `fields` of contig's own.
         """
         return torch.from_numpy(super().extend(self._items.rows_of(data), **options))
@@ -219,14 +221,17 @@ class ReplayBuffer(TapeBuffer):
         return Sampled(self._given_out(batch), batch)
 
     def _given_out(self, batch: Batch) -> Any:
-        td = batch.to_tensordict(self._device)
-        if INIT in batch:
-            td = with_next_init(td)
-        td = self._items.widened(td)
+        if batch.layout.structure.kind == "dict":
+            td = batch.to_tensordict(self._device)
+            if INIT in batch:
+                td = with_next_init(td)
+            td = self._items.widened(td)
+        else:  # a tensor, or a tuple of some, as it came
+            td = batch.torch(self._device)
         if self._collate is not None:
             td = self._collate(td)
         td = self.transforms.to_learner(td)
-        return td.pin_memory() if self._pin else td
+        return on_each(lambda x: x.pin_memory(), td) if self._pin else td
 
     def __iter__(self) -> Iterator[Any]:
         """Batches: without end, or, of a sampler without replacement, one epoch."""
@@ -265,7 +270,8 @@ class ReplayBuffer(TapeBuffer):
                 return self[:][index]
             return self[index[0]] if len(index) == 1 else self[index[0]][index[1:]]
         found = self._given_out(self._rows(index))
-        return found[0] if isinstance(index, (int, np.integer)) else found
+        one = isinstance(index, (int, np.integer))
+        return on_each(lambda x: x[0], found) if one else found
 
     def _rows(self, index: Any) -> Batch:
         from ...replay.read import read_rows

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
+from tensordict import is_tensor_collection
 
 from .rows import as_rows
 
@@ -36,7 +36,7 @@ class Items:
         Raises:
             ValueError: items of another shape than before.
         """
-        if not isinstance(data, TensorDictBase) or data.ndim <= self._ndim:
+        if not is_tensor_collection(data) or data.ndim <= self._ndim:
             return as_rows(data, self._ndim)
         self._note(tuple(data.batch_size)[self._ndim :])
         rows = data.copy()  # its batch size only: tensors are the same

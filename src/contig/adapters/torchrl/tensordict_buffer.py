@@ -10,6 +10,7 @@ from torchrl.data import replay_buffers as theirs
 
 from .buffers import ReplayBuffer
 from .priorities import priorities_of
+from .rows import check_named
 
 __all__ = ["TensorDictReplayBuffer"]
 
@@ -33,7 +34,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         Args:
             update_priority: False: they are not looked for.
+
+        Raises:
+            TypeError: data without names, such as a tensor or a tuple.
         """
+        check_named(data)
         seqs = super().extend(data, **options)
         if self.has_priorities and update_priority is not False and is_tensor_collection(data):
             # Transforms may have stored fewer rows, and a storage may have kept fewer.
@@ -43,6 +48,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return seqs
 
     def add(self, data: Any, fields: Any = None) -> int:
+        check_named(data)
         seq = super().add(data, fields)
         if self.has_priorities and is_tensor_collection(data):
             given = data.get(self.priority_key, None)

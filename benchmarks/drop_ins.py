@@ -1,0 +1,175 @@
+"""What the benchmarks of drop-ins found beside the originals: `results-adapters.json`, by library.
+
+Each benchmark replaces its library's part, quick runs in `results-adapters-quick.json`; the page
+`docs/benchmarks.md` shows the file as tables (`benchmarks.pages`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import describe_machine, rounded
+from benchmarks.table import number
+
+RESULTS = Path(__file__).with_name("results-adapters.json")
+QUICK_RESULTS = RESULTS.with_name("results-adapters-quick.json")
+#: Libraries in the order of the page, and what measures each.
+LIBRARIES = {
+    "stable-baselines3": "adapters_sb3 --returns",
+    "torchrl": "adapters_torchrl",
+    "cleanrl": "adapters_cleanrl",
+    "rsl-rl-lib": "adapters_rsl_rl",
+    "skrl": "adapters_rsl_rl",
+}
+
+Sides = dict[str, float]
+
+
+@dataclass
+class Training:
+    """One training on contig's class and on the original.
+
+    Attributes:
+        step: what a time is of.
+        time_ms, memory_mb: by side: "contig", "original", or one that only contig has.
+        returns: by side, of each seed.
+        note: what else is to be said.
+    """
+
+    step: str
+    time_ms: Sides
+    memory_mb: Sides = field(default_factory=dict)
+    returns: dict[str, list[float]] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass
+class DropIn:
+    """What was measured of a library's drop-in.
+
+    Attributes:
+        trainings: by name.
+        lines: lines that change in a script, by what is changed.
+        machine, versions: where, and of what.
+    """
+
+    trainings: dict[str, Training]
+    lines: dict[str, int]
+    machine: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def load(path: Path = RESULTS) -> dict[str, DropIn]:
+    """What was recorded, by library; nothing if there is no file."""
+    if not path.is_file():
+        return {}
+    out = {}
+    for library, part in json.loads(path.read_text()).items():
+        trainings = {name: Training(**x) for name, x in part.pop("trainings").items()}
+        out[library] = DropIn(trainings, **part)
+    return out
+
+
+def record(library: str, found: DropIn, quick: bool) -> Path:
+    """Puts a library's part into the file; returns which."""
+    path = QUICK_RESULTS if quick else RESULTS
+    known = load(path)
+    found.machine = describe_machine(1, quick)
+    packages = ("contig", "torch", *([] if library == "cleanrl" else [library]))
+    found.versions = {name: version(name) for name in packages}
+    known[library] = found
+    ordered = {name: asdict(known[name]) for name in LIBRARIES if name in known}
+    path.write_text(json.dumps(_rounded(ordered), indent=1) + "\n")
+    return path
+
+
+def _rounded(value: Any) -> Any:
+    """`rounded`, in lists too."""
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return rounded(value)
+
+
+# -- the page ---------------------------------------------------------------------------------
+
+
+def whole(known: dict[str, DropIn], render: Any) -> str:
+    """Tables of what was recorded, and the commands of what was not."""
+    parts = []
+    measured = {name: part for name, part in known.items() if part.trainings}
+    if measured:
+        parts = [heading(measured), render(cost_rows(measured))]
+        returns = return_rows(measured)
+        if len(returns) > 1:
+            parts += ["Returns, the mean of the last episodes, by seed:", render(returns)]
+        parts.append(render(line_rows(measured)))
+    missing = [name for name in LIBRARIES if name not in measured]
+    if missing:
+        said = ", ".join(f"{name} (`python -m benchmarks.{LIBRARIES[name]}`)" for name in missing)
+        parts.append(f"Not in the file of results yet: {said}.")
+    return "\n\n".join(parts)
+
+
+def heading(known: dict[str, DropIn]) -> str:
+    """Machines and versions, each once."""
+    machines, versions = set(), {}
+    for part in known.values():
+        m = part.machine
+        quick = " (QUICK RUN: figures mean nothing)" if m["quick"] else ""
+        machines.add(f"{m['cpu']}, {m['cores']} cores, Python {m['python']}{quick}")
+        versions.update(part.versions)
+    said = ", ".join(f"{name} {number}" for name, number in versions.items())
+    return f"{'; '.join(sorted(machines))}; {said}."
+
+
+def cost_rows(known: dict[str, DropIn]) -> list[list[str]]:
+    """Time and memory of each training."""
+    head = ["", "", "ms, contig", "ms, original", "", "MB, contig", "MB, original", ""]
+    rows = [head]
+    for library, part in known.items():
+        for name, training in part.trainings.items():
+            title = f"{library}: {name}" + (f"; {training.note}" if training.note else "")
+            cells = [*_beside(training.time_ms), *_beside(training.memory_mb)]
+            rows.append([title, training.step, *cells])
+    return rows
+
+
+def _beside(sides: Sides) -> list[str]:
+    """Both sides' figures, and how many times contig's the original's is."""
+    mine, other = sides.get("contig"), sides.get("original")
+    shown = ["" if x is None else _digits(x) for x in (mine, other)]
+    return [*shown, f"{other / mine:.2f}x" if mine and other else ""]
+
+
+def _digits(value: float) -> str:
+    return number(value) if value >= 1 else f"{value:.3f}"
+
+
+def return_rows(known: dict[str, DropIn]) -> list[list[str]]:
+    """Returns by seed, a row for each side."""
+    found = [
+        (f"{library}: {name}", side, values)
+        for library, part in known.items()
+        for name, training in part.trainings.items()
+        for side, values in training.returns.items()
+    ]
+    seeds = max((len(values) for _, _, values in found), default=0)
+    rows = [["", "", *(f"seed {i}" for i in range(seeds)), "mean"]] if found else [[]]
+    for title, side, values in found:
+        cells = [f"{x:.4g}" for x in values] + [""] * (seeds - len(values))
+        rows.append([title, side, *cells, f"{sum(values) / len(values):.4g}"])
+    return rows
+
+
+def line_rows(known: dict[str, DropIn]) -> list[list[str]]:
+    """Lines that change in a script."""
+    rows = [["lines of a script that change", ""]]
+    for library, part in known.items():
+        rows += [[f"{library}: {what}", str(lines)] for what, lines in part.lines.items()]
+    return rows
