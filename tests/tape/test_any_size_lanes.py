@@ -80,7 +80,11 @@ def test_another_count_than_lanes_is_refused(rows: Any) -> None:
 @pytest.mark.parametrize("example, column", ALONE.values(), ids=ALONE)
 def test_without_a_leaf_of_fixed_size(example: Any, column: Any) -> None:
     assert written(made(example), {"x": column}, {"t": [1, 2]}) == ([1, 2], [2, 2])
-    one = column.reshape(-1, *column.shape[2:]) if hasattr(column, "shape") else sum(column, [])
+    one = (
+        column.reshape(-1, *column.shape[2:])
+        if hasattr(column, "shape")
+        else [*column[0], *column[1]]
+    )
     assert written(made(example), {"x": one}, {"t": 7}) == ([7], [4])
 
 
@@ -88,7 +92,7 @@ def test_leaves_with_codecs() -> None:
     pixels = np.arange(16, dtype=np.uint8).reshape(2, 2, 2, 2)
     encoder = made(PIXELS, **CODED).codecs["p",]
     encoded = [[encoder.encode(row) for row in lane] for lane in pixels]
-    flat = Blob.of(sum(encoded, []))
+    flat = Blob.of([*encoded[0], *encoded[1]])
     for column in (pixels, encoded, flat):
         for more in ({"y": ROWS["y"]}, {}):
             if not more and column is flat:

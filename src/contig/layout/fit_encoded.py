@@ -3,7 +3,7 @@ differs.
 
     arrays    [*batch, *leaf.shape]: checked, cast and encoded
     bytes     that somebody else encoded: of one row, or a Blob, a list or an object array of them;
-              what their header says is checked, and they are stored as they are
+              what they say is checked, and they are stored as they are
 """
 
 from __future__ import annotations
