@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .convert import as_array, jagged_tensor, numpy_dtype, to_torch
+from .convert import as_array, cast, jagged_tensor, numpy_dtype, to_torch
 
 __all__ = ["Blob", "Ragged"]
 
@@ -118,14 +118,15 @@ class Ragged:
         """An array ``[rows, longest, *inner]``, or of another length, filled up with a value.
 
         Raises:
-            ValueError: a row is longer than that.
+            ValueError: a row is longer than that, or the rows' dtype has no such value.
         """
         lengths = self.lengths
         longest = int(lengths.max()) if len(lengths) else 0
         to = longest if length is None else length
         if to < longest:
             raise ValueError(f"to_padded: a row has {longest} elements, more than {to}")
-        out = np.full((len(self), to, *self.inner_shape), value, self.dtype)
+        fill = cast(np.asarray(value), self.dtype, ("to_padded", "value"))
+        out = np.full((len(self), to, *self.inner_shape), fill, self.dtype)
         whole = self.packed()
         out[np.arange(to) < lengths[:, None]] = whole.values
         return out

@@ -255,6 +255,16 @@ def test_set_fields_from_afar() -> None:
                 far.set_fields([0], {"task": 1})
 
 
+def test_fields_are_the_servers_to_say() -> None:
+    buffer = ReplayBuffer(LazyTensorStorage(9), batch_size=1)
+    with serving(buffer) as server, TcpClient(HOST, server.port, {"n": 0}) as far:
+        with pytest.raises(LayoutError, match=r"make it with fields=.* where a server has it, do"):
+            far.send({"n": 1}, fields={"task": 1})
+        far.send({"n": 1})
+        far.wait(10)
+    assert buffer.storage.fields is None and len(buffer) == 1
+
+
 def test_a_request_that_makes_no_sense() -> None:
     """Whatever a payload says, it is an answer to who sent it, and nothing changes."""
     fields = fields_layout(FIELDS)

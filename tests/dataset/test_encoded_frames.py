@@ -129,3 +129,27 @@ def test_hdf5_pixels_are_encoded_and_what_is_no_image_is_refused(tmp_path):
     write_hdf5(tmp_path / "noise.hdf5", noise)
     with pytest.raises(LayoutError, match="no PNG"):
         from_hdf5(tmp_path / "noise.hdf5", storage)
+
+
+def test_images_that_nobody_could_decode_are_not_imported(tmp_path):
+    def see_through(number):
+        out = io.BytesIO()
+        Image.fromarray(picture(number)).save(out, "PNG", transparency=(1, 2, 3))
+        return out.getvalue()
+
+    def put(file, n):
+        images = file.create_dataset("observations/top", n, h5py.vlen_dtype(np.uint8))
+        for i in range(n):
+            images[i] = np.frombuffer(see_through(i), np.uint8)
+
+    write_hdf5(tmp_path / "in.hdf5", put)
+    storage = LazyTensorStorage(100, codecs={("observation", "top"): "png"})
+    with pytest.raises(LayoutError, match="transparent colour"):
+        from_hdf5(tmp_path / "in.hdf5", storage)
+    assert len(storage) == 0
+    # LeRobot's say what shape they have: they are decoded to that.
+    path = write_lerobot(tmp_path / "set", LENGTHS, image=see_through)
+    storage = LazyTensorStorage(100, codecs={TOP: "png"})
+    from_lerobot(path, storage)
+    images = ReplayBuffer(storage)[:][TOP]
+    assert all(np.array_equal(x, picture(i)) for x, i in zip(images, identities()))

@@ -361,6 +361,16 @@ def test_release() -> None:
     assert sampler.stats().released == 1
 
 
+def test_zero_is_one_group_whatever_its_sign() -> None:
+    storage = LazyTensorStorage(99, fields={"group": np.float32(0), "task": np.int32(0)})
+    sampler = TrajectorySampler(2, group="group", group_size=2, fields=("task",))
+    buffer = ReplayBuffer(storage, sampler, seed=0)
+    for number, group in enumerate((0.0, -0.0, 1.0)):
+        fields = {"group": group, "task": number}
+        buffer.extend_trajectory(rows(number, 2), terminated=True, fields=fields)
+    assert numbers(buffer.sample()) == [0, 1]
+
+
 def test_released_groups_wait_again_for_those_that_come() -> None:
     buffer, sampler, clock = waiting("release", consume=False)
     write(buffer, 0, 1)

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contig import Batch, Blob, Layout, LayoutError, LazyTensorStorage, Ragged, ShapeDtype
+from contig import (
+    Batch,
+    Blob,
+    Layout,
+    LayoutError,
+    LazyTensorStorage,
+    Ragged,
+    ReplayBuffer,
+    ShapeDtype,
+)
 from contig.batch import stack_batches
 
 Array = np.ndarray[Any, Any]
@@ -54,6 +63,46 @@ def test_padding_to_a_length() -> None:
     assert column.to_padded(length=3).shape == (2, 3, 2)
     with pytest.raises(ValueError, match="2 elements, more than 1"):
         column.to_padded(length=1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [(np.int32, 0.5), (np.int32, np.nan), (np.uint8, -1), (np.uint8, 256), (bool, -1)],
+)
+def test_padding_is_a_value_that_the_rows_can_have(dtype: Any, value: Any) -> None:
+    column = Ragged(np.ones(2, dtype), [0, 0, 2])
+    with pytest.raises(ValueError, match=r'"to_padded", "value".* cannot be stored as'):
+        column.to_padded(value)
+    assert column.to_padded(1).tolist() == [[1, 1], [1, 1]]
+    assert np.isnan(Ragged(np.ones(2, np.float32), [0, 0, 2]).to_padded(np.nan)[0]).all()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_of_every_form_are_rows() -> None:
+    torch = pytest.importorskip("torch")
+    parts = [torch.arange(4.0).reshape(2, 2), torch.arange(6.0).reshape(3, 2)]
+    wide = torch.arange(40.0).reshape(2, 10, 2)
+    starts, lengths = torch.tensor([1, 3]), torch.tensor([2, 4])
+    forms = {
+        "jagged": torch.nested.nested_tensor(parts, layout=torch.jagged),
+        "strided": torch.nested.as_nested_tensor(parts, layout=torch.strided),
+        "with gaps": torch.nested.narrow(wide, 1, starts, lengths, layout=torch.jagged),
+    }
+    for nested in forms.values():
+        expected = [x.tolist() for x in nested.unbind()]
+        for example in ({"x": Ragged(np.float32, (2,)), "y": 0}, None):
+            storage = LazyTensorStorage(9, example=example)
+            storage.writer().extend({"x": nested, "y": np.arange(2)})
+            stored = ReplayBuffer(storage)[:]["x"]
+            assert [x.tolist() for x in stored] == expected
+    # Rows of another inner shape, or that vary in another dim, are none of the leaf.
+    square = torch.nested.nested_tensor([torch.ones(1, 3), torch.ones(2, 3)], layout=torch.jagged)
+    odd = torch.nested.as_nested_tensor([torch.ones(2, 2), torch.ones(2, 3)], layout=torch.strided)
+    storage = LazyTensorStorage(9, example={"x": Ragged(np.float32, (2,)), "y": 0})
+    for nested in (square, square.transpose(1, 2), odd):
+        with pytest.raises(ValueError, match='"x": '):
+            storage.writer().extend({"x": nested, "y": np.arange(2)})
+    assert len(storage) == 0
 
 
 def test_values_between_the_first_and_the_last_row_only() -> None:

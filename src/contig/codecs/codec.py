@@ -80,8 +80,8 @@ class Codec(ABC):
 
     @abstractmethod
     def wrong(self, data: memoryview, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
-        """Why bytes that somebody else encoded are no such row, as far as their header says; empty
-        if they are."""
+        """Why bytes that somebody else encoded are no such row, as far as it is known without
+        decoding what is slow to decode; empty if they are."""
 
     def described(self, data: memoryview) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Shape and dtype of what somebody else encoded, as its header says.

@@ -11,6 +11,7 @@ import numpy as np
 from .. import _native
 from .codec import Array, Codec, need
 from .threads import cores
+from .zstd_frame import zstd_damage
 
 __all__ = ["Lz4", "Zstd"]
 
@@ -70,8 +71,9 @@ class Zstd(_Compressed):
     def decode(self, data: memoryview, out: Array) -> None:
         _, decompress, content_size = self._mine()
         # Before anything is allocated for it: the frame may say what it likes.
-        if content_size(data) != out.nbytes:
-            raise ValueError(_size_error(content_size(data), out.nbytes))
+        holds = content_size(data)
+        if holds != out.nbytes:
+            raise ValueError(f"it holds {holds} bytes, expected {out.nbytes}")
         out.reshape(-1).view(np.uint8)[:] = np.frombuffer(decompress(data), np.uint8)
 
     def at_once(self, values: Array, offsets: Array, out: Array) -> bool:
@@ -99,13 +101,7 @@ class Zstd(_Compressed):
         return at == out.nbytes
 
     def wrong(self, data: memoryview, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
-        expected = math.prod(shape) * dtype.itemsize
-        library = self._library()
-        try:
-            says = library.get_frame_parameters(data).content_size
-        except library.ZstdError as error:
-            return f"no zstd frame: {error}"
-        return "" if says == expected else _size_error(says, expected)
+        return zstd_damage(data, math.prod(shape) * dtype.itemsize)
 
 
 class Lz4(_Compressed):
@@ -150,7 +146,3 @@ class Lz4(_Compressed):
         except ValueError as error:
             return str(error)
         return ""
-
-
-def _size_error(came: int, expected: int) -> str:
-    return f"it holds {came} bytes, expected {expected}"

@@ -15,7 +15,9 @@ from .headers import (
     ends_jpeg,
     ends_png,
     ends_qoi,
+    jpeg_damage,
     jpeg_header,
+    png_damage,
     png_header,
     qoi_header,
 )
@@ -70,7 +72,14 @@ class _Image(Codec):
         expected = Header(height, width, channels, dtype.itemsize * 8)
         if found != expected:
             return f"{_show(found)}, expected {_show(expected)}"
-        return "" if type(self).ends(data) else f"a {self.kind.upper()} that is cut short"
+        if not type(self).ends(data):
+            return f"a {self.kind.upper()} that is cut short"
+        return self._damage(data, shape)
+
+    @abstractmethod
+    def _damage(self, data: memoryview, shape: tuple[int, ...]) -> str:
+        """Why bytes with the right header and an end are no whole image; empty if they are, as far
+        as it is known without decoding what is slow to decode."""
 
     def described(self, data: memoryview) -> tuple[tuple[int, ...], np.dtype[Any]]:
         height, width, channels, bits = type(self).header(data)
@@ -125,6 +134,9 @@ class Png(_ByLibrary):
     def encode(self, row: Array) -> bytes:
         return self._library().png_encode(row, level=self._level)  # type: ignore[no-any-return]
 
+    def _damage(self, data: memoryview, shape: tuple[int, ...]) -> str:
+        return png_damage(data)
+
     def _decoder(self, library: Any) -> Any:
         return library.png_decode
 
@@ -141,10 +153,16 @@ class Qoi(_Image):
         return self._library().qoi_encode(row)  # type: ignore[no-any-return]
 
     def decode(self, data: memoryview, out: Array) -> None:
+        if not self._decoded(data, out):
+            raise ValueError(self.wrong(data, out.shape, out.dtype))
+
+    def _decoded(self, data: memoryview, out: Array) -> bool:
         ends = np.array([0, len(data)])
-        if not self.at_once(np.frombuffer(data, np.uint8), ends, out[None]):
-            found = self.wrong(data, out.shape, out.dtype)
-            raise ValueError(found or "a QOI that is damaged")
+        return self.at_once(np.frombuffer(data, np.uint8), ends, out[None])
+
+    def _damage(self, data: memoryview, shape: tuple[int, ...]) -> str:
+        # Nothing but its pixels says how many there are; they are decoded quickly.
+        return "" if self._decoded(data, np.empty(shape, np.uint8)) else "a QOI that is damaged"
 
     def at_once(self, values: Array, offsets: Array, out: Array) -> bool:
         # Not by the library: see native/kernels/decode.h.
@@ -174,6 +192,9 @@ class Jpeg(_ByLibrary):
 
     def encode(self, row: Array) -> bytes:
         return self._library().jpeg8_encode(row, level=self._quality)  # type: ignore[no-any-return]
+
+    def _damage(self, data: memoryview, shape: tuple[int, ...]) -> str:
+        return jpeg_damage(data)
 
     def _decoder(self, library: Any) -> Any:
         return library.jpeg8_decode

@@ -90,7 +90,7 @@ def decode_rows(codec: Codec, values: Any, offsets: Array, out: Array, path: Pat
 def check_encoded(
     codec: Codec, data: Any, shape: tuple[int, ...], dtype: np.dtype[Any], path: Path
 ) -> None:
-    """Looks whether bytes that somebody else encoded are a row of a leaf, by their header.
+    """Looks whether bytes that somebody else encoded are a row of a leaf; see `Codec.wrong`.
 
     Raises:
         LayoutError: they are not, with what they are.

@@ -24,8 +24,8 @@ from .jax_arrays import BlockSplitter, register_nodes, to_jax
 from .tensordicts import (
     non_tensors,
     plain_tree,
-    refuse_non_tensor,
     tensordict_shape,
+    text_of,
     to_tensordict,
 )
 from .tensors import jagged_parts, jagged_tensor, to_torch, to_torch_all
@@ -53,10 +53,10 @@ __all__ = [
     "numpy_dtype",
     "pinned_copy",
     "plain_tree",
-    "refuse_non_tensor",
     "register_nodes",
     "same_values",
     "tensordict_shape",
+    "text_of",
     "to_jax",
     "to_tensordict",
     "to_torch",

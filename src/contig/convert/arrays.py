@@ -146,8 +146,8 @@ def _refuse_no_array(value: Any, path: Path) -> None:
     if getattr(value, "is_nested", False):
         raise ValueError(
             f"{show_path(path)}: a nested tensor, whose rows have different lengths; pad it "
-            "(torch.nested.to_padded_tensor), or make it a leaf of any size: contig.Ragged in the "
-            "storage's example, and the layout torch.jagged"
+            "(torch.nested.to_padded_tensor), or, if they differ in their first dim only, make it "
+            "a leaf of any size: contig.Ragged in the storage's example"
         )
     if str(getattr(value, "layout", "torch.strided")) != "torch.strided":
         raise ValueError(

@@ -9,7 +9,14 @@ import numpy as np
 
 from ..tree import Path, nested, show_path
 
-__all__ = ["non_tensors", "plain_tree", "refuse_non_tensor", "tensordict_shape", "to_tensordict"]
+__all__ = [
+    "non_tensors",
+    "plain_tree",
+    "refuse_non_tensor",
+    "tensordict_shape",
+    "text_of",
+    "to_tensordict",
+]
 
 
 def plain_tree(data: Any, text: bool = True) -> tuple[Any, tuple[int, ...] | None]:
@@ -42,7 +49,7 @@ def _from_tensordict(data: Any, text: bool, path: Path = ()) -> dict[str, Any]:
         if getattr(type(value), "_is_non_tensor", False):
             if not text:
                 refuse_non_tensor(value, (*path, key))
-            value = _text_or_bytes(value, (*path, key))
+            value = text_of(value, (*path, key))
         elif isinstance(value, Mapping) or hasattr(value, "batch_size"):
             value = _from_tensordict(value, text, (*path, key))
         out[key] = value
@@ -73,8 +80,12 @@ def _refuse_partial(data: Any, path: Path) -> None:
         )
 
 
-def _text_or_bytes(value: Any, path: Path) -> Any:
-    """What a node without tensors holds: one str or bytes, or a list of them, one per row."""
+def text_of(value: Any, path: Path) -> Any:
+    """What a node without tensors holds: one str or bytes, or a list of them, one per row.
+
+    Raises:
+        ValueError: it holds something else.
+    """
     shape = tuple(value.batch_size)
     whole = None if hasattr(value, "tensordicts") else value.data
     if isinstance(whole, list) and shape == (len(whole),):  # set_non_tensor of one for each row

@@ -52,10 +52,15 @@ def jagged_tensor(values: Any, offsets: Any) -> Any:
 
 
 def jagged_parts(value: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
-    """Values and offsets of a jagged nested tensor, one row behind another; None of anything
-    else."""
-    if not getattr(value, "is_nested", False) or not hasattr(value, "offsets"):
+    """Values and offsets of a nested tensor, one row behind another; None of anything else, also of
+    one whose rows differ in more than their first dim."""
+    if not getattr(value, "is_nested", False):
         return None
-    if str(value.layout) != "torch.jagged" or value.lengths() is not None:
-        return None  # of another form, or with gaps between rows
-    return as_array(value.values()), as_array(value.offsets())
+    # The dim that varies has no number; it may be another than the first of a row.
+    jagged = str(value.layout) == "torch.jagged" and not isinstance(value.shape[1], int)
+    if jagged and value.lengths() is None:
+        return as_array(value.values()), as_array(value.offsets())
+    rows = [as_array(row) for row in value.unbind()]  # of another layout, or with gaps between rows
+    if not rows or rows[0].ndim == 0 or any(x.shape[1:] != rows[0].shape[1:] for x in rows):
+        return None
+    return np.concatenate(rows), np.cumsum([0, *map(len, rows)])

@@ -27,7 +27,11 @@ _PLACES: dict[str, Path] = {
     "timeouts": TRUNCATED,
     "next_observations": ("next", "observation"),
 }
-_KIND, _FIELDS = "contig_kind", "contig_fields"  # what attributes say: see to_hdf5
+_KIND, _INNER, _FIELDS = (
+    "contig_kind",
+    "contig_inner_shape",
+    "contig_fields",
+)  # what attributes say: see to_hdf5
 _NEEDED = ("observations", "actions", "rewards", "terminals")
 
 
@@ -86,7 +90,8 @@ class _AnySize(NamedTuple):
     def rows(self, start: int, end: int) -> Ragged:
         found = self.dataset.asstr()[start:end] if self.kind == "text" else self.dataset[start:end]
         if self.kind == "ragged":
-            return Ragged.of(list(found))
+            inner = tuple(int(n) for n in self.dataset.attrs.get(_INNER, ()))
+            return Ragged.of([row.reshape(-1, *inner) for row in found])
         return Blob.of([x if isinstance(x, str) else x.tobytes() for x in found], text=None)
 
 
@@ -178,7 +183,8 @@ def to_hdf5(
 
     Arrays are `observations`, `actions`, `rewards`, `terminals`, `timeouts` and, if there are any,
     `next_observations`; other leaves have their own names, and nested dicts are groups. Leaves of
-    any size are rows of different lengths, bytes or text. Fields of trajectories are arrays below
+    any size are rows of different lengths, bytes or text; elements that are arrays themselves are
+    flat, and an attribute of the dataset has their shape. Fields of trajectories are arrays below
     `fields`, with the same values in all of a trajectory's rows. The file is there when it is
     complete.
 
@@ -234,9 +240,8 @@ def _named(episode: Episode) -> dict[str, Any]:
     for leaf, values in columns.items():
         place = next(((n, p) for n, p in _PLACES.items() if leaf[: len(p)] == p), None)
         keys = leaf if place is None else (place[0], *leaf[len(place[1]) :])
-        if isinstance(values, Ragged) and not values.inner_shape:
-            pass
-        elif values.dtype.kind not in "biuf" or isinstance(values, Ragged) or not values[:1].size:
+        fits = isinstance(values, Ragged) or bool(values[:1].size)
+        if values.dtype.kind not in "biuf" or not fits:
             raise LayoutError(
                 f"{show_path(leaf)}: HDF5 cannot hold {_what(values)}; "
                 f'convert it, or leave it out with drop=["{".".join(map(str, leaf))}"]'
@@ -273,9 +278,16 @@ def _append(h5py: Any, file: Any, columns: dict[str, Any]) -> None:
         stored.resize(before + len(values), 0)
         if isinstance(values, Ragged):
             for i, row in enumerate(values):
-                stored[before + i] = np.frombuffer(row, np.uint8) if type(row) is bytes else row
+                stored[before + i] = _flat(row)
         else:
             stored[before:] = values
+
+
+def _flat(row: Any) -> Any:
+    """A row of any size as the file has it: in one dim, or a str."""
+    if isinstance(row, str):
+        return row
+    return np.frombuffer(row, np.uint8) if isinstance(row, bytes) else row.reshape(-1)
 
 
 def _create(h5py: Any, file: Any, name: str, values: Any) -> None:
@@ -293,3 +305,5 @@ def _create(h5py: Any, file: Any, name: str, values: Any) -> None:
         dtype = h5py.string_dtype() if values.text else dtype
     made = file.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(1024,))
     made.attrs[_KIND] = kind
+    if values.inner_shape:
+        made.attrs[_INNER] = values.inner_shape

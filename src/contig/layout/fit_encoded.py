@@ -3,7 +3,7 @@ differs.
 
     arrays    [*batch, *leaf.shape]: checked, cast and encoded
     bytes     that somebody else encoded: of one row, or a Blob, a list or an object array of them;
-              what their header says is checked, and they are stored as they are
+              what they say is checked, and they are stored as they are
 """
 
 from __future__ import annotations
@@ -27,9 +27,18 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 class Encoded(Blob):
-    """Rows that were encoded here: they need no check."""
+    """Rows that were encoded here: they need no check.
 
-    __slots__ = ()
+    Args:
+        column: of them.
+        batch: dims that they had; None: it was flat already.
+    """
+
+    __slots__ = ("batch",)
+
+    def __init__(self, column: Blob, batch: tuple[int, ...] | None) -> None:
+        super().__init__(column.values, column.offsets)
+        self.batch = batch
 
 
 def fit_encoded(leaf: Leaf, value: Any, batch_ndim: int) -> tuple[Blob, tuple[int, ...] | None]:
@@ -40,7 +49,7 @@ def fit_encoded(leaf: Leaf, value: Any, batch_ndim: int) -> tuple[Blob, tuple[in
         ValueError: a value that cannot be cast.
     """
     if isinstance(value, Encoded):
-        return value, None
+        return value, value.batch
     codec = codec_of(leaf.codec)
     given = encoded_rows(leaf, value, batch_ndim)
     if given is not None:

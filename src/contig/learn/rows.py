@@ -6,21 +6,27 @@ also takes paths as keys; a Batch holds numpy arrays only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..batch import Batch
-from ..convert import as_array, refuse_non_tensor, to_torch
+from ..convert import as_array, to_torch
+from ..forms import torch_column
 from ..keys import INIT, TRAJ_IDS
+from ..ragged import Ragged
 from ..tree import Nested, Path, show_path
+from .any_size import AnySize
 from .steps import Array, is_tensor
 
 __all__ = [
+    "as_leaves",
     "batch_shape",
     "boundaries",
     "build",
+    "columns_of",
     "flat_shape",
     "is_tensordict",
     "leaves",
@@ -57,16 +63,8 @@ def read(data: Any, path: Path) -> Any:
     return node
 
 
-def leaves(data: Any, *, whole: bool = False) -> dict[Path, Any]:
-    """All leaves by path.
-
-    Args:
-        whole: something new is made of all of them, in which what a TensorDict has besides tensors
-            would be missing.
-
-    Raises:
-        ValueError: there is such a thing, and `whole`.
-    """
+def leaves(data: Any) -> dict[Path, Any]:
+    """All leaves by path; also those of a TensorDict that are no tensors."""
     _check(data)
     if isinstance(data, Batch):
         return {p: data[p] for p in data.layout.by_path}
@@ -74,14 +72,37 @@ def leaves(data: Any, *, whole: bool = False) -> dict[Path, Any]:
 
     def walk(node: Any, path: Path) -> None:
         for key, child in node.items():
-            if whole:
-                refuse_non_tensor(child, (*path, key))
-            if isinstance(child, Mapping) or is_tensordict(child):
+            inner = isinstance(child, Mapping) or is_tensordict(child)
+            if inner and not getattr(type(child), "_is_non_tensor", False):
                 walk(child, (*path, key))
             else:
                 out[(*path, key)] = child
 
     walk(data, ())
+    return out
+
+
+def columns_of(data: Any, shape: tuple[int, ...]) -> dict[Path, Any]:
+    """All leaves as flat columns: arrays and tensors ``[N, ...]``, `AnySize` of leaves of any size.
+
+    Raises:
+        ValueError: a leaf has other batch dims, or is neither.
+    """
+    out: dict[Path, Any] = {}
+    rows = math.prod(shape)
+    for path, value in leaves(data).items():
+        some = AnySize.of(value, path)
+        if some is not None:
+            out[path], there, expected = some, [len(some)], [rows]
+        else:
+            array = value if is_tensor(value) else np.asarray(value)
+            there, expected = list(array.shape[: len(shape)]), list(shape)
+            if there == expected:
+                out[path] = array.reshape(rows, *array.shape[len(shape) :])
+        if there != expected:
+            raise ValueError(
+                f"{show_path(path)}: shape {there}, expected the batch's {expected} first"
+            )
     return out
 
 
@@ -104,8 +125,20 @@ def write(data: Any, columns: dict[Path, Any]) -> Any:
     return out
 
 
+def as_leaves(columns: dict[Path, Any], shape: tuple[int, ...], whole: bool) -> dict[Path, Any]:
+    """Columns of any size in the form that their data had; others as they are.
+
+    Args:
+        whole: they go into a TensorDict.
+    """
+    return {
+        p: v.column(p, shape, whole) if isinstance(v, AnySize) else v for p, v in columns.items()
+    }
+
+
 def build(like: Any, columns: dict[Path, Any], shape: tuple[int, ...]) -> Any:
     """Leaves in the form `like` has, with other batch dims."""
+    columns = as_leaves(columns, shape, is_tensordict(like))
     if is_tensordict(like):
         from tensordict import TensorDict
 
@@ -128,9 +161,19 @@ def tensors(data: Any) -> Any:
     def convert(node: Any) -> Any:
         if isinstance(node, Mapping):
             return {k: convert(v) for k, v in node.items()}
-        return node if is_tensor(node) else to_torch(np.asarray(node))
+        return node if is_tensor(node) else _as_tensor(node)
 
     return Nested(convert(data))
+
+
+def _as_tensor(value: Any) -> Any:
+    """What can be none stays as it is: nobody may ask for it."""
+    if isinstance(value, Ragged):
+        return torch_column(value)
+    try:
+        return to_torch(np.asarray(value))
+    except (TypeError, ValueError):
+        return value
 
 
 def batch_shape(data: Any) -> tuple[int, ...] | None:

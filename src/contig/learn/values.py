@@ -16,7 +16,8 @@ import numpy as np
 
 from ..convert import as_array
 from ..tree import Path, show_path
-from .rows import build, is_tensordict, leaves, read, tensors, write
+from .any_size import AnySize, is_plain
+from .rows import as_leaves, build, is_tensordict, leaves, read, tensors, write
 from .steps import Array, is_tensor
 
 __all__ = ["values_of"]
@@ -77,9 +78,11 @@ def _once(data: Any, stop: Array, time: int, net: Any, key: Path, init: Path) ->
     for path, value in columns.items():
         if path[0] == "next":
             continue
-        flat = value.reshape(-1, *value.shape[ndim:])
-        rows = _take(flat, source)
         after = columns.get(("next", *path))
+        if not is_plain(value):
+            merged |= _any_size(value, after, source, is_next, path)
+            continue
+        rows = _take(value.reshape(-1, *value.shape[ndim:]), source)
         if after is not None:
             late = _take(after.reshape(-1, *after.shape[ndim:]), source[is_next])
             rows = _put(rows, is_next, late)
@@ -95,6 +98,19 @@ def _once(data: Any, stop: Array, time: int, net: Any, key: Path, init: Path) ->
         _take(value, back).reshape(*shape, *tail),
         _take(value, back + 1).reshape(*shape, *tail),
     )
+
+
+def _any_size(
+    value: Any, after: Any, source: Array, is_next: Array, path: Path
+) -> dict[Path, AnySize]:
+    """The same of a leaf of any size; none of objects that have no rows."""
+    try:
+        now, later = AnySize.of(value, path), AnySize.of(after, path)
+    except ValueError:
+        return {}
+    if now is None or later is None:
+        return {} if now is None else {path: now.take(source)}
+    return {path: now.followed_by(later).take(np.where(is_next, source + len(now), source))}
 
 
 def _take(array: Any, rows: Array) -> Any:
@@ -135,7 +151,10 @@ def _is_module(net: Any) -> bool:
 
 def _call(net: Any, like: Any, columns: dict[Path, Any], shape: tuple[int, ...], key: Path) -> Any:
     torch = sys.modules.get("torch")
-    given = build(like, columns, shape) if is_tensordict(like) else write({}, columns)
+    if is_tensordict(like):
+        given = build(like, columns, shape)
+    else:
+        given = write({}, as_leaves(columns, shape, False))
     if torch is None:
         out = net(given)
     else:

@@ -16,10 +16,12 @@ from ..batch import Batch
 from ..convert import as_array
 from ..keys import DONE, FLAGS, INIT, MASK, REWARD, SLICE_END, TRAJ_IDS
 from ..tree import Path, as_path, show_path
+from .any_size import AnySize
 from .rows import (
     boundaries,
     build,
     column,
+    columns_of,
     flat_shape,
     leaves,
     no_marks,
@@ -41,13 +43,7 @@ def _flat(
     if named is not None and read(data, named) is None:
         raise no_marks(data, [named])
     shape = flat_shape(data, _MARKS if named is None else (named,))
-    columns = leaves(data, whole=True)
-    for path, value in columns.items():
-        if tuple(np.shape(value))[: len(shape)] != shape:
-            raise ValueError(
-                f"{show_path(path)}: shape {list(np.shape(value))}, expected the batch's "
-                f"{list(shape)} first"
-            )
+    columns = columns_of(data, shape)
     start = boundaries(data, shape, init=None if named else INIT, ids=ids if named else TRAJ_IDS)
     if done is not None and ids is None:
         start[..., 1:] |= np.asarray(column(data, done, shape), np.bool_)[..., :-1]
@@ -57,22 +53,14 @@ def _flat(
             continue
         if path in columns and (found := _ends(columns[path], shape)) is not None:
             start[..., 1:] |= found[..., :-1]
-    n = start.size
-    ndim = len(shape)
-    flat = {p: _array(v).reshape(n, *np.shape(v)[ndim:]) for p, v in columns.items()}
-    return flat, start.reshape(-1), n
-
-
-def _array(value: Any) -> Any:
-    return value if is_tensor(value) else np.asarray(value)
+    return columns, start.reshape(-1), start.size
 
 
 def _ends(value: Any, shape: tuple[int, ...]) -> Array | None:
     """One flag per row, or None if there are several, as of agents."""
-    array = as_array(value)
-    if array.shape not in (shape, (*shape, 1)):
+    if isinstance(value, AnySize) or tuple(value.shape[1:]) not in ((), (1,)):
         return None
-    return array.reshape(shape).astype(np.bool_)
+    return as_array(value).reshape(shape).astype(np.bool_)
 
 
 def _pieces(start: Array, n: int) -> tuple[Array, Array]:
@@ -81,6 +69,8 @@ def _pieces(start: Array, n: int) -> tuple[Array, Array]:
 
 
 def _take(array: Any, rows: Array) -> Any:
+    if isinstance(array, AnySize):
+        return array.take(rows)
     if not is_tensor(array):
         return array[rows]
     import torch
@@ -159,6 +149,9 @@ def _padded(data: Any, columns: Columns, first: Array, lengths: Array, prefix: P
     rows = np.where(mask, first[:, None] + steps, 0)
     out: Columns = {}
     for path, value in columns.items():
+        if isinstance(value, AnySize):
+            out[path] = value.take(np.where(mask, rows, -1))
+            continue
         taken = _take(value, rows)
         shape = (*mask.shape, *[1] * (taken.ndim - 2))
         if is_tensor(taken):
@@ -188,9 +181,15 @@ def _keys(data: Any, prefix: Path | None, ids: Any, done: Any) -> tuple[Path | N
 def _nested(data: Any, columns: Columns, first: Array, lengths: Array) -> Any:
     if not any(is_tensor(v) for v in columns.values()):
         return [
-            build(data, {p: v[at : at + n] for p, v in columns.items()}, (int(n),))
+            build(data, {p: _take(v, at + np.arange(n)) for p, v in columns.items()}, (n,))
             for at, n in zip(first.tolist(), lengths.tolist())
         ]
+    for path, value in columns.items():
+        if isinstance(value, AnySize):
+            raise ValueError(
+                f"{show_path(path)}: its rows have different lengths already, and nested tensors "
+                "hold no nested ones; leave it out, or give a Batch, which becomes a list"
+            )
     import torch
 
     offsets = np.append(first, int(lengths.sum()))
@@ -287,7 +286,8 @@ def pad_slices(data: Any, length: int | None = None) -> Any:
     out: Columns = {}
     for path, value in columns.items():
         taken = _take(value, rows)
-        if path in (INIT, SLICE_END) or path[-1] in FLAGS:
+        marks = path in (INIT, SLICE_END) or path[-1] in FLAGS
+        if marks and not isinstance(taken, AnySize):
             real = _like(mask, None, {path: value}).reshape(*mask.shape, *[1] * (taken.ndim - 2))
             taken = taken * real if is_tensor(taken) else taken & real.astype(taken.dtype)
         out[path] = taken
@@ -301,14 +301,13 @@ def unpad_slices(data: Any) -> Any:
     Raises:
         KeyError: there is no ``("collector", "mask")``.
     """
-    columns = leaves(data, whole=True)
-    if MASK not in columns:
-        known = ", ".join(show_path(p) for p in columns)
+    if read(data, MASK) is None:
+        known = ", ".join(show_path(p) for p in leaves(data))
         raise KeyError(f"no {show_path(MASK)}, so the rows are not padded; there are {known}")
     shape = flat_shape(data, (MASK,))  # [slices, length], or flat
     mask = column(data, MASK, shape)
     assert mask is not None
     rows = np.flatnonzero(mask)
-    n, ndim = mask.size, mask.ndim
-    flat = {p: _array(v).reshape(n, *np.shape(v)[ndim:]) for p, v in columns.items() if p != MASK}
-    return build(data, {p: _take(v, rows) for p, v in flat.items()}, (len(rows),))
+    columns = columns_of(data, shape)
+    del columns[MASK]
+    return build(data, {p: _take(v, rows) for p, v in columns.items()}, (len(rows),))

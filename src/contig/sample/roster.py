@@ -158,6 +158,8 @@ class Roster:
             values = columns[path]
         except KeyError as error:
             raise ValueError(f"group={show_path(path)}: {error.args[0]}") from None
+        if values.dtype.kind not in "biu":
+            values = values + values.dtype.type(0)  # -0.0 becomes 0.0, which is equal
         return [value.tobytes() for value in values]
 
     def _mine(self, key: bytes) -> bool:

@@ -139,8 +139,7 @@ class _ColumnEncoder:
         self._leaf, self._batch_ndim = leaf, batch_ndim
 
     def __call__(self, value: Any) -> Encoded:
-        column, _ = fit_encoded(self._leaf, value, self._batch_ndim)
-        return Encoded(column.values, column.offsets)
+        return Encoded(*fit_encoded(self._leaf, value, self._batch_ndim))
 
 
 def _changed(node: Any, path: Path, change: Callable[[Any], Any]) -> Any:

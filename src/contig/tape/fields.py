@@ -124,7 +124,7 @@ def pack_fields(layout: Layout | None, fields: Any, lead: tuple[int, ...] = ()) 
     if layout is None:
         raise LayoutError(
             "this storage has no fields of trajectories: make it with fields= (an example of "
-            "them), or give them with the first write"
+            "them); where a server has it, do so there"
         )
     if isinstance(fields, (list, tuple)):
         return _pack_each(layout, fields, lead)

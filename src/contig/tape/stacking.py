@@ -11,12 +11,14 @@ import numpy as np
 from ..batch import Batch
 from ..convert import as_array, plain_tree, tensordict_shape
 from ..errors import LayoutError
-from ..layout import Layout, is_column
+from ..layout import Layout, Leaf, is_column, pair_of
 from ..ragged import Ragged
 from ..tree import Path, Structure, first_leaf, flatten, show_path, unflatten
 from .schema import Schema
 
 __all__ = ["batch_ndim_of", "count_rows", "lanes_of", "stack_rows"]
+
+_MISSING: Any = object()
 
 
 def count_rows(data: Any, ndim: int) -> int:
@@ -121,47 +123,79 @@ def _tree(row: Any) -> tuple[Any, tuple[int, ...]]:
     return tree, shape or ()
 
 
-def _depth(value: Any) -> int:
-    """How many levels of lists there are."""
-    return 1 + _depth(value[0]) if isinstance(value, list) and value else 0
-
-
 def lanes_of(tree: Any, schema: Schema | None, ndim: int) -> tuple[int, ...]:
     """The dims of a plain tree's lanes: its batch dims but for time."""
     if ndim < 2:
         return ()
+    dims: tuple[int, ...] | None
     if schema is not None:
-        ndim = batch_ndim_of(schema, tree, ndim)
+        dims = _batch_dims(schema, tree, ndim)
     else:
-        ndim = min([ndim, *(len(x.shape) for x in Layout.of_rows(tree).leaves if not x.ragged)])
-    shape: tuple[int, ...] = np.shape(first_leaf(tree))
-    return shape[: max(ndim - 1, 0)]
+        leaves, values = Layout.of_rows(tree).leaves, flatten(tree, is_column)[1]
+        shapes = [np.shape(x) for x, leaf in zip(values, leaves) if not leaf.ragged]
+        dims = min(shapes, key=len) if shapes else _dims(values[0])
+    return () if dims is None else dims[:ndim][:-1]
 
 
 def batch_ndim_of(schema: Schema, tree: Any, ndim: int) -> int:
     """Batch dims of a plain tree: fewer than the storage's are one run of rows."""
-    value = tree
-    leaf = schema.first_leaf
-    try:
-        for key in leaf.path:
-            value = getattr(value, str(key)) if hasattr(value, "_fields") else value[key]
-        if schema.layout.variable and leaf.ragged:  # all are: rows of rows are lists of lists
-            return max(min(ndim, _depth(value)), 1)
-        found = np.ndim(value) if not hasattr(value, "ndim") else int(value.ndim)
-    except (KeyError, IndexError, TypeError, AttributeError):
-        paths, values, _ = flatten(tree)
-        known = next((p for p in paths if p in schema.layout.by_path), None)
-        if known is None:
-            return ndim  # the layout's own check words the error
-        leaf = schema.layout.by_path[known]
-        if leaf.ragged:
-            return ndim
-        found = as_array(values[paths.index(known)]).ndim
-    found -= len(leaf.shape)
-    if found < 1 or found > ndim:
+    dims = _batch_dims(schema, tree, ndim)
+    return ndim if dims is None else len(dims)
+
+
+def _batch_dims(schema: Schema, tree: Any, ndim: int) -> tuple[int, ...] | None:
+    """Those of the leaf that tells best, of a fixed size if there is one; None if there is no leaf:
+    the layout's own check words the error."""
+    leaf: Leaf = schema.first_leaf
+    value = _value_at(tree, leaf.path)
+    if value is _MISSING:  # a flag that may be left out
+        others = sorted(schema.layout.leaves, key=lambda x: (x.ragged, x.variable))
+        found = ((x, _value_at(tree, x.path)) for x in others)
+        leaf, value = next((x for x in found if x[1] is not _MISSING), (leaf, _MISSING))
+        if value is _MISSING:
+            return None
+    dims = _dims_of(leaf, value)
+    if not 1 <= len(dims) <= ndim:
         raise LayoutError(
-            f"{show_path(leaf.path)}: {found} batch dims, expected 1 to {ndim} (the storage's "
+            f"{show_path(leaf.path)}: {len(dims)} batch dims, expected 1 to {ndim} (the storage's "
             f"ndim) before a row's shape {list(leaf.shape)}"
-            + ("; use add for a single row" if found == 0 else "")
+            + ("; use add for a single row" if not dims else "")
         )
-    return found
+    return dims
+
+
+def _value_at(tree: Any, path: Path) -> Any:
+    try:
+        for key in path:
+            tree = getattr(tree, str(key)) if hasattr(tree, "_fields") else tree[key]
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return _MISSING
+    return tree
+
+
+def _dims_of(leaf: Leaf, value: Any) -> tuple[int, ...]:
+    """A leaf's dims before those of one row. A flat column only knows how many rows there are."""
+    if not leaf.variable:
+        shape: tuple[int, ...] = np.shape(value)
+        return shape[: max(len(shape) - len(leaf.shape), 0)]
+    if isinstance(value, Ragged):
+        return (len(value),)
+    if leaf.kind == "ragged" and (getattr(value, "is_nested", False) or pair_of(value)):
+        return (1,)  # nobody asks how long one run is
+    dims: tuple[int, ...] = ()
+    while isinstance(value, (list, tuple)):
+        dims = (*dims, len(value))
+        # An empty row does not say how deep the others are.
+        empty = value[0] if value else None
+        value = next((x for x in value if not isinstance(x, (list, tuple)) or x), empty)
+    if value is None:
+        return dims[: max(len(dims) - 1, 1)] if leaf.kind == "ragged" else dims
+    if leaf.kind == "ragged":
+        dims, row = (*dims, *np.shape(value)), 1 + len(leaf.shape)
+        return dims[: max(len(dims) - row, 0)]
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OSU":
+        return (*dims, *value.shape)
+    if leaf.ragged or isinstance(value, (bytes, bytearray, memoryview)):
+        return dims
+    dims = (*dims, *np.shape(value))
+    return dims[: max(len(dims) - len(leaf.shape), 0)]

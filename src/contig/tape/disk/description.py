@@ -1,4 +1,6 @@
-"""layout.json: what a record of a storage is and how rows lie in files; it never changes."""
+"""layout.json: what a record of a storage is and how rows lie in files, which never changes; and
+how much its writers keep: what one of them said last.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,8 @@ __all__ = [
     "create",
     "describe",
     "form_of",
+    "keep",
+    "kept",
     "read_description",
     "sealed",
     "slots_of",
@@ -50,6 +54,7 @@ def describe(
         capacity, max_bytes, blob_bytes: what is going to be kept.
         reach: of observations that are stored once, if it has to be a certain one.
     """
+    keeps = (capacity, blob_bytes)
     slots = _slots(schema, reach, capacity, max_bytes)
     any_size = bool(schema.layout.variable) or slots is not None
     record_size = schema.layout.record_size if slots is None else slots.record_size
@@ -70,11 +75,35 @@ def describe(
     if slots is not None:
         more["reach"] = slots.reach
     return {
+        **_kept(keeps),
         **more,
         "schema": json.loads(schema.to_bytes()),
         "stride": stride,
         "rows_per_extent": extent_rows(stride, wanted_rows, max_bytes),
     }
+
+
+def kept(
+    described: dict[str, Any] | None, capacity: int | None, blob_bytes: int | None
+) -> tuple[int | None, int | None]:
+    """What a writer keeps who says these: what he does not say is what others said before."""
+    then = {} if described is None else described.get("kept", {})
+    return (
+        then.get("capacity") if capacity is None else capacity,
+        then.get("blob_bytes") if blob_bytes is None else blob_bytes,
+    )
+
+
+def keep(directory: Directory, described: dict[str, Any], *keeps: int | None) -> None:
+    """Writes down what is kept from now on (capacity, blob_bytes), if it is something else."""
+    now = {k: v for k, v in described.items() if k not in ("kept", "crc")} | _kept(keeps)
+    if now.get("kept") != described.get("kept"):
+        files.write_new(directory.root / "layout.json", sealed(now))
+
+
+def _kept(keeps: tuple[int | None, ...]) -> dict[str, Any]:
+    told = {k: v for k, v in zip(("capacity", "blob_bytes"), keeps) if v is not None}
+    return {"kept": told} if told else {}
 
 
 def stored_schema(schema: Schema, like: StoredSlots | None, asked: bool) -> Schema:
@@ -170,7 +199,7 @@ def read_description(directory: Directory) -> dict[str, Any] | None:
             raise
         raise ValueError(
             f"{shown} is damaged ({error}): without it the rows cannot be read. Restore it from "
-            "a checkpoint of this storage; it does not change after the first row"
+            "a checkpoint of this storage"
         ) from error
     return described
 

@@ -1,6 +1,6 @@
 """The directory of a storage on disk: which one it is, who writes to it, what is in it.
 
-layout.json            what a record is, and the storage's number; never changes
+layout.json            what a record is, the storage's number; and what is kept
 extents/               the rows
 index.sqlite           the index; `index-N.sqlite` is one that a repair made, the highest counts
 lock                   the pid of the one process that writes

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from ..storage import Storage
 from . import first_load
 from .appender import Appender, StagedWriter
 from .committer import Lag
-from .description import create, describe, read_description, stored_schema
+from .description import create, describe, keep, kept, read_description, stored_schema
 from .directory import Directory
 from .holding import Holding
 from .index import DiskIndex
@@ -55,7 +56,8 @@ class DiskStorage(Storage):
 
     Args:
         path: the directory; a relative one is resolved here and now.
-        capacity: rows to keep; None: as many as other bounds allow.
+        capacity: rows to keep; None: as many as a writer of the directory said last, else as many
+            as other bounds allow.
         max_bytes: bytes of rows to keep.
         durability: "committed" (survives any crash of the process) or "durable" (also power loss).
         rows_per_extent: rows of a file; rounded up to a power of two of whole pages.
@@ -66,8 +68,8 @@ class DiskStorage(Storage):
         read_only: another process writes; this one follows it.
         ndim, example, fields, codecs: as in LazyTensorStorage; codecs may be left out when the
             directory exists.
-        blob_bytes: bytes to keep of leaves of any size; None: 64 kB per row of the capacity, at
-            least 64 GB, at most 1 TB.
+        blob_bytes: bytes to keep of leaves of any size; None: as a writer said last, else 64 kB per
+            row of the capacity, at least 64 GB, at most 1 TB.
         share_next, stack: as in LazyTensorStorage: observations are stored once, and so are frames
             of stacks; files have about half, or an eighth. Not beside leaves of any size or with
             codecs. What an existing directory has stays as it is.
@@ -124,14 +126,12 @@ class DiskStorage(Storage):
         self._holding = Holding(self._appending)
         self._listeners: list[Callable[[], None]] = []
         working = (lag, Retention(bounds), self._appending, teller(self))
-        rows = _MOST_ROWS if capacity is None else capacity
-        most = bytes_for(rows) if blob_bytes is None else blob_bytes
-        self._options = OpenOptions(read_only, durability == "durable", *working, most)
+        self._options = OpenOptions(read_only, durability == "durable", *working, 0)
         layout = None if fields is None else fields_layout(fields)
         keys = (None, None)  # samplers have them
         asked = Asked(keys, layout, blob_bytes, codecs_of(codecs), share_next, stacks, True)
         try:
-            self._begin(rows, ndim, asked)
+            self._begin(ndim, asked)
             if example is not None:
                 self.publish_example(example)
         except BaseException as error:
@@ -142,7 +142,7 @@ class DiskStorage(Storage):
 
     # -- opening ------------------------------------------------------------------------------
 
-    def _begin(self, rows: int, ndim: int, asked: Asked) -> None:
+    def _begin(self, ndim: int, asked: Asked) -> None:
         directory = self._directory
         if self.read_only:
             directory.check_storage()
@@ -152,11 +152,19 @@ class DiskStorage(Storage):
             directory.put_old_indexes_aside()
             first_load.settle(directory)
         described = read_description(directory)
-        super().__init__(control(rows), ndim, asked=asked)
+        # Who reads follows the writer, whatever that one keeps.
+        extent_rows, capacity, max_bytes, most = self._wanted
+        capacity, most = kept(None if self.read_only else described, capacity, most)
+        self._wanted = (extent_rows, capacity, max_bytes, most)
+        rows = _MOST_ROWS if capacity is None else capacity
+        self._options = self._options._replace(blob_bytes=bytes_for(rows) if most is None else most)
+        super().__init__(control(rows), ndim, asked=replace(asked, blob_bytes=most))
         if described is not None:
             self._attach(described)
             check_fields(self.fields, asked.fields)
             check_codecs(self._files().schema.codecs, asked.codecs)
+            if not self.read_only:
+                keep(directory, described, capacity, most)
 
     @property
     def opened(self) -> Opened | None:
