@@ -24,6 +24,7 @@ from ..tape import FoldedSteps, Recipe
 from ..tree import Path
 from .index import Array, Index, Window
 from .shown import shown
+from .undo import Change
 
 __all__ = [
     "Array",
@@ -296,6 +297,15 @@ class Sampler(ABC):
     def rewind(self, mark: Any) -> None:  # noqa: B027 (most need none)
         """Back to a mark."""
 
+    def taken(self, mark: Any) -> list[Change]:
+        """What draws since a mark took that will not come again, for `give_back`; empty if what
+        they took may come again anyway. Cheap: asked after each draw for a client."""
+        return []
+
+    def give_back(self, taken: list[Change]) -> None:  # noqa: B027 (most need none)
+        """Nobody got it: it may be drawn again, whatever others have drawn since. What was evicted
+        is ignored, and so is what was given back or rewound already, or is from before a reset."""
+
     def reset(self) -> None:  # noqa: B027 (most need none)
         """Forgets what it knows of the rows: the buffer was emptied."""
 
@@ -384,6 +394,12 @@ class OuterSampler(Sampler):
 
     def rewind(self, mark: Any) -> None:
         self.sampler.rewind(mark)
+
+    def taken(self, mark: Any) -> list[Change]:
+        return self.sampler.taken(mark)
+
+    def give_back(self, taken: list[Change]) -> None:
+        self.sampler.give_back(taken)
 
     def reset(self) -> None:
         self.sampler.reset()
