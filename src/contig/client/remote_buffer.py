@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteReplayBuffer"]
 
+_ASK_WHY_S = 1.0  # at most, to say why there was no batch
+
 
 class RemoteReplayBuffer(Samples[Out_co]):
     """A table of a server: written to and sampled from over the network. Thread-safe.
@@ -116,7 +118,7 @@ class RemoteReplayBuffer(Samples[Out_co]):
         self._client = TcpClient(host, port, data_sample, table=table, **client)
         self.batch_size = batch_size
         self._prefetch = prefetch
-        self._ahead: deque[PendingRequest] = deque()
+        self._ahead: dict[int | None, deque[PendingRequest]] = {}  # by batch size
         self._turn = threading.Lock()
 
     # -- writing ------------------------------------------------------------------------------
@@ -160,24 +162,57 @@ class RemoteReplayBuffer(Samples[Out_co]):
     # -- sampling -----------------------------------------------------------------------------
 
     def _next_batch(self, batch_size: int | None) -> Batch:
-        session, timeout_s = self._client.asking, self.sample_timeout_s
-        if batch_size in (None, self.batch_size):
-            with self._turn:
-                ahead = bool(self._ahead)
-                while len(self._ahead) <= self._prefetch:
-                    self._ahead.append(self._ask(self.batch_size))
-                asked = self._ahead.popleft()
-            kind, _, payload = session.collect(asked, timeout_s)
-            if kind != Type.BATCH and ahead:
-                # What was wrong when it was asked for may be right by now.
-                kind, _, payload = session.collect(self._ask(self.batch_size), timeout_s)
-        else:
-            kind, _, payload = session.collect(self._ask(batch_size), timeout_s)
+        own = batch_size in (None, self.batch_size)
+        size = self.batch_size if own else batch_size
+        with self._turn:
+            line = self._ahead.setdefault(size, deque())
+            ahead = bool(line)
+            while len(line) <= (self._prefetch if own else 0):
+                line.append(self._ask(size))
+            asked = line.popleft()
+        kind, payload = self._collect(line, asked)
+        if kind != Type.BATCH and ahead:
+            # What was wrong when it was asked for may be right by now.
+            asked = self._ask(size)
+            kind, payload = self._collect(line, asked)
         return read_batch(kind, payload)
 
     def _ask(self, size: int | None) -> PendingRequest:
         asked = struct.pack("<Q", 0 if size is None else whole("batch_size", size, 1, "rows"))
         return self._client.asking.ask(Type.SAMPLE, asked, timeout=self.sample_timeout_s)
+
+    def _collect(self, line: deque[PendingRequest], asked: PendingRequest) -> tuple[int, bytes]:
+        """An answer's type and payload. A request that has none in time is the next call's: what
+        is drawn for it is not lost."""
+        session = self._client.asking
+        try:
+            kind, _, payload = session.collect(asked, self.sample_timeout_s)
+            session.taken(asked)
+            return kind, payload
+        except TimeoutError as late:
+            with self._turn:
+                line.appendleft(asked)
+            raise TimeoutError(self._what_is_missing()) from late
+        except BaseException:
+            with self._turn:
+                line.appendleft(asked)
+            raise
+
+    def _what_is_missing(self) -> str:
+        """For who waited in vain."""
+        text = f"no batch within {self.sample_timeout_s} s: "
+        wait_s = min(self.sample_timeout_s, _ASK_WHY_S)
+        try:
+            known = read_reply(*self._client.asking.request(Type.STATS, b"", wait_s))
+        except (ConnectionError, TimeoutError):
+            return text + "the server does not answer, not even how many rows it has"
+        return (
+            f"{text}the server is there, and its table has {known['rows']} rows ("
+            f"{known['trajectories']} trajectories were written), of which its sampler or rate "
+            f"limiter lets it draw too few for a batch now; {known['batches_sampled']} batches "
+            "were drawn so far. "
+            "The request stands: the next sample() gets what is drawn for it"
+        )
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Sets priorities of rows by their `index`; evicted rows are ignored and counted."""
@@ -226,7 +261,8 @@ class RemoteReplayBuffer(Samples[Out_co]):
     # -- life ---------------------------------------------------------------------------------
 
     def close(self, timeout: float | None = 30.0) -> None:
-        """Sends what is left and disconnects."""
+        """Sends what is left and disconnects. Batches asked for ahead are given back: of a sampler
+        that delivers each once, others get them."""
         self._client.close(timeout)
 
     def __enter__(self) -> Self:

@@ -213,6 +213,11 @@ class Session:
         assert asked.answer is not None
         return asked.answer
 
+    def taken(self, asked: PendingRequest) -> None:
+        """The batch of a SAMPLE is its caller's now; others are given back by `close`."""
+        with self.lock:
+            self.thread.requests.untaken.discard(asked.number)
+
     # -- the end ------------------------------------------------------------------------------
 
     def close(self, timeout: float | None) -> None:
@@ -228,7 +233,7 @@ class Session:
             if self.thread.pending:
                 self.wait(timeout)
             if thread.lost_at is None:
-                self.inflight.ask(wire.frame(Type.BYE))
+                self.inflight.ask(wire.frame(Type.BYE, 0, thread.requests.goodbye()))
                 thread.kick()
                 thread.bye.wait(1.0)
         finally:
