@@ -37,6 +37,14 @@ __all__ = ["RemoteReplayBuffer"]
 _ASK_WHY_S = 1.0  # at most, to say why there was no batch
 
 
+class _Line:
+    """Requests for batches of one size, the oldest first, and how many calls wait for one."""
+
+    def __init__(self) -> None:
+        self.asked: deque[PendingRequest] = deque()
+        self.takers = 0
+
+
 class RemoteReplayBuffer(Samples[Out_co]):
     """A table of a server: written to and sampled from over the network. Thread-safe.
 
@@ -118,7 +126,7 @@ class RemoteReplayBuffer(Samples[Out_co]):
         self._client = TcpClient(host, port, data_sample, table=table, **client)
         self.batch_size = batch_size
         self._prefetch = prefetch
-        self._ahead: dict[int | None, deque[PendingRequest]] = {}  # by batch size
+        self._lines: dict[int | None, _Line] = {}  # by batch size
         self._turn = threading.Lock()
 
     # -- writing ------------------------------------------------------------------------------
@@ -165,38 +173,43 @@ class RemoteReplayBuffer(Samples[Out_co]):
         own = batch_size in (None, self.batch_size)
         size = self.batch_size if own else batch_size
         with self._turn:
-            line = self._ahead.setdefault(size, deque())
-            ahead = bool(line)
-            while len(line) <= (self._prefetch if own else 0):
-                line.append(self._ask(size))
-            asked = line.popleft()
-        kind, payload = self._collect(line, asked)
-        if kind != Type.BATCH and ahead:
-            # What was wrong when it was asked for may be right by now.
-            asked = self._ask(size)
-            kind, payload = self._collect(line, asked)
-        return read_batch(kind, payload)
+            line = self._lines.setdefault(size, _Line())
+            line.takers += 1
+        try:
+            fresh: set[int] = set()
+            while True:
+                fresh |= self._ask_ahead(line, size, self._prefetch if own else 0)
+                number, kind, payload = self._collect(line)
+                if kind == Type.BATCH or number in fresh:
+                    return read_batch(kind, payload)
+                # What was wrong when it was asked for may be right by now.
+        finally:
+            with self._turn:
+                line.takers -= 1
+
+    def _ask_ahead(self, line: _Line, size: int | None, ahead: int) -> set[int]:
+        """As much as its takers wait for, and so many more; the numbers of these requests."""
+        numbers = set()
+        with self._turn:
+            while len(line.asked) < line.takers + ahead:
+                line.asked.append(self._ask(size))
+                numbers.add(line.asked[-1].number)
+        return numbers
 
     def _ask(self, size: int | None) -> PendingRequest:
         asked = struct.pack("<Q", 0 if size is None else whole("batch_size", size, 1, "rows"))
         return self._client.asking.ask(Type.SAMPLE, asked, timeout=self.sample_timeout_s)
 
-    def _collect(self, line: deque[PendingRequest], asked: PendingRequest) -> tuple[int, bytes]:
-        """An answer's type and payload. A request that has none in time is the next call's: what
-        is drawn for it is not lost."""
-        session = self._client.asking
+    def _collect(self, line: _Line) -> tuple[int, int, bytes]:
+        """An answer: the request's number, its type and payload. Requests that are not answered in
+        time stay: what is drawn for them is the next call's."""
         try:
-            kind, _, payload = session.collect(asked, self.sample_timeout_s)
-            session.taken(asked)
-            return kind, payload
+            asked = self._client.asking.take_first(line.asked, self.sample_timeout_s)
         except TimeoutError as late:
-            with self._turn:
-                line.appendleft(asked)
             raise TimeoutError(self._what_is_missing()) from late
-        except BaseException:
-            with self._turn:
-                line.appendleft(asked)
-            raise
+        assert asked.answer is not None
+        kind, _, payload = asked.answer
+        return asked.number, kind, payload
 
     def _what_is_missing(self) -> str:
         """For who waited in vain."""

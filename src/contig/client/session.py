@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 
 from .. import wire
@@ -213,10 +214,22 @@ class Session:
         assert asked.answer is not None
         return asked.answer
 
-    def taken(self, asked: PendingRequest) -> None:
-        """The batch of a SAMPLE is its caller's now; others are given back by `close`."""
-        with self.lock:
-            self.thread.requests.untaken.discard(asked.number)
+    def take_first(self, line: deque[PendingRequest], timeout: float | None) -> PendingRequest:
+        """Waits until one of some SAMPLE requests is answered, and removes the oldest that is: its
+        batch is the caller's now. Batches that nobody takes are given back by `close`."""
+        taken: PendingRequest | None = None
+
+        def attempt() -> bool:
+            nonlocal taken
+            taken = next((asked for asked in list(line) if asked.answer is not None), None)
+            if taken is not None:
+                line.remove(taken)
+                self.thread.requests.untaken.discard(taken.number)
+            return taken is not None
+
+        self._wait_for(attempt, timeout, "answer")
+        assert taken is not None
+        return taken
 
     # -- the end ------------------------------------------------------------------------------
 

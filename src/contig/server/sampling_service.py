@@ -268,7 +268,7 @@ class SamplingService:
         elif kind in (Verdict.TAKEN, Verdict.BACK):
             order = self._orders.close(line, token)
             if order is not None and kind == Verdict.BACK:
-                self._others.submit(order.give_back)
+                order.give_back()  # here: before who asks next, and at the server's end too
         else:
             order = None
             if kind == Type.SAMPLE:
