@@ -34,6 +34,16 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteReplayBuffer"]
 
+_ASK_WHY_S = 1.0  # at most, to say why there was no batch
+
+
+class _Line:
+    """Requests for batches of one size, the oldest first, and how many calls wait for one."""
+
+    def __init__(self) -> None:
+        self.asked: deque[PendingRequest] = deque()
+        self.takers = 0
+
 
 class RemoteReplayBuffer(Samples[Out_co]):
     """A table of a server: written to and sampled from over the network. Thread-safe.
@@ -116,7 +126,7 @@ class RemoteReplayBuffer(Samples[Out_co]):
         self._client = TcpClient(host, port, data_sample, table=table, **client)
         self.batch_size = batch_size
         self._prefetch = prefetch
-        self._ahead: deque[PendingRequest] = deque()
+        self._lines: dict[int | None, _Line] = {}  # by batch size
         self._turn = threading.Lock()
 
     # -- writing ------------------------------------------------------------------------------
@@ -160,24 +170,62 @@ class RemoteReplayBuffer(Samples[Out_co]):
     # -- sampling -----------------------------------------------------------------------------
 
     def _next_batch(self, batch_size: int | None) -> Batch:
-        session, timeout_s = self._client.asking, self.sample_timeout_s
-        if batch_size in (None, self.batch_size):
-            with self._turn:
-                ahead = bool(self._ahead)
-                while len(self._ahead) <= self._prefetch:
-                    self._ahead.append(self._ask(self.batch_size))
-                asked = self._ahead.popleft()
-            kind, _, payload = session.collect(asked, timeout_s)
-            if kind != Type.BATCH and ahead:
+        own = batch_size in (None, self.batch_size)
+        size = self.batch_size if own else batch_size
+        with self._turn:
+            line = self._lines.setdefault(size, _Line())
+            line.takers += 1
+        try:
+            fresh: set[int] = set()
+            while True:
+                fresh |= self._ask_ahead(line, size, self._prefetch if own else 0)
+                number, kind, payload = self._collect(line)
+                if kind == Type.BATCH or number in fresh:
+                    return read_batch(kind, payload)
                 # What was wrong when it was asked for may be right by now.
-                kind, _, payload = session.collect(self._ask(self.batch_size), timeout_s)
-        else:
-            kind, _, payload = session.collect(self._ask(batch_size), timeout_s)
-        return read_batch(kind, payload)
+        finally:
+            with self._turn:
+                line.takers -= 1
+
+    def _ask_ahead(self, line: _Line, size: int | None, ahead: int) -> set[int]:
+        """As much as its takers wait for, and so many more; the numbers of these requests."""
+        numbers = set()
+        with self._turn:
+            while len(line.asked) < line.takers + ahead:
+                line.asked.append(self._ask(size))
+                numbers.add(line.asked[-1].number)
+        return numbers
 
     def _ask(self, size: int | None) -> PendingRequest:
         asked = struct.pack("<Q", 0 if size is None else whole("batch_size", size, 1, "rows"))
         return self._client.asking.ask(Type.SAMPLE, asked, timeout=self.sample_timeout_s)
+
+    def _collect(self, line: _Line) -> tuple[int, int, bytes]:
+        """An answer: the request's number, its type and payload. Requests that are not answered in
+        time stay: what is drawn for them is the next call's."""
+        try:
+            asked = self._client.asking.take_first(line.asked, self.sample_timeout_s)
+        except TimeoutError as late:
+            raise TimeoutError(self._what_is_missing()) from late
+        assert asked.answer is not None
+        kind, _, payload = asked.answer
+        return asked.number, kind, payload
+
+    def _what_is_missing(self) -> str:
+        """For who waited in vain."""
+        text = f"no batch within {self.sample_timeout_s} s: "
+        wait_s = min(self.sample_timeout_s, _ASK_WHY_S)
+        try:
+            known = read_reply(*self._client.asking.request(Type.STATS, b"", wait_s))
+        except (ConnectionError, TimeoutError):
+            return text + "the server does not answer, not even how many rows it has"
+        return (
+            f"{text}the server is there, and its table has {known['rows']} rows ("
+            f"{known['trajectories']} trajectories were written), of which its sampler or rate "
+            f"limiter lets it draw too few for a batch now; {known['batches_sampled']} batches "
+            "were drawn so far. "
+            "The request stands: the next sample() gets what is drawn for it"
+        )
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Sets priorities of rows by their `index`; evicted rows are ignored and counted."""
@@ -226,7 +274,8 @@ class RemoteReplayBuffer(Samples[Out_co]):
     # -- life ---------------------------------------------------------------------------------
 
     def close(self, timeout: float | None = 30.0) -> None:
-        """Sends what is left and disconnects."""
+        """Sends what is left and disconnects. Batches asked for ahead are given back: of a sampler
+        that delivers each once, others get them."""
         self._client.close(timeout)
 
     def __enter__(self) -> Self:

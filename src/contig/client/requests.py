@@ -10,6 +10,7 @@ behind. What the server has to answer counts against its bounds, wanted or not.
 
 from __future__ import annotations
 
+import struct
 import weakref
 
 from .. import wire
@@ -22,17 +23,22 @@ _GET = 0  # the key of the one request for weights: its answer has a version for
 
 
 class PendingRequest:
-    """What was asked. `answer` is None, or the type, number and payload of a frame."""
+    """What was asked, by its number. `answer` is None, or the type, number and payload of a
+    frame."""
 
-    __slots__ = ("__weakref__", "answer", "frame")
+    __slots__ = ("__weakref__", "answer", "frame", "number")
 
-    def __init__(self, frame: bytes) -> None:
-        self.frame = frame
+    def __init__(self, number: int, frame: bytes) -> None:
+        self.number, self.frame = number, frame
         self.answer: tuple[int, int, bytes] | None = None
 
 
 class Requests:
-    """Those of one session. Every call is made with the session's lock."""
+    """Those of one session. Every call is made with the session's lock.
+
+    Attributes:
+        untaken: numbers of SAMPLE requests whose batches nobody has been given, answered or not.
+    """
 
     def __init__(self, inflight: Inflight) -> None:
         self._inflight = inflight
@@ -41,6 +47,7 @@ class Requests:
         )
         self._coming: dict[int, int] = {}  # what the server has to answer, and their bytes
         self._last = 0
+        self.untaken: set[int] = set()
 
     def may_ask(self, kind: int, nbytes: int) -> bool:
         """Whether the server takes another request of this size."""
@@ -53,8 +60,11 @@ class Requests:
         """Has a request sent."""
         self._last += 1
         key = _GET if kind == Type.GET else self._last
-        asked = PendingRequest(wire.frame(kind, self._last if number is None else number, payload))
+        number = self._last if number is None else number
+        asked = PendingRequest(number, wire.frame(kind, number, payload))
         self._wanted[key] = asked
+        if kind == Type.SAMPLE:
+            self.untaken.add(number)
         self._inflight.ask(asked.frame)
         self._coming[key] = len(payload)  # last: nobody waits for an answer that cannot come
         return asked
@@ -72,6 +82,10 @@ class Requests:
         left = {k: r.frame for k, r in self._wanted.items() if r.answer is None}
         self._coming = {k: len(frame) - wire.HEADER_BYTES for k, frame in left.items()}
         return list(left.values())
+
+    def goodbye(self) -> bytes:
+        """What BYE says: the batches that may be given to others."""
+        return struct.pack(f"<{len(self.untaken)}Q", *sorted(self.untaken))
 
     def __len__(self) -> int:
         """Those that the server has to answer."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 
 from .. import wire
@@ -213,6 +214,23 @@ class Session:
         assert asked.answer is not None
         return asked.answer
 
+    def take_first(self, line: deque[PendingRequest], timeout: float | None) -> PendingRequest:
+        """Waits until one of some SAMPLE requests is answered, and removes the oldest that is: its
+        batch is the caller's now. Batches that nobody takes are given back by `close`."""
+        taken: PendingRequest | None = None
+
+        def attempt() -> bool:
+            nonlocal taken
+            taken = next((asked for asked in list(line) if asked.answer is not None), None)
+            if taken is not None:
+                line.remove(taken)
+                self.thread.requests.untaken.discard(taken.number)
+            return taken is not None
+
+        self._wait_for(attempt, timeout, "answer")
+        assert taken is not None
+        return taken
+
     # -- the end ------------------------------------------------------------------------------
 
     def close(self, timeout: float | None) -> None:
@@ -228,7 +246,7 @@ class Session:
             if self.thread.pending:
                 self.wait(timeout)
             if thread.lost_at is None:
-                self.inflight.ask(wire.frame(Type.BYE))
+                self.inflight.ask(wire.frame(Type.BYE, 0, thread.requests.goodbye()))
                 thread.kick()
                 thread.bye.wait(1.0)
         finally:

@@ -13,6 +13,7 @@ _WHERE = {
     "buffer": ("BufferStats", "ReplayBuffer"),
     "ensemble": ("ReplayBufferEnsemble",),
     "ingress": ("Ingress",),
+    "lending": ("Lent",),
     "tensordict_buffer": ("TensorDictReplayBuffer",),
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _WHERE)
@@ -22,4 +23,5 @@ if TYPE_CHECKING:
     from .buffer import ReplayBuffer as ReplayBuffer
     from .ensemble import ReplayBufferEnsemble as ReplayBufferEnsemble
     from .ingress import Ingress as Ingress
+    from .lending import Lent as Lent
     from .tensordict_buffer import TensorDictReplayBuffer as TensorDictReplayBuffer

@@ -25,6 +25,7 @@ from . import checkpoint
 from .arriving import ArrivingBatch
 from .feeding import Feeding
 from .ingress import Ingress
+from .lending import Lending, Lent
 from .output import hooks_of, output_of, to_output, transfers_to
 from .prefetch import Cancelled, Prefetcher
 from .read import read_batch, read_rows
@@ -174,6 +175,7 @@ class ReplayBuffer(Samples[Out_co]):
         self.seen: tuple[SeenRows, ...] = ()  # what dashboards see of draws
         self._dashboards: list[Dashboard] = []
         self._feeding = Feeding()
+        self._lending = Lending()
         self._closed = False
         draw = self.draw if self._transfers is None else self._draw_and_send
         self._prefetcher = Prefetcher(draw, self._mark, prefetch) if prefetch else None
@@ -290,10 +292,28 @@ class ReplayBuffer(Samples[Out_co]):
 
     def _read_now(self, request: Request) -> Batch:
         with self._turn:
-            return read_batch(self._index, self.sampler, self._rng, request)
+            if self._lending.wanted is None:
+                return read_batch(self._index, self.sampler, self._rng, request)
+            mark = self.sampler.mark()
+            batch = read_batch(self._index, self.sampler, self._rng, request)
+            self._lending.taken += self.sampler.taken(mark)
+            self._lending.rows += len(batch)
+            return batch
+
+    def lend(self, batch_size: int | None, wanted: Callable[[], bool]) -> tuple[Batch, Lent]:
+        """What `draw` draws, for who may not get it; see `lending.py`. Raises Cancelled if it is
+        not `wanted` any more: nothing was drawn."""
+        return self._lending.lend(lambda: self.draw(batch_size), self.take_back, wanted)
+
+    def take_back(self, lent: Lent) -> None:
+        """Nobody got a batch: it may be drawn again, but for what was evicted. Once for each."""
+        with self._turn:
+            self.sampler.give_back(lent.taken)
+        self.storage.tape.add_sampled(-lent.rows)
 
     def _go_on(self) -> None:
         """Called while a draw waits: raises if nobody waits for it any more."""
+        self._lending.check()
         if self._prefetcher is not None and self._prefetcher.cancelled():
             raise Cancelled("the batch was drawn ahead and is not wanted any more")
         if self._closed:

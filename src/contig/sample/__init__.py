@@ -20,10 +20,12 @@ from .predicate import Predicate, Where
 from .prioritized import PrioritizedSampler, PrioritizedSliceSampler
 from .slices import SliceSampler, SliceSamplerWithoutReplacement
 from .trajectories import TrajectorySampler, TrajectoryStats
+from .undo import Change
 from .uniform import RandomSampler, SamplerWithoutReplacement
 from .window import WindowSampler
 
 __all__ = [
+    "Change",
     "ChunkSampler",
     "Draw",
     "FifoSampler",

@@ -25,6 +25,7 @@ from ..tree import Path
 from .at_once import UniformRows, UniformSlices
 from .index import Array, Index, Window
 from .shown import shown
+from .undo import Change
 
 __all__ = [
     "Array",
@@ -286,6 +287,15 @@ class Sampler(ABC):
     def rewind(self, mark: Any) -> None:  # noqa: B027 (most need none)
         """Back to a mark."""
 
+    def taken(self, mark: Any) -> list[Change]:
+        """What draws since a mark took that will not come again, for `give_back`; empty if what
+        they took may come again anyway. Cheap: asked after each draw for a client."""
+        return []
+
+    def give_back(self, taken: list[Change]) -> None:  # noqa: B027 (most need none)
+        """Nobody got it: it may be drawn again, whatever others have drawn since. What was evicted
+        is ignored, and so is what was given back or rewound already, or is from before a reset."""
+
     def reset(self) -> None:  # noqa: B027 (most need none)
         """Forgets what it knows of the rows: the buffer was emptied."""
 
@@ -374,6 +384,12 @@ class OuterSampler(Sampler):
 
     def rewind(self, mark: Any) -> None:
         self.sampler.rewind(mark)
+
+    def taken(self, mark: Any) -> list[Change]:
+        return self.sampler.taken(mark)
+
+    def give_back(self, taken: list[Change]) -> None:
+        self.sampler.give_back(taken)
 
     def reset(self) -> None:
         self.sampler.reset()

@@ -13,6 +13,7 @@ from ..keys import INIT, TRUNCATED
 from .base import Array, Draw, Index, Mass, Request, Rng, Sampler
 from .pending import NewestRows, Pending
 from .slice_marks import SliceMarks
+from .undo import Change, UndoLog
 
 __all__ = ["FifoSampler", "LifoSampler"]
 
@@ -38,6 +39,7 @@ class _Ordered(Sampler):
         self.max_times_sampled = whole("max_times_sampled", max_times_sampled, 1)
         self._marks = SliceMarks(INIT, TRUNCATED)
         self._pending = Pending(self._newest_first, max_times_sampled)
+        self._undo = UndoLog()  # rows that were picked; `Pending` has its own
         self.reset()
 
     @abstractmethod
@@ -49,6 +51,7 @@ class _Ordered(Sampler):
             return self._draw_trajectories(index, rng, request.groups)
         if index.contiguous:
             picked = self._pick_rows(index.tail, index.head, request.groups)
+            self._undo.note(picked)
         else:
             picked = self._pick_from_window(index, request.groups)
         return Draw(np.array(picked, np.int64)) if picked else None
@@ -74,6 +77,20 @@ class _Ordered(Sampler):
         ordinals = np.array(pending.pick(n, eligible), np.int64)
         slices, _ = view.slices_of(rng.words, window, _WHOLE, ordinals, len(ordinals))
         return self._marks.draw(slices, 0) if len(slices[1]) else None
+
+    @abstractmethod
+    def _put_back(self, rows: list[int]) -> None:
+        """Rows that were picked, to be delivered once more, in their place in the order."""
+
+    def taken(self, mark: Any) -> list[Change]:
+        *_, point, pending = mark
+        return [*self._undo.changes(point), *self._pending.taken(pending)]
+
+    def give_back(self, taken: list[Change]) -> None:
+        rows = [row for picked in self._undo.undo(taken) for row in picked]
+        if rows:
+            self._put_back(rows)
+        self._pending.give_back(taken)
 
     def mass(self, index: Index, request: Request) -> Mass:
         raise TypeError(
@@ -107,9 +124,22 @@ class FifoSampler(_Ordered):
         self._next = -1  # seq of the next row; -1: the oldest there is
         self._times = 0  # it has been delivered
         self.skipped = 0  # rows evicted before their turn
+        self._back: list[int] = []  # given back, ascending: they come before all others
+        self._undo = UndoLog()
         self._pending.reset()
 
     def _pick_rows(self, low: int, high: int, n: int) -> list[int]:
+        if self._back:
+            there = [row for row in self._back if row >= low]
+            self.skipped += len(self._back) - len(there)
+            again, self._back = there[:n], there[n:]
+            return again + self._pick_new(low, high, n - len(again))
+        return self._pick_new(low, high, n)
+
+    def _put_back(self, rows: list[int]) -> None:
+        self._back = sorted(self._back + rows)
+
+    def _pick_new(self, low: int, high: int, n: int) -> list[int]:
         if self._next < low:
             self.skipped += low - self._next if self._next >= 0 else 0
             self._next, self._times = low, 0
@@ -122,10 +152,12 @@ class FifoSampler(_Ordered):
         return list(order.tolist())
 
     def mark(self) -> Any:
-        return (self._next, self._times, self.skipped, self._pending.mark())
+        place = (self._next, self._times, self.skipped, self._back)
+        return (*place, self._undo.mark(), self._pending.mark())
 
     def rewind(self, mark: Any) -> None:
-        self._next, self._times, self.skipped, pending = mark
+        self._next, self._times, self.skipped, self._back, point, pending = mark
+        self._undo.since(point)
         self._pending.rewind(pending)
 
     def state(self) -> dict[str, Any]:
@@ -134,11 +166,14 @@ class FifoSampler(_Ordered):
             "times": self._times,
             "counts": self._pending.state()["counts"],
             "skipped": self.skipped,
+            "back": list(self._back),
         }
 
     def load(self, state: dict[str, Any]) -> None:
+        self.reset()
         self._next, self._times = int(state["next"]), int(state["times"])
         self.skipped = int(state["skipped"])
+        self._back = [int(row) for row in state.get("back", ())]
         self._pending.load({"counts": state["counts"]})
 
 
@@ -153,22 +188,29 @@ class LifoSampler(_Ordered):
 
     def reset(self) -> None:
         self._rows = NewestRows(self.max_times_sampled)
+        self._undo = UndoLog()
         self._pending.reset()
 
     def _pick_rows(self, low: int, high: int, n: int) -> list[int]:
         return self._rows.pick(low, high, n)
 
+    def _put_back(self, rows: list[int]) -> None:
+        self._rows.give_back(rows)
+
     def mark(self) -> Any:
-        return (self._rows.mark(), self._pending.mark())
+        return (self._rows.mark(), self._undo.mark(), self._pending.mark())
 
     def rewind(self, mark: Any) -> None:
-        self._rows.rewind(mark[0])
-        self._pending.rewind(mark[1])
+        rows, point, pending = mark
+        self._rows.rewind(rows)
+        self._undo.since(point)
+        self._pending.rewind(pending)
 
     def state(self) -> dict[str, Any]:
         return {**self._rows.state(), "pending": self._pending.state()}
 
     def load(self, state: dict[str, Any]) -> None:
+        self.reset()
         self._rows.load(state)
         # Version 0.1 had one record for rows, rows of a window and trajectories.
         self._pending.load(state.get("pending", state))

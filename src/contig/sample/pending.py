@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .base import Array
-from .undo import Point, UndoLog
+from .undo import Change, Point, UndoLog
 
 __all__ = ["NewestRows", "Pending"]
 
@@ -109,8 +109,18 @@ class Pending:
         return self._undo.mark()
 
     def rewind(self, mark: Point) -> None:
-        for taken in self._undo.since(mark):
-            for item, take in taken:
+        self._put_back(self._undo.since(mark))
+
+    def taken(self, mark: Point) -> list[Change]:
+        return self._undo.changes(mark)
+
+    def give_back(self, taken: list[Change]) -> None:
+        """To be delivered once more, in its place in the order."""
+        self._put_back(self._undo.undo(taken))
+
+    def _put_back(self, draws: list[list[tuple[int, int]]]) -> None:
+        for drawn in draws:
+            for item, take in drawn:
                 had = self.counts.get(item, 0) - take
                 if had > 0:
                     self.counts[item] = had
@@ -200,6 +210,20 @@ class NewestRows:
             out.append(at[:3])
             at = at[3]
         return out[::-1]
+
+    def give_back(self, rows: list[int]) -> None:
+        """Rows to be delivered once more, each as often as it is there. Costs what is pending."""
+        ranges = {stop - 1: (start, stop, had) for start, stop, had in self._pending()}
+        for row in rows:
+            if row < self._seen:
+                start, stop, had = ranges.get(row, (row, row + 1, self._times))
+                ranges[row] = (start, stop, had - 1)
+        joined: list[tuple[int, int, int]] = []
+        for start, stop, had in sorted(ranges.values()):
+            if joined and joined[-1][1] == start and joined[-1][2] == 0:
+                start = joined.pop()[0]
+            joined.append((start, stop, had))
+        self._stack(joined)
 
     def mark(self) -> Any:
         return (self._top, self._seen, self._ranges, self._trim_at)

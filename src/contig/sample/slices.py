@@ -16,6 +16,7 @@ from .bounds import KnownBounds
 from .fields import FieldLeaves
 from .predicate import Predicate, Where, left_out
 from .slice_marks import SliceMarks, Slices
+from .undo import Change, UndoLog
 
 __all__ = ["SliceSampler", "SliceSamplerWithoutReplacement"]
 
@@ -222,6 +223,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
     def reset(self) -> None:
         self._epoch: Array = np.empty(0, np.int64)
         self._at = 0
+        self._undo = UndoLog()
 
     def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
         index = self._eligible(index)
@@ -232,9 +234,11 @@ class SliceSamplerWithoutReplacement(SliceSampler):
                 slices, used = index.view.slices_of(
                     rng.words, index.window, spec, self._epoch[self._at :], request.groups
                 )
+                places = self._epoch[self._at : self._at + used]
                 self._at += used
                 enough = len(slices[1]) == request.groups or not self.drop_last
                 if len(slices[1]) and enough:
+                    self._undo.note(places)
                     return self._marked(index, slices, request)
             least = request.groups if self.drop_last else 1
             if self._ranks == 1 and index.view.count(index.window, spec) < least:
@@ -275,13 +279,23 @@ class SliceSamplerWithoutReplacement(SliceSampler):
             self.reset()
 
     def mark(self) -> Any:
-        return (self._epoch, self._at)
+        return (self._epoch, self._at, self._undo.mark())
 
     def rewind(self, mark: Any) -> None:
-        self._epoch, self._at = mark
+        self._epoch, self._at, point = mark
+        self._undo.since(point)
+
+    def taken(self, mark: Any) -> list[Change]:
+        return self._undo.changes(mark[-1])
+
+    def give_back(self, taken: list[Change]) -> None:
+        # They come next, also those of an epoch that is over: it is not, for whoever gets them.
+        self._epoch = np.concatenate([*self._undo.undo(taken), self._epoch[self._at :]])
+        self._at = 0
 
     def state(self) -> dict[str, Any]:
         return {"epoch": self._epoch, "at": self._at}
 
     def load(self, state: dict[str, Any]) -> None:
+        self.reset()
         self._epoch, self._at = np.array(state["epoch"], np.int64), int(state["at"])

@@ -17,7 +17,7 @@ from .fields import FieldLeaves
 from .predicate import Predicate, Where, left_out
 from .roster import Grouping, Roster
 from .slice_marks import SliceMarks, Slices
-from .undo import UndoLog
+from .undo import Change, UndoLog
 
 __all__ = ["TrajectorySampler", "TrajectoryStats"]
 
@@ -338,7 +338,16 @@ class TrajectorySampler(Sampler):
         return self._undo.mark()
 
     def rewind(self, mark: Any) -> None:
-        for delivered in self._undo.since(mark):
+        self._put_back(self._undo.since(mark))
+
+    def taken(self, mark: Any) -> list[Change]:
+        return self._undo.changes(mark)
+
+    def give_back(self, taken: list[Change]) -> None:
+        self._put_back(self._undo.undo(taken))
+
+    def _put_back(self, draws: list[list[int]]) -> None:
+        for delivered in draws:
             assert self._roster is not None
             self._roster.done.difference_update(delivered)
             self._consumed -= len(delivered)

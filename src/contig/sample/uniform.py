@@ -13,7 +13,7 @@ from .at_once import UniformRows
 from .base import Array, Draw, Index, Mass, Request, Rng, Sampler
 from .fields import FieldLeaves
 from .sumtree import RowTree, draw_rows
-from .undo import UndoLog
+from .undo import Change, UndoLog
 
 __all__ = ["RandomSampler", "SamplerWithoutReplacement"]
 
@@ -122,7 +122,16 @@ class RandomSampler(Sampler):
         return self._undo.mark()
 
     def rewind(self, mark: Any) -> None:
-        for drawn in self._undo.since(mark):
+        self._put_back(self._undo.since(mark))
+
+    def taken(self, mark: Any) -> list[Change]:
+        return self._undo.changes(mark)
+
+    def give_back(self, taken: list[Change]) -> None:
+        self._put_back(self._undo.undo(taken))
+
+    def _put_back(self, draws: list[Array]) -> None:
+        for drawn in draws:
             left = self._left
             assert left is not None
             # Rows that were evicted since need nothing back: others have their places.
@@ -191,11 +200,19 @@ class SamplerWithoutReplacement(Sampler):
     def reset(self) -> None:
         self._key = self._first = self._rows = self._at = 0
         self._spans: Array | None = None  # [2, n]: first seqs, and rows up to each one's end
+        self._back: Array = np.empty(0, np.int64)  # given back: they come before all others
+        self._undo = UndoLog()
 
     def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
+        n = request.groups
         for _ in range(2):
-            seqs = self._take(index, request.groups)
-            if len(seqs) == request.groups or (len(seqs) and not self.drop_last):
+            again = self._back[self._drawable(index, self._back)]
+            seqs = self._take(index, n - min(len(again), n))
+            if len(again):
+                seqs = np.concatenate([again[:n], seqs])
+            if len(seqs) == n or (len(seqs) and not self.drop_last):
+                self._back = again[n:]
+                self._undo.note(seqs)
                 return Draw(seqs)
             if not self._begin(index, rng):
                 return None
@@ -273,17 +290,32 @@ class SamplerWithoutReplacement(Sampler):
         return f"an epoch of {index.head - index.tail} rows cannot fill one batch (drop_last)"
 
     def mark(self) -> Any:
-        return (self._key, self._first, self._rows, self._at, self._spans)
+        place = (self._key, self._first, self._rows, self._at, self._spans, self._back)
+        return (*place, self._undo.mark())
 
     def rewind(self, mark: Any) -> None:
-        self._key, self._first, self._rows, self._at, self._spans = mark
+        *place, point = mark
+        self._key, self._first, self._rows, self._at, self._spans, self._back = place
+        self._undo.since(point)
+
+    def taken(self, mark: Any) -> list[Change]:
+        return self._undo.changes(mark[-1])
+
+    def give_back(self, taken: list[Change]) -> None:
+        # Of an epoch that is over, too: it is not, for whoever gets them.
+        self._back = np.concatenate([*self._undo.undo(taken), self._back])
 
     def state(self) -> dict[str, Any]:
         out: dict[str, Any] = {"epoch": [self._key, self._first, self._rows, self._at]}
         if self._spans is not None:
             out["spans"] = self._spans
+        if len(self._back):
+            out["back"] = self._back
         return out
 
     def load(self, state: dict[str, Any]) -> None:
-        spans = state.get("spans")
-        self.rewind((*state["epoch"], None if spans is None else np.array(spans, np.int64)))
+        self.reset()
+        self._key, self._first, self._rows, self._at = state["epoch"]
+        if "spans" in state:
+            self._spans = np.array(state["spans"], np.int64)
+        self._back = np.array(state.get("back", ()), np.int64)

@@ -18,13 +18,14 @@ from ..wire import Refused, Type
 from .budget import Limits
 from .item_stream import ItemStream
 from .peer import Peer
+from .receipts import Receipts, Verdict
 from .statistics import Counters
 
 __all__ = ["ANSWER", "MOST_WATCHED", "REQUEST", "Answers", "Forward"]
 
 # Between the ingest process and the learner's, before each forwarded frame's parts.
 REQUEST = struct.Struct("<QHHQQ")  # token, bytes of table's name, type, number, payload
-ANSWER = struct.Struct("<QQ")  # token, bytes
+ANSWER = struct.Struct("<QQQ")  # token, bytes, rows that can be given back
 
 _CHECK_S = 0.25
 _AT_A_TIME = 4  # samples (or looks) of one table that the learner is asked for
@@ -41,6 +42,7 @@ class Asked(NamedTuple):
 
     Attributes:
         nbytes: of the answer, as far as can be told.
+        wanted: whether who asked is there.
     """
 
     connection: Peer
@@ -49,6 +51,7 @@ class Asked(NamedTuple):
     number: int
     payload: bytes
     nbytes: int
+    wanted: bool = True
 
 
 class Answers:
@@ -87,6 +90,7 @@ class Answers:
         self._request_bytes = 0
         self._unanswered: dict[int, tuple[int, int]] = {}  # requests and bytes, by connection
         self._check: asyncio.TimerHandle | None = None
+        self.receipts = Receipts(self._tell)
 
     @property
     def has_learner(self) -> bool:
@@ -114,6 +118,8 @@ class Answers:
             raise Refused("busy", f"requests of all clients of more than {most} bytes at a time")
         expected = self._expected(stream, kind, payload)
         asked = Asked(connection, stream.table_name, kind, number, payload, expected)
+        if kind == Type.SAMPLE:
+            self.receipts.asked(stream.key, number)
         self._request_bytes += len(payload)
         self._unanswered[connection.number] = (count, nbytes)
         if kind in _LARGE:
@@ -146,6 +152,10 @@ class Answers:
             self._at_work[asked.table, asked.kind] += 1
         self._forward(self._tokens, asked.table, asked.kind, asked.number, asked.payload)
 
+    def _tell(self, token: int, table: str, verdict: Verdict) -> None:
+        assert self._forward is not None
+        self._forward(token, table, verdict, 0, b"")
+
     def go_on(self) -> None:
         """Hands over what has waited and finds room now, connection by connection."""
         while any([self._next_of(number) for number in list(self._waiting)]):
@@ -176,8 +186,9 @@ class Answers:
         """Bytes of answers that their clients have not read."""
         return sum(c.out.unread for c in self._unread.values())
 
-    def answer(self, token: int, *parts: Any) -> None:
-        """What the learner answered."""
+    def answer(self, token: int, rows: int, *parts: Any) -> None:
+        """What the learner answered; `rows` that come again if nobody gets them, 0 if they may
+        come again anyway."""
         asked = self._asked.pop(token)
         connection, nbytes = asked.connection, sum(len(p) for p in parts)
         self._request_bytes -= len(asked.payload)
@@ -185,7 +196,12 @@ class Answers:
             self._at_work[asked.table, asked.kind] -= 1
         if asked.kind == Type.SAMPLE:
             self._usual[asked.table] = nbytes
-        if connection.number in self._connections:
+        there = asked.wanted and not connection.transport.is_closing()
+        if rows and not there:
+            self._tell(token, asked.table, Verdict.BACK)
+        elif rows and connection.stream is not None:
+            self.receipts.sent(connection.stream.key, asked.number, token, rows)
+        if there and connection.number in self._connections:
             self._stats.requests_answered += 1
             self._stats.bytes_out += nbytes
             count, asked_bytes = self._unanswered[connection.number]
@@ -200,8 +216,21 @@ class Answers:
         if self._unread.pop(connection.number, None) is not None:
             self.go_on()
 
+    def goodbye(self, connection: Peer, payload: bytes) -> None:
+        """A client ends: `payload` has the numbers of the batches that it did not take."""
+        if len(payload) % 8:
+            raise Refused("frame", "BYE: expected numbers of 8 bytes each")
+        if connection.stream is not None:
+            numbers = struct.unpack(f"<{len(payload) // 8}Q", payload)
+            self.receipts.goodbye(connection.stream.key, numbers)
+        self.left(connection)
+
     def left(self, connection: Peer) -> None:
         """A connection is gone, and with it what it wanted."""
+        for token, asked in self._asked.items():
+            if asked.connection is connection and asked.wanted:
+                self._asked[token] = asked._replace(wanted=False)
+                self._tell(token, asked.table, Verdict.UNWANTED)
         self._unanswered.pop(connection.number, None)
         for asked in self._waiting.pop(connection.number, ()):
             self._request_bytes -= len(asked.payload)

@@ -274,6 +274,7 @@ class Connection(asyncio.BufferedProtocol):
         if kind == Type.BEAT:
             return  # it is there: that was noted when it came
         if kind == Type.BYE:
+            self.core.answers.goodbye(self, payload)
             self._deferred = self._say_bye
         elif kind == Type.GET:
             self.core.weights.want(self, number, payload)

@@ -122,6 +122,7 @@ class ServerCore:
             self.stats.lost_items += following - seen
             seen = following
         self._current[opening.name, producer] = connection
+        self.answers.receipts.came((opening.name, producer))
         return seen
 
     def left(self, connection: Peer) -> None:
@@ -133,6 +134,7 @@ class ServerCore:
         stream = connection.stream
         if stream is not None and self._current.get(stream.key) is connection:
             del self._current[stream.key]
+            self.answers.receipts.lost(stream.key)
         if connection.waiting and _acks_received(stream) and not self._closing:
             # What was acked as received is taken in, whether or not its sender is there. What was
             # not acked comes again.

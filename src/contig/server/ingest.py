@@ -173,8 +173,8 @@ class _Process:
     async def _pass_on(self, answers: asyncio.StreamReader) -> None:
         try:
             while True:
-                token, size = ANSWER.unpack(await answers.readexactly(ANSWER.size))
-                self._core.answers.answer(token, await answers.readexactly(size))
+                token, size, rows = ANSWER.unpack(await answers.readexactly(ANSWER.size))
+                self._core.answers.answer(token, rows, await answers.readexactly(size))
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the learner is gone: the control socket says so too
 

@@ -68,15 +68,15 @@ class IngestThread:
             self._loop.close()
 
     def _forward(self, token: int, table: str, kind: int, request: int, payload: bytes) -> None:
-        def work() -> None:
-            parts = self._service.answer(table, kind, request, payload)
-            answer = self._ingest.core.answers.answer
+        def answer(rows: int, parts: list[Any]) -> bool:
+            call = self._ingest.core.answers.answer
             try:
-                self._loop.call_soon_threadsafe(answer, token, *parts)
+                self._loop.call_soon_threadsafe(call, token, rows, *parts)
             except RuntimeError:
-                pass  # the loop is closed, and so is its connection
+                return False  # the loop is closed, and so is its connection
+            return True
 
-        self._service.submit(table, kind, work)
+        self._service.handle(None, token, table, kind, request, payload, answer)
 
     def fork(self) -> None:
         """In a forked child, which has no part in this: closes its copies of the sockets."""

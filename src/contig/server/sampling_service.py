@@ -14,26 +14,33 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .. import _native, wire
+from ..batch import Batch
 from ..errors import EmptyBufferError, LayoutError
 from ..layout import Layout
-from ..replay import ReplayBuffer
+from ..replay import Lent, ReplayBuffer
 from ..wire import Type, log
 from .answers import ANSWER, REQUEST
 from .batch_frame import batch_frame
 from .looks import Looks
+from .orders import Order, Orders
 from .publications import Publications
+from .receipts import Verdict
 
 __all__ = ["SamplingService", "answer_request"]
 
 _WORKERS = 2  # for each table's samples, which may wait; others go past them
 _SLICE_S = 0.1
+Send = Callable[
+    [int, list[Any]], bool
+]  # rows that can be given back, parts; False: nobody is there
+
 _END_S = 2.0  # for what is being answered while the server is closed
 
 
@@ -44,11 +51,14 @@ def answer_request(
     payload: bytes,
     max_frame: int,
     alive: Callable[[], bool] = lambda: True,
+    order: Order | None = None,
 ) -> list[Any]:
-    """The parts of the frame that answers a request; `alive`: whether it is worth waiting."""
+    """The parts of the frame that answers a request; `alive`: whether it is worth waiting. What was
+    drawn for an `order`, and can be given back, is noted there."""
     try:
         if kind == Type.SAMPLE:
-            return _batch(buffer, number, payload, max_frame, alive)
+            batch, lent = _draw(buffer, payload, max_frame, alive)
+            return _lent_frame(buffer, batch, lent, number, max_frame, order)
         if kind == Type.PRIORITY:
             _priorities(buffer, payload)
             return [wire.json_frame(Type.REPLY, {}, number)]
@@ -80,9 +90,9 @@ def _layout_of(buffer: ReplayBuffer, alive: Callable[[], bool]) -> Layout:
     return layout
 
 
-def _batch(
-    buffer: ReplayBuffer, number: int, payload: bytes, max_frame: int, alive: Callable[[], bool]
-) -> list[Any]:
+def _draw(
+    buffer: ReplayBuffer, payload: bytes, max_frame: int, alive: Callable[[], bool]
+) -> tuple[Batch, Lent]:
     if len(payload) != 8:
         raise ValueError("SAMPLE: expected 8 bytes")
     (size,) = struct.unpack("<Q", payload)
@@ -96,10 +106,22 @@ def _batch(
         )
     before = _native.limit_gather(max_frame)  # before there is memory for leaves of any size
     try:
-        batch = buffer.draw(int(size) or None)
+        return buffer.lend(int(size) or None, alive)
     finally:
         _native.limit_gather(before)
-    return batch_frame(batch, number, max_frame)
+
+
+def _lent_frame(
+    buffer: ReplayBuffer, batch: Batch, lent: Lent, number: int, most: int, order: Order | None
+) -> list[Any]:
+    try:
+        frame = batch_frame(batch, number, most)
+    except BaseException:
+        buffer.take_back(lent)
+        raise
+    if order is not None and lent.taken:
+        order.lent = lent
+    return frame
 
 
 def _priorities(buffer: ReplayBuffer, payload: bytes) -> None:
@@ -179,6 +201,7 @@ class SamplingService:
         self._others = _Workers(1, "contig-request")
         self._watchers = _Workers(1, "contig-watch")
         self._writing = threading.Lock()
+        self._orders = Orders()
         self._closed = False
         self._socket: socket.socket | None = None
         self._reader: threading.Thread | None = None
@@ -197,6 +220,12 @@ class SamplingService:
             self._read_requests(line)
         except OSError:
             pass  # the ingest process is gone
+        self._orders.broken(line)
+
+    @property
+    def unconfirmed_rows(self) -> int:
+        """Rows that an ingest process which died had been given: some may not have been sent."""
+        return self._orders.unconfirmed_rows
 
     def _read_requests(self, line: socket.socket) -> None:
         with line, line.makefile("rb") as source:
@@ -209,30 +238,77 @@ class SamplingService:
                 known = table in self._samples or kind in (Type.PUBLISH, Type.WATCH)
                 if not known or len(payload) < size:
                     return  # it died in the middle of a request
-                asked = (line, token, table, kind, request, payload)
-                self.submit(table, kind, partial(self._answer, *asked))
+                send = partial(self._send, line, token)
+                self.handle(line, token, table, kind, request, payload, send)
 
-    def _answer(
-        self, line: socket.socket, token: int, table: str, kind: int, request: int, payload: bytes
-    ) -> None:
-        parts = self.answer(table, kind, request, payload)
+    def _send(self, line: socket.socket, token: int, rows: int, parts: list[Any]) -> bool:
         size = sum(memoryview(p).nbytes for p in parts)
         try:
             with self._writing:
-                line.sendall(ANSWER.pack(token, size))
+                line.sendall(ANSWER.pack(token, size, rows))
                 for part in parts:
                     line.sendall(part)
         except OSError:
-            pass  # the ingest process is gone; its client asks again
+            return False  # the ingest process is gone; its client asks again
+        return True
 
-    def answer(self, table: str, kind: int, request: int, payload: bytes) -> list[Any]:
+    def handle(
+        self,
+        line: Hashable,
+        token: int,
+        table: str,
+        kind: int,
+        request: int,
+        payload: bytes,
+        send: Send,
+    ) -> None:
+        """Has a request answered, or hears what became of an answer."""
+        if kind == Verdict.UNWANTED:
+            self._orders.unwanted(line, token)
+        elif kind in (Verdict.TAKEN, Verdict.BACK):
+            order = self._orders.close(line, token)
+            if order is not None and kind == Verdict.BACK:
+                order.give_back()  # here: before who asks next, and at the server's end too
+        else:
+            order = None
+            if kind == Type.SAMPLE:
+                order = self._orders.new(line, token, self._buffers[table])
+            work = partial(self._answer, line, token, table, kind, request, payload, send, order)
+            self.submit(table, kind, work)
+
+    def _answer(
+        self,
+        line: Hashable,
+        token: int,
+        table: str,
+        kind: int,
+        request: int,
+        payload: bytes,
+        send: Send,
+        order: Order | None,
+    ) -> None:
+        parts = self.answer(table, kind, request, payload, order)
+        rows = 0 if order is None else order.rows
+        if order is not None and not rows:
+            self._orders.close(line, token)
+        if not send(rows, parts) and order is not None:
+            self._orders.close(line, token)
+            order.give_back()
+
+    def answer(
+        self, table: str, kind: int, request: int, payload: bytes, order: Order | None = None
+    ) -> list[Any]:
         """The parts of the frame that answers a request."""
         if kind == Type.PUBLISH:
             return [self._publish(request, payload)]
         if kind == Type.WATCH:
             return self._look(request, payload)
+
+        def alive() -> bool:
+            return not self._closed and (order is None or order.wanted)
+
         buffer, most = self._buffers[table], self._max_frame
-        return answer_request(buffer, kind, request, payload, most, lambda: not self._closed)
+        return answer_request(buffer, kind, request, payload, most, alive, order)
 
     def _publish(self, number: int, payload: bytes) -> bytes:
         try:

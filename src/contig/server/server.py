@@ -346,7 +346,10 @@ class Server:
         if self._run.ingest is not None:
             self.check()
         tables = {name: table_stats(t) for name, t in self._tables().items()}
-        return ServerStats.of(ingest, tables)
+        stats = ServerStats.of(ingest, tables)
+        service = self._run.service
+        lost = 0 if service is None else service.unconfirmed_rows  # by ingest processes that died
+        return stats._replace(unconfirmed_rows=stats.unconfirmed_rows + lost)
 
     def dashboard(self, port: int = 0, **options: Any) -> Dashboard:
         """A page that shows this server, until it is closed or the server is; see

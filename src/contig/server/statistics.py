@@ -82,6 +82,9 @@ class ServerStats(NamedTuple):
         resent_frames: frames with at least one such item, most of them after a reconnect.
         lost_items: acked as received, and then the server was closed, or the process died, before
             there was room for them.
+        unconfirmed_rows: of samplers that give each once: the last rows (of 64 batches at most)
+            that clients were sent which went without a goodbye, and have not come back. Those
+            among them that a client had asked for ahead, and did not take, are lost.
         blocked, blocked_s: how often and how long connections waited for room.
         rejected: refused frames and handshakes, by reason.
         bytes_held: memory of all receive buffers, and of TLS.
@@ -101,6 +104,7 @@ class ServerStats(NamedTuple):
     duplicates_dropped: int = 0
     resent_frames: int = 0
     lost_items: int = 0
+    unconfirmed_rows: int = 0
     blocked: int = 0
     blocked_s: float = 0.0
     rejected: dict[str, int] = {}  # noqa: RUF012
