@@ -19,7 +19,7 @@ from .asked import Asked
 from .encoding import check_codecs, codecs_of
 from .fields import fields_layout
 from .segment import Segment
-from .sharing import stacks_of
+from .stacks import stacks_of
 from .storage import Storage
 
 __all__ = ["LazyTensorStorage", "SharedStorage", "new_tape", "storage_of_fd"]
