@@ -128,6 +128,7 @@ def test_where_frames_are(shape: tuple[int, ...], given: Any, leading: bool) -> 
         ({"observation": 7}, LayoutError, "no axis of 7 frames, first or last"),
         ({"observation": (4, -1)}, LayoutError, "no axis of 4 frames"),
         ({("next", "observation"): 4}, LayoutError, "name the leaf at the root"),
+        ({"observation": 4, ("next", "observation"): 4}, LayoutError, "name the leaf at the root"),
     ],
 )
 def test_stacks_that_there_cannot_be(stack: Any, error: Any, match: str) -> None:
@@ -230,6 +231,20 @@ def test_stacks_that_do_not_pay_leave_the_rest_as_it_is(k: int, width: int, expe
         sizes[name] = bytes_per_step(other.schema)
         other.close()
     assert bytes_per_step(storage.schema) <= min(sizes.values())
+    storage.close()
+
+
+def test_stacks_that_were_asked_for_are_stored_once() -> None:
+    """Unless rows are smaller in the plain form; then next observations are, if that pays."""
+    rows = steps(*stacks(frames(48, 6), 8))
+    storage = wrote(rows)
+    assert shared(storage)[("observation",)].frames == 1
+    storage.close()
+    storage = wrote(rows, stack={"observation": 8})
+    assert shared(storage)[("observation",)].frames == 8
+    storage.close()
+    storage = wrote(steps(*stacks(frames(48, 4), 8)), stack={"observation": 8})
+    assert shared(storage)[("observation",)].frames == 1
     storage.close()
 
 

@@ -17,7 +17,7 @@ from .encoded_once import encoded_once
 from .encoding import Codecs, codecs_of, codecs_to_json, coded_row, with_next
 from .recognition import recognised, with_axes
 from .schema import Schema, row_layout
-from .sharing import Sharing, settled
+from .sharing import Sharing, paying, settled
 from .stacks import Stack, Stacks
 
 __all__ = ["Asked", "encoded_bytes"]
@@ -88,7 +88,8 @@ class Asked:
         if self.share_next is False:
             return self
         if self.stack is None:
-            return replace(self, stack=recognised(self._coded(layout), columns))
+            coded = self._coded(layout)
+            return replace(self, stack=paying(coded, recognised(coded, columns)))
         return replace(self, stack=with_axes(layout, columns, self.stack))
 
     def shown(self, layout: Layout, example: Any) -> Asked:

@@ -23,6 +23,7 @@ __all__ = [
     "SharedLeaf",
     "Sharing",
     "pairs",
+    "paying",
     "settled",
     "shared_form",
     "shared_roots",
@@ -63,12 +64,12 @@ class Sharing(NamedTuple):
     def of(
         layout: Layout, share_next: bool | None, stacks: Stacks | None, codec: str | None = None
     ) -> Sharing | None:
-        """What is stored once of rows of a layout, as it makes them smallest; None: nothing is.
+        """What is stored once of rows of a layout; None: nothing is.
 
         Args:
-            share_next: False: nothing that is below `next`. True: all of it, in any case.
-            stacks: what was asked for, or recognised, and goes together: see `settled`. Those whose
-                references are more than the frames they save are stored as they are.
+            share_next: False: nothing that is below `next`. None: what makes rows smaller: with
+                stacks, or else without them.
+            stacks: what was asked for, or recognised, and goes together: see `settled`.
             codec: what they are to be encoded with.
 
         Raises:
@@ -85,25 +86,19 @@ class Sharing(NamedTuple):
             return None
         roots, paired = shared_roots(layout, found)
         leaves = [SharedLeaf(x, *found.get(x, (1, True))) for x in roots]
-        # A row has references for the largest stack: with it, all smaller ones are worth it.
-        forms = [
-            Sharing(_stacked(leaves, most, paired), paired, codec)
-            for most in sorted({1, *(x.frames for x in leaves)})
-        ]
-        sizes = [(x._step_bytes(layout), i) for i, x in enumerate(forms) if x.leaves]
-        if not sizes:
-            return None
-        smallest, number = min(sizes)
-        asked = share_next or codec is not None
-        return forms[number] if asked or smallest < layout.record_size else None
+        whole = Sharing(tuple(leaves), paired, codec)
+        if not leaves or share_next or codec is not None:
+            return whole if leaves else None
+        forms = [whole, *([whole._without_stacks()] if paired and found else [])]
+        return next((x for x in forms if x.step_bytes(layout) < layout.record_size), None)
+
+    def _without_stacks(self) -> Sharing:
+        return self._replace(leaves=tuple(SharedLeaf(x.path) for x in self.leaves))
 
     def step_bytes(self, layout: Layout) -> int:
         """Of a row, and of one new observation, or frame: an eighth of it if it is encoded."""
-        return self._step_bytes(layout, 1 if self.codec is None else 8)
-
-    def _step_bytes(self, layout: Layout, smaller: int = 1) -> int:
         form = self.native(layout)
-        return int(form.row_bytes + form.slot_bytes // smaller)
+        return int(form.row_bytes + form.slot_bytes // (1 if self.codec is None else 8))
 
     def native(self, layout: Layout) -> Any:
         """For the tape."""
@@ -150,6 +145,22 @@ def shared_form(schema: Mapping[str, Any]) -> Any:
         raise LayoutError(f"what is stored once does not fit the layout: {error!r}") from None
 
 
+def paying(layout: Layout, stacks: Stacks) -> Stacks:
+    """Those of recognised stacks, which are below `next`, that make rows smaller than next
+    observations alone do: a row has references for each frame of the largest one, so with it all
+    smaller ones pay."""
+
+    def up_to(frames: int) -> Stacks:
+        return {x: y for x, y in stacks.items() if placed(layout, x, y).frames <= frames}
+
+    def step_bytes(some: Stacks) -> int:
+        sharing = Sharing.of(layout, True, some)
+        return layout.record_size if sharing is None else sharing.step_bytes(layout)
+
+    sizes = sorted({1, *(placed(layout, x, y).frames for x, y in stacks.items())})
+    return min((up_to(x) for x in sizes), key=step_bytes)
+
+
 def settled(
     layout: Layout, share_next: bool | None, stacks: Stacks, codecs: Collection[Path] = ()
 ) -> Stacks:
@@ -165,7 +176,8 @@ def settled(
         LayoutError: both were asked for.
     """
     below = pairs(layout, stacks)
-    alone = {path: x for path, x in stacks.items() if path not in below and path in layout.by_path}
+    roots = {x.path for x in layout.leaves if x.path[:1] != NEXT}
+    alone = {path: x for path, x in stacks.items() if path in roots.difference(below)}
     if not alone or not below or share_next is False:
         return stacks
     name = show_path(next(iter(alone)))
@@ -211,9 +223,3 @@ def pairs(layout: Layout, stacks: Collection[Path] = ()) -> list[Path]:
         )
 
     return [x.path for x in layout.leaves if x.path[:1] != NEXT and same(x)]
-
-
-def _stacked(leaves: list[SharedLeaf], most: int, paired: bool) -> tuple[SharedLeaf, ...]:
-    """With stacks of up to so many frames; others are none, and without a pair nothing at all."""
-    kept = (x if x.frames <= most else SharedLeaf(x.path) for x in leaves)
-    return tuple(x for x in kept if paired or x.frames > 1)
