@@ -172,6 +172,6 @@ def _same(a: Array, b: Array) -> Array:
 def _in_order(frames: Array, newest: Array) -> bool:
     """Whether there are several frames, and none that had gone comes back: a dot that moves over an
     empty grid is no stack, though its lines move up."""
-    seen = [x.tobytes() for x in (*frames, newest)]
+    seen: list[bytes] = [x.tobytes() for x in (*frames, newest)]
     runs = 1 + sum(a != b for a, b in pairwise(seen))
     return 1 < runs == len(set(seen))
