@@ -71,7 +71,7 @@ def with_next(layout: Layout, codecs: Codecs) -> Codecs:
         return (leaf.shape, leaf.dtype) == (other.shape, other.dtype)
 
     implied = {(*NEXT, *path): x for path, x in codecs.items() if x.lossless and alike(path)}
-    return {**implied, **codecs}
+    return codecs | {path: x for path, x in implied.items() if path not in codecs}
 
 
 def coded_row(row: Layout, codecs: Codecs, tree: Any, batch_ndim: int) -> Layout:
