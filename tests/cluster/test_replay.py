@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,33 @@ def test_rows_by_tcp(cluster: Any, buffer: Any) -> None:
         assert np.array_equal(shard, (at % OF_PRODUCER // OF_TRAJECTORY) % 3)  # round and round
         seen.update(shard.tolist())
     assert seen == {0, 1, 2}
+
+
+def test_stacks_of_frames(cluster: Any) -> None:
+    """Shards keep frames once, whether rows come through memory or by TCP."""
+    frame = np.arange(44, dtype=np.int64)[:, None].repeat(50, 1)
+    seen = np.stack([frame[i : i + 41] for i in range(4)], 1)
+    flags = {"reward": np.zeros(40), "done": np.arange(40) == 39}
+    rows = {"observation": seen[:-1], "next": {"observation": seen[1:], **flags}}
+    names = [f"contig-shard-{os.getpid()}-{slot}" for slot in range(2)]
+
+    def make(slot: int) -> Any:
+        return SharedStorage(1000, names[slot], stack={"observation": 4})
+
+    with RayReplayBuffer(2, make, batch_size=64, seed=1) as buffer:
+        for _ in range(4):
+            buffer.extend_trajectory(rows, terminated=True)
+        buffer.flush(60)
+        assert len(buffer) == 160
+        batch = buffer.sample()
+        at = batch["observation"][:, 0, 0]
+        np.testing.assert_array_equal(batch["observation"], seen[at])
+        np.testing.assert_array_equal(batch["next", "observation"], seen[at + 1])
+        for name in names:
+            with SharedStorage.attach(name) as shard:
+                assert shard.schema is not None and shard.schema.sharing is not None
+                assert shard.schema.sharing.leaves[0].frames == 4
+                assert shard.tape.slots_given == 2 * 44
 
 
 @pytest.mark.soak

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import contig
-from contig import LazyTensorStorage, ReplayBuffer, SharedStorage
+from contig import DiskStorage, LazyTensorStorage, ReplayBuffer, SharedStorage
 from contig.sample import Sampler
 from tests.replay.checkpoint.buffers import SAMPLERS
 from tests.tape.observations import Env, Form, batch_bytes, stacked
@@ -69,8 +69,9 @@ def filled(storage: Any, form: Form) -> Any:
 
 
 @pytest.fixture(scope="module", params=FORMS)
-def storages(request: Any) -> Any:
+def storages(request: Any, tmp_path_factory: Any) -> Any:
     form = FORMS[request.param]
+    folder = tmp_path_factory.mktemp("disk")
     made = [
         filled(LazyTensorStorage(220, share_next=False), form),
         filled(LazyTensorStorage(220, stack=form.stack), form),
@@ -78,6 +79,7 @@ def storages(request: Any) -> Any:
         filled(
             LazyTensorStorage(220, share_next=True, codecs={"obs": "lz4", "state": "lz4"}), form
         ),
+        filled(DiskStorage(folder, 220, share_next=True, stack=form.stack), form),
     ]
     yield made
     for storage in made:
@@ -86,13 +88,13 @@ def storages(request: Any) -> Any:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_the_same_batches(name: str, storages: Any) -> None:
-    assert [s.schema.sharing is not None for s in storages] == [False, True, True, True]
+    assert [s.schema.sharing is not None for s in storages] == [False, True, True, True, True]
     make, size = EVERY[name]
     buffers = [ReplayBuffer(s, make(), batch_size=size, seed=3) for s in storages]
     for turn in range(6):
         batches = [buffer.sample() for buffer in buffers]
         first, *others = (batch_bytes(batch) for batch in batches)
-        assert others == [first] * 3
+        assert others == [first] * 4
         if "priorit" in name and "index" in batches[0].keys():  # noqa: SIM118
             seqs = np.asarray(batches[0]["index"]).ravel()
             for buffer in buffers:

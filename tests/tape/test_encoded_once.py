@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from contig import DiskStorage, LayoutError, LazyTensorStorage, ReplayBuffer, SharedStorage
+from contig.layout import Layout
+from contig.tape.encoding import codecs_of
+from contig.tape.fits import bytes_per_step
 from contig.tape.sharing import Sharing
 from tests.tape.test_sharing import shared, stacks, steps
 
@@ -134,6 +137,78 @@ def test_all_that_is_stored_once_or_none() -> None:
         storage.default_writer.extend(given)
         assert sharing_of(storage).codec == "lz4"
         assert set(shared(storage)) == {("observation",), ("state",)}
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd:3", "png"])
+@pytest.mark.parametrize("share_next", [None, False])
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_codecs_of_observations_are_for_next_ones_too(
+    codec: str, share_next: bool | None, kind: str, tmp_path: Path
+) -> None:
+    """Or a buffer with a codec would be larger than one without."""
+    given = moving_dot()
+    sizes = []
+    for n, codecs in enumerate(({}, {"observation": codec}, {"observation": codec, BELOW: codec})):
+        options: dict[str, Any] = {"codecs": codecs, "share_next": share_next, "stack": {}}
+        if kind == "memory":
+            storage: Any = LazyTensorStorage(100, **options)
+        else:
+            storage = DiskStorage(tmp_path / str(n), 100, **options)
+        with storage:
+            storage.default_writer.extend(given)
+            assert {x: c.name for x, c in storage.codecs.items()} == (
+                {("observation",): codec, BELOW: codec} if codecs else {}
+            )
+            batch = everything(storage)
+            np.testing.assert_array_equal(batch["observation"], given["observation"])
+            np.testing.assert_array_equal(batch[BELOW], given["next"]["observation"])
+            sizes.append(bytes_per_step(storage.schema) + storage.blob_bytes // 40)
+    assert sizes[1] == sizes[2] < sizes[0] / 2
+
+
+def moving_dot() -> dict[str, Any]:
+    seen = np.zeros((41, 64, 64), np.uint8)
+    seen[np.arange(41), 30, np.arange(41)] = 255
+    return steps(seen[:-1], seen[1:], ends=range(9, 40, 10))
+
+
+def test_lossy_codecs_change_only_what_they_were_given_for() -> None:
+    given = moving_dot()
+    with LazyTensorStorage(100, codecs={"observation": "jpeg:50"}) as storage:
+        storage.default_writer.extend(given)
+        assert set(storage.codecs) == {("observation",)}
+        np.testing.assert_array_equal(everything(storage)[BELOW], given["next"]["observation"])
+
+
+def test_next_ones_of_another_form_have_none() -> None:
+    given = moving_dot()
+    given["next"]["observation"] = given["next"]["observation"][:, ::2].copy()
+    with LazyTensorStorage(100, codecs={"observation": "zstd"}) as storage:
+        storage.default_writer.extend(given)
+        assert set(storage.codecs) == {("observation",)}
+
+
+def test_stores_whose_next_ones_have_no_codec_stay_so(tmp_path: Path) -> None:
+    """As those that were made before."""
+    given, codecs = moving_dot(), {"observation": "zstd"}
+    layout = Layout(one(given)).with_codecs(codecs_of(codecs))
+    with DiskStorage(tmp_path / "store", 100) as storage:
+        storage.publish(layout)
+        storage.default_writer.extend(given)
+        assert set(storage.codecs) == {("observation",)}
+        ReplayBuffer(storage).save(tmp_path / "saved")
+    with DiskStorage(tmp_path / "store", 100, example=one(given), codecs=codecs) as storage:
+        assert set(storage.codecs) == {("observation",)}
+        storage.default_writer.extend(given)
+        np.testing.assert_array_equal(everything(storage)[BELOW], given["next"]["observation"])
+    for kind in (
+        lambda: LazyTensorStorage(100, codecs=codecs),
+        lambda: DiskStorage(tmp_path / "b", codecs=codecs),
+    ):
+        with kind() as storage:
+            ReplayBuffer(storage).load(tmp_path / "saved")
+            assert set(storage.codecs) == {("observation",)}
+            np.testing.assert_array_equal(everything(storage)[BELOW], given["next"]["observation"])
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contig import LazyTensorStorage, SharedStorage
+from contig import LazyTensorStorage, Ragged, SharedStorage
 from contig.tape import fits
 from contig.tape.fits import Machine, available_bytes, bytes_per_step, warn_if_too_large
 
@@ -59,6 +59,54 @@ def test_bytes_of_any_size_count_if_they_were_asked_for() -> None:
             warnings.simplefilter("error")
             more = (1 << 20) + 8 * storage.layout.record_size  # type: ignore[union-attr]
             warn_if_too_large("LazyTensorStorage", storage.schema, 8, storage.asked, more)
+
+
+BOTH = {"observation": "zstd", ("next", "observation"): "zstd"}
+
+
+@pytest.mark.parametrize("codecs", [BOTH, {"observation": "zstd"}, {"observation": "png"}])
+def test_leaves_with_codecs_count_with_an_eighth(codecs: Any) -> None:
+    image = np.zeros((84, 84, 4), np.uint8)
+    row = {"observation": image, "next": {"observation": image, "reward": np.float32(0)}}
+    with LazyTensorStorage(8, example=row, codecs=codecs) as storage:
+        step, more = bytes_per_step(storage.schema), 2 * image.nbytes // 8
+        text = said(storage, 1_000_000, 1_000_000_000)
+    assert f"1,000,000 rows need {(step + more) / 1e3:.1f} GB when it is full" in text
+    assert f"about {more:,} more of leaves of any size or with codecs" in text
+    assert f"up to {1_000_000_000 // (step + more):,} fit now" in text
+    assert 'share_next=True with the codec "lz4"' in text and "blob_bytes=" in text
+    assert "codecs=," not in text
+
+
+def test_leaves_that_are_encoded_once_count_with_an_eighth_of_a_frame() -> None:
+    codecs = {"observation": "lz4"}
+    with LazyTensorStorage(8, example=ATARI, codecs=codecs, stack={"observation": 4}) as storage:
+        step = bytes_per_step(storage.schema)
+        assert step < FRAMES[0].nbytes
+        text = said(storage, 1_000_000, 1_000_000)
+    assert f"({step:,} bytes a step; " in text
+    assert "lz4" not in text and "blob_bytes" not in text
+
+
+def test_leaves_of_any_size_count_with_a_kilobyte() -> None:
+    with LazyTensorStorage(8, example={"x": b"", "y": Ragged(np.int64)}) as storage:
+        step = bytes_per_step(storage.schema) + 1024
+        text = said(storage, 1_000_000, 1_000_000)
+    assert f"1,000,000 rows need {step / 1e3:.1f} GB" in text
+    assert "about 1,024 more of leaves of any size" in text
+    assert f"up to {1_000_000 // step:,} fit now" in text
+
+
+@pytest.mark.parametrize("how", ["example", "first row"])
+def test_codecs_do_not_hide_what_does_not_fit(how: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(fits, "available_bytes", lambda named: 100_000_000)
+    with pytest.warns(RuntimeWarning, match="100,000 rows need .* MB"):
+        if how == "example":
+            storage = LazyTensorStorage(100_000, example=ATARI, codecs={"observation": "zstd"})
+        else:
+            storage = LazyTensorStorage(100_000, codecs={"observation": "zstd"})
+            storage.default_writer.add(ATARI)
+    storage.close()
 
 
 @pytest.mark.parametrize("kind", [LazyTensorStorage, SharedStorage])

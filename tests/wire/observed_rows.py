@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from contig import Layout, LazyTensorStorage
-from contig.tape.sharing import stacks_of
+from contig.tape.stacks import stacks_of
 from tests.tape.observations import Env
 from tests.tape.observations import Form as Observed
 from tests.wire.compact import Form, form_of

@@ -11,7 +11,7 @@ import pytest
 
 from contig import _native
 from contig._native import RunFlag
-from contig.tape.sharing import stacks_of
+from contig.tape.stacks import stacks_of
 from tests.tape.observations import Form as Observed
 from tests.wire import compact
 from tests.wire.compact import COMPACT, Form, form_of, sealed

@@ -14,11 +14,13 @@ from ..layout import Layout, is_column
 from ..tree import Path, flatten
 from .boundaries import complete_flags, fill_flags, merged_keys
 from .encoded_once import encoded_once
-from .encoding import Codecs, codecs_of, codecs_to_json, coded_row
+from .encoding import Codecs, codecs_of, codecs_to_json, coded_row, with_next
+from .recognition import recognised, with_axes
 from .schema import Schema, row_layout
-from .sharing import Sharing, Stack, Stacks, recognised
+from .sharing import Sharing, paying, settled
+from .stacks import Stack, Stacks
 
-__all__ = ["Asked"]
+__all__ = ["Asked", "encoded_bytes"]
 
 _LEAST_RING = 256 << 20
 
@@ -59,7 +61,7 @@ class Asked:
         once = self._encoded_once(layout)
         completed = complete_flags(self._coded(layout))
         codec = next((self.codecs[x].name for x in once), None)
-        sharing = Sharing.of(completed, self.share_next, self.stack, codec)
+        sharing = Sharing.of(completed, self.share_next, self._stacks(layout), codec)
         return Schema(completed, *self.keys, fields or self.fields, sharing)
 
     def row(self, tree: Any, batch_ndim: int) -> tuple[Layout, Asked]:
@@ -70,39 +72,49 @@ class Asked:
             LayoutError: data that would be refused: it must not fix the layout.
         """
         row, ndim = row_layout(tree, batch_ndim)
-        once = self._encoded_once(row)
-        row = coded_row(row, {p: x for p, x in self.codecs.items() if p not in once}, tree, ndim)
+        row = coded_row(row, self._row_codecs(row), tree, ndim)
         schema = Schema(complete_flags(row), *self.keys)
         columns, _ = schema.layout.columns(tree, ndim, schema.flag_paths)
         fill_flags(schema.layout, schema.boundaries.flags, columns)
         return row, self.looked_at(schema.layout, columns)
 
-    def looked_at(self, layout: Layout, columns: Sequence[Any], moving: bool = False) -> Asked:
-        """With the stacks that are recognised in some rows, if nobody said which there are.
+    def looked_at(self, layout: Layout, columns: Sequence[Any]) -> Asked:
+        """With the stacks that are recognised in some rows, if nobody said which there are; else
+        with the axes of those of which only the frames were said.
 
         Args:
             columns: of the layout's leaves, ``[..., *shape]`` each; None where there is none.
-            moving: only where something moves.
         """
-        if self.stack is not None or self.share_next is False:
+        if self.share_next is False:
             return self
-        return replace(self, stack=recognised(self._coded(layout), columns, moving))
+        if self.stack is None:
+            coded = self._coded(layout)
+            return replace(self, stack=paying(coded, recognised(coded, columns)))
+        return replace(self, stack=with_axes(layout, columns, self.stack))
 
     def shown(self, layout: Layout, example: Any) -> Asked:
         """As `looked_at`, in an example of a row: a real step shows its stacks, zeros do not."""
         paths, values, _ = flatten(example, is_column)
         arrays = {p: x for p, x in zip(paths, values) if isinstance(x, np.ndarray)}
         columns = [None if x.variable else arrays.get(x.path) for x in layout.leaves]
-        return self.looked_at(layout, columns, moving=True)
+        return self.looked_at(layout, columns)
 
     def _encoded_once(self, layout: Layout) -> set[Path]:
-        of = (self.codecs, self.share_next, self.stack)
+        of = (self.codecs, self.share_next, self._stacks(layout))
         return encoded_once(layout, *of, in_files=self.in_files)
 
-    def _coded(self, layout: Layout) -> Layout:
-        """With codecs, but of leaves that are encoded where they are stored once."""
+    def _stacks(self, layout: Layout) -> Stacks | None:
+        if self.stack is None:
+            return None
+        return settled(layout, self.share_next, self.stack, self.codecs)
+
+    def _row_codecs(self, layout: Layout) -> Codecs:
+        """Of leaves that are encoded row by row, not where they are stored once."""
         once = self._encoded_once(layout)
-        return layout.with_codecs({p: x for p, x in self.codecs.items() if p not in once})
+        return with_next(layout, {p: x for p, x in self.codecs.items() if p not in once})
+
+    def _coded(self, layout: Layout) -> Layout:
+        return layout.with_codecs(self._row_codecs(layout))
 
     def ring(self, capacity: int, layout: Layout | None) -> int:
         """Bytes to keep of leaves of any size; if nobody says, 1 KiB per row, or an eighth of what
@@ -110,9 +122,8 @@ class Asked:
         far as they are used."""
         if self.blob_bytes is not None:
             return self.blob_bytes
-        leaves = () if layout is None else layout.leaves
-        coded = sum(x.element_bytes for x in leaves if x.codec is not None)
-        return max(_LEAST_RING, capacity << 10, capacity * coded // 8)
+        coded = 0 if layout is None else encoded_bytes(layout)
+        return max(_LEAST_RING, capacity << 10, capacity * coded)
 
     def to_json(self) -> dict[str, Any]:
         """For another process of the same storage."""
@@ -144,6 +155,11 @@ class Asked:
             )
         except (KeyError, TypeError) as error:
             raise LayoutError(f"not what a storage is asked for: {error!r}") from None
+
+
+def encoded_bytes(layout: Layout) -> int:
+    """What leaves with codecs may have in a row: an eighth of what they have when decoded."""
+    return sum(x.element_bytes for x in layout.leaves if x.codec is not None) // 8
 
 
 def _stacks_from(data: Any) -> Stacks | None:

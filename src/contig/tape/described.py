@@ -172,8 +172,11 @@ class DescribedTape:
                 self._load(mine if published else None)
         assert self._schema is not None
         theirs = self._schema.layout
-        # Who does not ask for codecs takes those that are there.
-        if mine.layout not in (theirs, theirs.decoded):
+        # Who does not ask for codecs takes those that are there; what was asked is checked already.
+        encoded = [x for x in layout.leaves if x.codec is not None]
+        if mine.layout.decoded != theirs.decoded or any(
+            theirs.by_path[x.path].codec != x.codec for x in encoded
+        ):
             raise LayoutError(
                 "this storage already holds another layout:\n" + theirs.diff(mine.layout)
             )

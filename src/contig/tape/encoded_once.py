@@ -9,7 +9,8 @@ from ..errors import LayoutError
 from ..keys import NEXT
 from ..layout import Layout
 from ..tree import Path, show_path
-from .sharing import Stacks, shared_roots
+from .sharing import shared_roots
+from .stacks import Stacks
 
 __all__ = ["encoded_once"]
 

@@ -12,10 +12,19 @@ import numpy as np
 from ..codecs import Codec, codec_of
 from ..convert import plain_tree
 from ..errors import LayoutError
+from ..keys import NEXT
 from ..layout import Encoded, Layout, Leaf, encoded_rows, fit_encoded, is_column
 from ..tree import Path, as_path, flatten, show_path
 
-__all__ = ["Codecs", "Encoder", "check_codecs", "codecs_of", "coded_row", "codecs_to_json"]
+__all__ = [
+    "Codecs",
+    "Encoder",
+    "check_codecs",
+    "coded_row",
+    "codecs_of",
+    "codecs_to_json",
+    "with_next",
+]
 
 Codecs = dict[Path, Codec]
 
@@ -47,6 +56,22 @@ def codecs_of(given: Any) -> Codecs:
 def codecs_to_json(codecs: Codecs) -> list[Any]:
     """Pairs of path and name, which `codecs_of` takes as a dict."""
     return [[list(path), codec.name] for path, codec in codecs.items()]
+
+
+def with_next(layout: Layout, codecs: Codecs) -> Codecs:
+    """With the codecs of observations for their next ones, too, which would be the larger part
+    without. Not with lossy ones: those change only what they were given for; nor where rows are
+    encoded already.
+    """
+
+    def alike(path: Path) -> bool:
+        leaf, other = layout.by_path.get(path), layout.by_path.get((*NEXT, *path))
+        if leaf is None or other is None or leaf.variable or other.variable:
+            return False
+        return (leaf.shape, leaf.dtype) == (other.shape, other.dtype)
+
+    implied = {(*NEXT, *path): x for path, x in codecs.items() if x.lossless and alike(path)}
+    return codecs | {path: x for path, x in implied.items() if path not in codecs}
 
 
 def coded_row(row: Layout, codecs: Codecs, tree: Any, batch_ndim: int) -> Layout:

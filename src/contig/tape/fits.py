@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from .asked import Asked
+from .asked import Asked, encoded_bytes
 from .schema import Schema
-from .sharing import Sharing, possible_stacks
+from .sharing import Sharing, pairs
+from .stacks import possible_stacks
 
 __all__ = ["Machine", "Need", "available_bytes", "bytes_per_step", "warn_if_too_large"]
 
 _SMALL = 64 << 20  # not worth a look at the machine
+_ANY_SIZE = 1 << 10  # bytes of a row's leaves of any size
 _MUCH = 1 << 10  # bytes of a leaf that a codec is worth a thought for
 
 
@@ -39,32 +41,39 @@ class Need(NamedTuple):
         step: bytes of a row, and of one observation where those are stored once.
         plain: bytes of a row with all that belongs to it.
         others: bytes besides rows: of leaves of any size, if it was said how many.
+        guessed: else what a row may have of them: an eighth of leaves with codecs, 1 KiB of others.
     """
 
     rows: int
     step: int
     plain: int
     others: int = 0
+    guessed: int = 0
 
     @property
     def bytes(self) -> int:
-        return self.rows * self.step + self.others
+        return self.rows * (self.step + self.guessed) + self.others
+
+    def fitting(self, available: int) -> int:
+        """Rows that so many bytes are enough for."""
+        return max(available - self.others, 0) // max(self.step + self.guessed, 1)
 
     @staticmethod
     def of(schema: Schema, capacity: int, asked: Asked) -> Need:
-        others = asked.blob_bytes or 0 if schema.layout.variable else 0
-        return Need(capacity, bytes_per_step(schema), schema.layout.record_size, others)
+        layout = schema.layout
+        sizes = (capacity, bytes_per_step(schema), layout.record_size)
+        if not layout.variable or asked.blob_bytes is not None:
+            return Need(*sizes, asked.blob_bytes or 0 if layout.variable else 0)
+        any_size = _ANY_SIZE if any(x.ragged for x in layout.leaves) else 0
+        return Need(*sizes, guessed=any_size + encoded_bytes(layout))
 
 
 def bytes_per_step(schema: Schema) -> int:
     """Of rows that share what they can: one new observation, or frame, a step, an eighth of it if
     it is encoded; without what leaves of any size have. `layout.record_size` is the plain form's.
     """
-    form, sharing = schema.shared_form, schema.sharing
-    if form is None or sharing is None:
-        return schema.layout.record_size
-    slot = form.slot_bytes if sharing.codec is None else form.slot_bytes // 8
-    return int(form.row_bytes + slot)
+    sharing = schema.sharing
+    return schema.layout.record_size if sharing is None else sharing.step_bytes(schema.layout)
 
 
 def available_bytes(named: bool = False, machine: Machine = MACHINE) -> int | None:
@@ -100,7 +109,9 @@ def warn_if_too_large(
 
 def _sentence(kind: str, need: Need, available: int, schema: Schema, asked: Asked) -> str:
     plain = "" if need.plain <= need.step else f"; {need.plain:,} in the plain form"
-    fitting = max(available - need.others, 0) // max(need.step, 1)
+    if need.guessed:
+        plain += f"; about {need.guessed:,} more of leaves of any size or with codecs"
+    fitting = need.fitting(available)
     advice = [f"a smaller capacity (up to {fitting:,} fit now)", *_savings(need, schema, asked)]
     return (
         f"{kind}: {need.rows:,} rows need {_size(need.bytes)} when it is full ({need.step:,} bytes "
@@ -123,8 +134,18 @@ def _savings(need: Need, schema: Schema, asked: Asked) -> Iterator[str]:
         yield "stack= where observations are stacks of frames"
     if any(x.nbytes >= _MUCH for x in root) and not asked.codecs:
         yield "codecs="
+    if _may_be_encoded_once(schema, asked):
+        yield 'share_next=True with the codec "lz4" for all that is below next'
     if need.others:
         yield "a smaller blob_bytes"
+    elif need.guessed:
+        yield "blob_bytes= for at most so many bytes of leaves of any size or with codecs"
+
+
+def _may_be_encoded_once(schema: Schema, asked: Asked) -> bool:
+    """Whether observations are encoded row by row, twice, that could be encoded and stored once."""
+    coded = {x.path for x in schema.layout.leaves if x.codec is not None}
+    return any(x in coded for x in pairs(schema.layout.decoded)) and asked.share_next is not False
 
 
 def _size(nbytes: int) -> str:

@@ -19,7 +19,7 @@ from .asked import Asked
 from .encoding import check_codecs, codecs_of
 from .fields import fields_layout
 from .segment import Segment
-from .sharing import stacks_of
+from .stacks import stacks_of
 from .storage import Storage
 
 __all__ = ["LazyTensorStorage", "SharedStorage", "new_tape", "storage_of_fd"]
@@ -66,6 +66,7 @@ class LazyTensorStorage(Storage):
             not fit. None: 1 KiB per row of the capacity, at least 256 MiB. Memory is taken only as
             far as it is used. With codecs at least an eighth of what their leaves have decoded.
         codecs: leaves to keep encoded, by key or path: ``{"pixels": "zstd"}``; see contig.codecs.
+            A lossless one is for the same leaf below ``next``, too.
         share_next: whether leaves that are also below ``next`` are stored once: samples are the
             same, memory is about half. None: where that saves memory.
         stack: leaves that are stacks of frames, by key or path, with the number of frames, or that

@@ -7,74 +7,30 @@ when rows are written, and stores what differs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import _native
-from ..arguments import whole
 from ..errors import LayoutError
 from ..keys import FLAGS, NEXT
 from ..layout import Layout, Leaf
-from ..tree import Path, as_path, show_path
+from ..tree import Path, show_path
+from .stacks import Stacks, placed
 
 __all__ = [
     "SharedLeaf",
     "Sharing",
-    "Stack",
-    "Stacks",
-    "columns_in",
-    "possible_stacks",
-    "recognised",
+    "pairs",
+    "paying",
+    "settled",
     "shared_form",
     "shared_roots",
-    "stacks_of",
 ]
 
-_MOST_FRAMES = 64  # of a stack, natively
-_MOST_RECOGNISED = 16
-_LEAST_BYTES = 8  # smaller leaves stay in the row
-_ROWS_LOOKED_AT = 64
+_LEAST_BYTES = 8  # smaller leaves stay in the row, unless they are said to be stacks
 _NEVER = (*FLAGS, "reward")  # what a step is made of, not what was seen
-
-
-class Stack(NamedTuple):
-    """Frames of a leaf, and whether they are its first dim; else its last one."""
-
-    frames: int
-    leading: bool
-
-
-Stacks = dict[Path, Stack | int]  # a number: where the frames are is to be found out
-
-
-def stacks_of(given: Any) -> Stacks | None:
-    """The argument `stack` of a storage: frames, or frames and axis, by leaf; None: to be
-    recognised.
-
-    Raises:
-        TypeError, ValueError: it is something else.
-    """
-    if given is None:
-        return None
-    if not isinstance(given, Mapping):
-        raise TypeError(
-            f'stack: expected frames by leaf, as in {{"observation": 4}}, or {{}} for none, got '
-            f"{given!r}"
-        )
-    return {as_path(key): _stack(as_path(key), value) for key, value in given.items()}
-
-
-def _stack(path: Path, value: Any) -> Stack | int:
-    what = f"stack: {show_path(path)}"
-    frames, axis = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value, None)
-    frames = whole(what, frames, 2, "a number of frames")
-    if frames > _MOST_FRAMES:
-        raise ValueError(f"{what}: at most {_MOST_FRAMES} frames, got {frames}")
-    if axis not in (None, 0, -1):
-        raise ValueError(f"{what}: frames are the first axis, 0, or the last, -1; got {axis!r}")
-    return frames if axis is None else Stack(frames, axis == 0)
 
 
 class SharedLeaf(NamedTuple):
@@ -111,40 +67,38 @@ class Sharing(NamedTuple):
         """What is stored once of rows of a layout; None: nothing is.
 
         Args:
-            share_next: False: nothing that is below `next`. None: what makes rows smaller.
-            stacks: what was asked for, or recognised.
+            share_next: False: nothing that is below `next`. None: what makes rows smaller: with
+                stacks, or else without them.
+            stacks: what was asked for, or recognised, and goes together: see `settled`.
             codec: what they are to be encoded with.
 
         Raises:
             LayoutError: a stack that the layout does not have.
         """
-        placed = {path: _placed(layout, path, x) for path, x in (stacks or {}).items()}
+        found = {path: placed(layout, path, x) for path, x in (stacks or {}).items()}
         if share_next is False:
-            if placed:
-                names = ", ".join(show_path(x) for x in placed)
+            if found:
+                names = ", ".join(show_path(x) for x in found)
                 raise LayoutError(
                     f"stack: frames of {names} are stored once, next observations included; with "
                     "share_next=False they are not. Leave one of the two out"
                 )
             return None
-        pairs = _pairs(layout)
-        if placed.keys() <= set(pairs):
-            leaves = tuple(SharedLeaf(x, *placed.get(x, Stack(1, True))) for x in pairs)
-            sharing = Sharing(leaves, True, codec)
-            return sharing._if_smaller(layout, share_next is True or codec is not None)
-        alone = next(x for x in placed if x not in pairs)
-        if any(x in pairs for x in placed):
-            raise LayoutError(
-                f"stack: {show_path(alone)} is not below next, and other stacks are; give those "
-                "that are, or those that are not"
-            )
-        return Sharing(tuple(SharedLeaf(x, *stack) for x, stack in placed.items()), False, codec)
+        roots, paired = shared_roots(layout, found)
+        leaves = [SharedLeaf(x, *found.get(x, (1, True))) for x in roots]
+        whole = Sharing(tuple(leaves), paired, codec)
+        if not leaves or share_next or codec is not None:
+            return whole if leaves else None
+        forms = [whole, *([whole._without_stacks()] if paired and found else [])]
+        return next((x for x in forms if x.step_bytes(layout) < layout.record_size), None)
 
-    def _if_smaller(self, layout: Layout, always: bool) -> Sharing | None:
-        if not self.leaves:
-            return None
+    def _without_stacks(self) -> Sharing:
+        return self._replace(leaves=tuple(SharedLeaf(x.path) for x in self.leaves))
+
+    def step_bytes(self, layout: Layout) -> int:
+        """Of a row, and of one new observation, or frame: an eighth of it if it is encoded."""
         form = self.native(layout)
-        return self if always or form.row_bytes + form.slot_bytes < layout.record_size else None
+        return int(form.row_bytes + form.slot_bytes // (1 if self.codec is None else 8))
 
     def native(self, layout: Layout) -> Any:
         """For the tape."""
@@ -191,16 +145,72 @@ def shared_form(schema: Mapping[str, Any]) -> Any:
         raise LayoutError(f"what is stored once does not fit the layout: {error!r}") from None
 
 
-def shared_roots(layout: Layout, stacks: Stacks | None) -> tuple[list[Path], bool]:
+def paying(layout: Layout, stacks: Stacks) -> Stacks:
+    """Those of recognised stacks, which are below `next`, that make rows smaller than next
+    observations alone do: a row has references for each frame of the largest one, so with it all
+    smaller ones pay."""
+
+    def up_to(frames: int) -> Stacks:
+        return {x: y for x, y in stacks.items() if placed(layout, x, y).frames <= frames}
+
+    def step_bytes(some: Stacks) -> int:
+        sharing = Sharing.of(layout, True, some)
+        return layout.record_size if sharing is None else sharing.step_bytes(layout)
+
+    sizes = sorted({1, *(placed(layout, x, y).frames for x, y in stacks.items())})
+    return min((up_to(x) for x in sizes), key=step_bytes)
+
+
+def settled(
+    layout: Layout, share_next: bool | None, stacks: Stacks, codecs: Collection[Path] = ()
+) -> Stacks:
+    """Stacks that are stored once together. Leaves that are below `next` and those that are not do
+    not go together: beside stacks that are not, what else there is below `next` stays in each row,
+    unless that is more than the stacks save. Then it is stored once, and they are not.
+
+    Args:
+        layout: of rows without codecs.
+        codecs: leaves that are encoded, which are not counted.
+
+    Raises:
+        LayoutError: both were asked for.
+    """
+    below = pairs(layout, stacks)
+    roots = {x.path for x in layout.leaves if x.path[:1] != NEXT}
+    alone = {path: x for path, x in stacks.items() if path in roots.difference(below)}
+    if not alone or not below or share_next is False:
+        return stacks
+    name = show_path(next(iter(alone)))
+    if len(alone) < len(stacks):
+        raise LayoutError(
+            f"stack: {name} is not below next, and other stacks are; give those that are, or those "
+            "that are not"
+        )
+    if share_next:
+        others = ", ".join(show_path(x) for x in below)
+        raise LayoutError(
+            f"stack: {name} is not below next, and {others} is: with share_next=True, which is "
+            f"about those below next, its frames cannot be stored once. Leave share_next=True out, "
+            f"or {name} out of stack"
+        )
+    counted = [x for x in below if x not in codecs and (*NEXT, *x) not in codecs]
+    once = Sharing(tuple(SharedLeaf(x) for x in counted), True)
+    frames = Sharing.of(layout, None, alone)
+    saves_more = counted and (frames is None or once.step_bytes(layout) < frames.step_bytes(layout))
+    return {} if saves_more else stacks
+
+
+def shared_roots(layout: Layout, stacks: Collection[Path] | None) -> tuple[list[Path], bool]:
     """Leaves that may be stored once, by their paths at the root; and whether they are below
     `next`, too."""
-    pairs = _pairs(layout)
-    alone = [x for x in stacks or {} if x not in pairs]
-    return (alone, False) if alone else (pairs, True)
+    below = pairs(layout, stacks or ())
+    alone = [x for x in stacks or () if x not in below]
+    return (alone, False) if alone else (below, True)
 
 
-def _pairs(layout: Layout) -> list[Path]:
-    """Paths of leaves that are the same below `next`, but for what says how a step went."""
+def pairs(layout: Layout, stacks: Collection[Path] = ()) -> list[Path]:
+    """Paths of leaves that are the same below `next`, but for what says how a step went, and for
+    very small ones, unless they are stacks."""
 
     def same(leaf: Leaf) -> bool:
         other = layout.by_path.get((*NEXT, *leaf.path))
@@ -208,102 +218,8 @@ def _pairs(layout: Layout) -> list[Path]:
             other is not None
             and not (leaf.variable or other.variable)
             and (leaf.shape, leaf.dtype) == (other.shape, other.dtype)
-            and leaf.nbytes >= _LEAST_BYTES
+            and (leaf.nbytes >= _LEAST_BYTES or leaf.path in stacks)
             and leaf.path[-1] not in _NEVER
         )
 
     return [x.path for x in layout.leaves if x.path[:1] != NEXT and same(x)]
-
-
-def _placed(layout: Layout, path: Path, stack: Stack | int) -> Stack:
-    """A stack of a leaf of the layout."""
-    leaf = layout.by_path.get(path)
-    if leaf is None:
-        known = ", ".join(show_path(x.path) for x in layout.leaves)
-        raise LayoutError(f"stack: no leaf {show_path(path)}; there are {known}")
-    what = f"stack: {show_path(path)} is {leaf.describe()}"
-    if leaf.variable:
-        raise LayoutError(f"{what}; stacks are arrays of a fixed shape, without a codec")
-    if path[:1] == NEXT:
-        raise LayoutError(f"{what}; name the leaf at the root: the one below next is stacked alike")
-    frames = stack.frames if isinstance(stack, Stack) else stack
-    # Of both axes the one that has a place for each frame, or else fewer for each: colours.
-    axes = [(leaf.shape[0], True), (leaf.shape[-1], False)] if leaf.shape else []
-    if isinstance(stack, Stack):
-        axes = [x for x in axes if x[1] == stack.leading]
-    fitting = [(size, not leading) for size, leading in axes if size > 0 and size % frames == 0]
-    if not fitting:
-        raise LayoutError(f"{what}, which has no axis of {frames} frames, first or last")
-    return Stack(frames, not min(fitting)[1])
-
-
-def recognised(layout: Layout, columns: Sequence[Any], moving: bool = False) -> Stacks:
-    """Stacks in the first rows: leaves whose next observations are the same frames, moved up by
-    one, and a new one. A mistake costs a little memory, no more.
-
-    Args:
-        columns: of the layout's leaves, ``[n, ...]`` each; None where there is none.
-        moving: only those in which some frame differs from the others: zeros show nothing.
-    """
-    out: Stacks = {}
-    for path in _pairs(layout):
-        leaf = layout.by_path[path]
-        now = _first_rows(columns[layout.number[path]], leaf)
-        following = _first_rows(columns[layout.number[(*NEXT, *path)]], leaf)
-        if now is None or following is None:
-            continue
-        for stack in possible_stacks(leaf.shape):
-            if _moved_up(now, following, stack, moving):
-                out[path] = stack
-                break
-    return out
-
-
-def columns_in(layout: Layout, records: np.ndarray[Any, Any]) -> list[Any]:
-    """For `recognised`, of rows that are packed one after another."""
-    rows = records.reshape(-1)[: _ROWS_LOOKED_AT * layout.record_size]
-    rows = rows.reshape(-1, layout.record_size)
-
-    def column(leaf: Leaf) -> Any:
-        stored = np.ascontiguousarray(rows[:, leaf.offset : leaf.offset + leaf.nbytes])
-        return stored.view(leaf.dtype).reshape(-1, *leaf.shape)
-
-    return [None if x.variable else column(x) for x in layout.leaves]
-
-
-def _first_rows(column: Any, leaf: Leaf) -> np.ndarray[Any, Any] | None:
-    """Rows as bytes, ``[n, *shape, itemsize]``: NaNs are equal to themselves, and zeros differ."""
-    if column is None or not isinstance(column, np.ndarray) or column.size == 0:
-        return None
-    rows = np.ascontiguousarray(column.reshape(-1, *leaf.shape)[:_ROWS_LOOKED_AT])
-    return rows.view(np.uint8).reshape(*rows.shape, leaf.dtype.itemsize)
-
-
-def possible_stacks(shape: tuple[int, ...]) -> list[Stack]:
-    """Stacks that a leaf of this shape may be; those of colour frames before those of grey ones."""
-    found = []
-    axes = [(True, shape[0])] if len(shape) >= 2 else []
-    if len(shape) >= 3:
-        axes.append((False, shape[-1]))
-    for leading, size in axes:
-        if len(shape) >= 3 and size % 3 == 0 and 3 < size <= 3 * _MOST_RECOGNISED:
-            found.append(Stack(size // 3, leading))
-        if 2 <= size <= _MOST_RECOGNISED:
-            found.append(Stack(size, leading))
-    return found
-
-
-def _moved_up(
-    now: np.ndarray[Any, Any], following: np.ndarray[Any, Any], stack: Stack, moving: bool
-) -> bool:
-    if not stack.leading:  # the last axis but the bytes
-        width = now.shape[-2] // stack.frames
-        moved = np.array_equal(following[..., :-width, :], now[..., width:, :])
-        same = np.array_equal(now[..., :-width, :], now[..., width:, :])
-    else:
-        width = now.shape[1] // stack.frames
-        moved = np.array_equal(following[:, :-width], now[:, width:])
-        same = np.array_equal(now[:, :-width], now[:, width:])
-    # Where nothing moves at all, three are more likely colours than frames.
-    still = same and np.array_equal(now, following)
-    return bool(moved) and not (still and (moving or stack.frames == 3))

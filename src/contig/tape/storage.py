@@ -26,9 +26,9 @@ from .described import DescribedTape
 from .episodes import EpisodeReader, read_episodes
 from .fields import Given, check_fields, pack_fields
 from .folding import FoldedSteps, Recipe
+from .recognition import columns_in
 from .schema import ExtraLeaf, Schema, Wide
 from .segment import Segment
-from .sharing import columns_in
 from .snapshot import Snapshot
 from .writer import Writer
 

@@ -99,8 +99,26 @@ def test_to_disk_and_back(tmp_path: Path) -> None:
         ReplayBuffer(disk).load(tmp_path / "a")
         ReplayBuffer(disk).save(tmp_path / "b")
         ReplayBuffer(last).load(tmp_path / "b")
+        assert frames_of(disk) == 4
         assert rows_of(first) == rows_of(disk) == rows_of(last)
         assert frames_of(last) == 4 and last.nbytes <= first.nbytes
+
+
+@pytest.mark.parametrize("here", HOW)
+def test_any_into_a_new_one_on_disk(here: str, tmp_path: Path) -> None:
+    """Stacks are recognised there as in rows that are written."""
+    with HOW[here]() as first, DiskStorage(tmp_path / "written", CAPACITY) as written:
+        fill(first)
+        fill(written)
+        ReplayBuffer(first).save(tmp_path / "a")
+        asked: dict[str, Any] = {} if here != "told" else {"stack": {}}  # which is kept to
+        with DiskStorage(tmp_path / "loaded", CAPACITY, **asked) as loaded:
+            ReplayBuffer(loaded).load(tmp_path / "a")
+            assert frames_of(loaded) == (1 if asked else 4)
+            assert rows_of(first) == rows_of(loaded)
+            if not asked:
+                assert loaded.schema.sharing == written.schema.sharing
+                assert loaded.nbytes <= 1.05 * written.nbytes
 
 
 def test_shards(tmp_path: Path) -> None:

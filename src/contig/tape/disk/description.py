@@ -5,6 +5,7 @@ how much its writers keep: what one of them said last.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from typing import Any
 
@@ -31,6 +32,8 @@ __all__ = [
     "stored_schema",
     "with_store",
 ]
+
+log = logging.getLogger("contig.disk")
 
 SHARING = 4  # of layout.json; the index is one of format 3 then
 
@@ -121,11 +124,19 @@ def stored_schema(schema: Schema, like: StoredSlots | None, asked: bool) -> Sche
         return schema
     if not schema.layout.variable:
         return schema if like is None else schema.with_sharing(like.sharing)
+    names = ", ".join(show_path(x.path) for x in schema.layout.variable)
     if asked:
-        names = ", ".join(show_path(x.path) for x in schema.layout.variable)
         raise LayoutError(
             f"{names}: beside leaves of any size, observations are not stored once on disk; leave "
             "share_next and stack out"
+        )
+    if schema.sharing is not None:
+        once = ", ".join(show_path(x.path) for x in schema.sharing.leaves)
+        log.warning(
+            "DiskStorage: %s: not stored once beside leaves of any size or with codecs (%s), which "
+            "makes files larger. Leave those out, or write share_next=False if it is meant",
+            once,
+            names,
         )
     return schema.with_sharing(None)
 

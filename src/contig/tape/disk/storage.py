@@ -24,10 +24,11 @@ from ..asked import Asked
 from ..encoding import check_codecs, codecs_of
 from ..fields import Given, check_fields, fields_layout
 from ..folding import FoldedSteps
+from ..recognition import ROWS_LOOKED_AT, columns_in
 from ..schema import ExtraLeaf, Schema
 from ..segment import Segment
-from ..sharing import stacks_of
 from ..snapshot import Snapshot
+from ..stacks import stacks_of
 from ..storage import Storage
 from . import first_load
 from .appender import Appender, StagedWriter
@@ -72,7 +73,8 @@ class DiskStorage(Storage):
             row of the capacity, at least 64 GB, at most 1 TB.
         share_next, stack: as in LazyTensorStorage: observations are stored once, and so are frames
             of stacks; files have about half, or an eighth. Not beside leaves of any size or with
-            codecs. What an existing directory has stays as it is.
+            codecs, whichever those are: the log says so. What an existing directory has stays as
+            it is.
 
     `extend` and the like return when the rows can be sampled; they are committed within
     milliseconds, and `flush` waits for that. A failure to commit is raised at the next call.
@@ -113,8 +115,6 @@ class DiskStorage(Storage):
         if blob_bytes is not None:
             blob_bytes = whole("blob_bytes", blob_bytes, 1, "a number of bytes")
         self._must_share, stacks = share_next is True or bool(stack), stacks_of(stack)
-        if codecs and not self._must_share:
-            share_next = False  # leaves with codecs are of any size
         bounds, lag = Bounds(max_bytes, max_episodes, max_age_s), Lag(max_lag_rows, max_lag_s)
         bounds.check()
         lag.check()
@@ -381,11 +381,18 @@ class DiskStorage(Storage):
                 if self._schema is None:
                     assert layout is not None
                     like = contents.rows.slots if isinstance(contents.rows, LinkedRows) else None
+                    if like is None:
+                        self._look_at(layout, contents)
                     restoring.create(self._describe(layout, fields, like), self._options)
                 else:
                     restoring.replace(self._files())
             finally:
                 self.restored += int(restoring.counts)
+
+    def _look_at(self, layout: Layout, contents: Snapshot) -> None:
+        first = contents.tail
+        records = contents.rows.read(first, min(first + ROWS_LOOKED_AT, contents.head))
+        self.asked = self.asked.looked_at(layout, columns_in(layout, records))
 
     def link_rows(self, folder: Path, first: int, head: int) -> dict[str, Any] | None:
         with self._appending:
