@@ -162,7 +162,10 @@ def spec_of(value: Any, path: Path) -> LeafSpec:
         return LeafSpec(path, value.inner_shape, numpy_dtype(value.dtype), RAGGED)
     if isinstance(value, (bytes, str)) and not isinstance(value, np.generic):
         return LeafSpec(path, (), _BYTE, TEXT if isinstance(value, str) else BLOB)
-    return LeafSpec(path, *leaf_spec(value, path))
+    spec = LeafSpec(path, *leaf_spec(value, path))
+    if any(n < 0 for n in spec.shape):
+        raise LayoutError(f"{show_path(path)}: shape {list(spec.shape)}: expected sizes from 0 on")
+    return spec
 
 
 def spec_of_column(value: Any, path: Path, shape: tuple[int, ...]) -> LeafSpec:
