@@ -60,12 +60,16 @@ def made(make: Callable[[], Any], text: str, option: str) -> Any:
 
 
 def raised(error: BaseException) -> str:
-    """What a user's code raised, and which line of it: the innermost that is not installed."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not _is_installed(Path(f.filename))]
+    """What a user's code raised, and in which function: the innermost that is not installed."""
+    own = [
+        (frame.f_code, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not _is_installed(Path(frame.f_code.co_filename))
+    ]
     where = ""
     if own:
-        where = f", in {own[-1].name} ({Path(own[-1].filename).name}, line {own[-1].lineno})"
+        code, line = own[-1]
+        where = f", in {code.co_qualname} ({Path(code.co_filename).name}, line {line})"
     return f"{type(error).__name__}: {one_line(error)}{where}"
 
 

@@ -126,11 +126,16 @@ def _run(args: argparse.Namespace) -> int:
     except LayoutError as error:
         fail(one_line(error))
     except WorkerError as error:  # of another process, whose traceback it has
-        raise CommandFailed(ends(error)) from error
+        raise CommandFailed(f"{_users(args)}: {ends(error)}") from error
     except (Exception, SystemExit) as error:
         if isinstance(error, (CommandFailed, BrokenPipeError)):
             raise
-        raise CommandFailed(raised(error)) from error
+        raise CommandFailed(f"{_users(args)}: {raised(error)}") from error
+
+
+def _users(args: argparse.Namespace) -> str:
+    """Whose code is stepped."""
+    return f"--env {args.env}" + ("" if args.policy is None else f" --policy {args.policy}")
 
 
 def _check_example(args: argparse.Namespace) -> None:

@@ -27,7 +27,9 @@ __all__ = ["END", "BaseCollector"]
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    Item_co = TypeVar("Item_co", covariant=True, default=Any)  # as in replay/typed.py
+    from ..batch import Batch
+
+    Item_co = TypeVar("Item_co", covariant=True, default=Batch)  # as in replay/typed.py
 else:
     Item_co = typing.TypeVar("Item_co", covariant=True)
 

@@ -226,7 +226,7 @@ def place_leaves(specs: Iterable[Any]) -> tuple[tuple[Leaf, ...], int]:
         else:
             size = dtype.itemsize
             align = size if size & (size - 1) == 0 else dtype.alignment
-            nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            nbytes = math.prod(shape) * dtype.itemsize
         largest = max(largest, align)
         offset = -(-offset // align) * align
         leaves.append(Leaf(path, shape, dtype, offset, nbytes, kind, codec))

@@ -66,7 +66,7 @@ class ReplayBufferEnsemble(Samples[Out_co]):
     @overload
     def __init__(
         self: ReplayBufferEnsemble[Batch],
-        *buffers: ReplayBuffer,
+        *buffers: ReplayBuffer[Any],
         output: Literal["numpy"],
         **options: Unpack[EnsembleOptions],
     ) -> None: ...
@@ -74,7 +74,7 @@ class ReplayBufferEnsemble(Samples[Out_co]):
     @overload
     def __init__(
         self: ReplayBufferEnsemble[Nested],
-        *buffers: ReplayBuffer,
+        *buffers: ReplayBuffer[Any],
         output: Literal["torch"],
         **options: Unpack[EnsembleOptions],
     ) -> None: ...
@@ -82,7 +82,7 @@ class ReplayBufferEnsemble(Samples[Out_co]):
     @overload
     def __init__(
         self: ReplayBufferEnsemble[dict[str, Any]],
-        *buffers: ReplayBuffer,
+        *buffers: ReplayBuffer[Any],
         output: Literal["jax"],
         **options: Unpack[EnsembleOptions],
     ) -> None: ...
@@ -90,14 +90,14 @@ class ReplayBufferEnsemble(Samples[Out_co]):
     @overload
     def __init__(
         self: ReplayBufferEnsemble[TensorDict],
-        *buffers: ReplayBuffer,
+        *buffers: ReplayBuffer[Any],
         output: Literal["tensordict"],
         **options: Unpack[EnsembleOptions],
     ) -> None: ...
 
     def __init__(
         self,
-        *buffers: ReplayBuffer,
+        *buffers: ReplayBuffer[Any],
         sample_from_all: bool = False,
         p: Sequence[float] | None = None,
         batch_size: int | None = None,
@@ -131,11 +131,11 @@ class ReplayBufferEnsemble(Samples[Out_co]):
     def __len__(self) -> int:
         return sum(len(b) for b in self.buffers)
 
-    def __getitem__(self, member: int) -> ReplayBuffer:
+    def __getitem__(self, member: int) -> ReplayBuffer[Any]:
         """A member. (Rows are reached through it: seqs are each member's own.)"""
         return self.buffers[member]
 
-    def member_for(self, worker: int) -> ReplayBuffer:
+    def member_for(self, worker: int) -> ReplayBuffer[Any]:
         """The member that worker i of a collector writes to: i mod n."""
         return self.buffers[worker % len(self.buffers)]
 

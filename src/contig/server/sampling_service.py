@@ -38,7 +38,7 @@ _END_S = 2.0  # for what is being answered while the server is closed
 
 
 def answer_request(
-    buffer: ReplayBuffer,
+    buffer: ReplayBuffer[Any],
     kind: int,
     number: int,
     payload: bytes,
@@ -67,7 +67,7 @@ def _failure(error: Exception, number: int) -> bytes:
     return wire.json_frame(Type.REPLY, content, number)
 
 
-def _layout_of(buffer: ReplayBuffer, alive: Callable[[], bool]) -> Layout:
+def _layout_of(buffer: ReplayBuffer[Any], alive: Callable[[], bool]) -> Layout:
     """What rows of a buffer look like; waits for the first ones, as a sample does."""
     deadline = time.monotonic() + buffer.sample_timeout_s
     tape = buffer.storage.tape
@@ -81,7 +81,11 @@ def _layout_of(buffer: ReplayBuffer, alive: Callable[[], bool]) -> Layout:
 
 
 def _batch(
-    buffer: ReplayBuffer, number: int, payload: bytes, max_frame: int, alive: Callable[[], bool]
+    buffer: ReplayBuffer[Any],
+    number: int,
+    payload: bytes,
+    max_frame: int,
+    alive: Callable[[], bool],
 ) -> list[Any]:
     if len(payload) != 8:
         raise ValueError("SAMPLE: expected 8 bytes")
@@ -102,7 +106,7 @@ def _batch(
     return batch_frame(batch, number, max_frame)
 
 
-def _priorities(buffer: ReplayBuffer, payload: bytes) -> None:
+def _priorities(buffer: ReplayBuffer[Any], payload: bytes) -> None:
     n = struct.unpack_from("<Q", payload)[0] if len(payload) >= 8 else 0
     if len(payload) != 8 + 16 * n:
         raise ValueError("PRIORITY: expected as many indices and priorities as it says")
@@ -110,7 +114,7 @@ def _priorities(buffer: ReplayBuffer, payload: bytes) -> None:
     buffer.update_priority(seqs, np.frombuffer(payload, np.float64, n, 8 + 8 * n))
 
 
-def _set_fields(buffer: ReplayBuffer, payload: bytes) -> int:
+def _set_fields(buffer: ReplayBuffer[Any], payload: bytes) -> int:
     fields = buffer.storage.fields
     if fields is None:
         raise LayoutError("this table has no fields of trajectories: make its storage with fields=")
@@ -167,7 +171,7 @@ class SamplingService:
 
     def __init__(
         self,
-        buffers: dict[str, ReplayBuffer],
+        buffers: dict[str, ReplayBuffer[Any]],
         max_frame: int,
         publications: Publications | None = None,
         looks: Looks | None = None,
