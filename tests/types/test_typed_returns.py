@@ -26,7 +26,7 @@ from contig.tree import Nested
 if TYPE_CHECKING:
     from contig import RayReplayBuffer, RemoteReplayBuffer
     from contig.collect import BaseCollector, MultiCollector
-    from contig.rollout.transition import HiddenStates
+    from contig.rollout.transition import Hidden
 
 
 def filled() -> LazyTensorStorage:
@@ -137,7 +137,7 @@ if TYPE_CHECKING:
         for batch in storage.mini_batch_generator(1, 1):
             assert_type(batch.obs, torch.Tensor)
             assert_type(batch.critic_obs, torch.Tensor)
-            assert_type(batch.hidden_states, tuple[HiddenStates, HiddenStates])
+            assert_type(batch.hidden_states, tuple[Hidden, Hidden])
             assert_type(batch.masks, torch.Tensor | None)
 
 

@@ -67,7 +67,17 @@ class BaseCollector(ABC, Generic[Item_co]):
         self._unfeed: list[Callable[[], None]] = []
         self._lock = threading.RLock()
 
+    def __repr__(self) -> str:
+        name = f"{type(self).__name__}{' closed' if self._closed else ''}"
+        into = self.replay_buffer
+        goes = "" if into is None else f", into a {type(into).__name__}"
+        return f"<{name}: {self._about()}{goes}>"
+
     # -- for subclasses -----------------------------------------------------------------------
+
+    def _about(self) -> str:
+        """What it is, for `repr`."""
+        return "a source of batches"
 
     @abstractmethod
     def _collect(self) -> Any:

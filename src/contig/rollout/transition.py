@@ -17,7 +17,7 @@ __all__ = [
     "FLAGS",
     "STORED_AS",
     "DistillationBatch",
-    "HiddenStates",
+    "Hidden",
     "MiniBatch",
     "Statistics",
     "Transition",
@@ -33,7 +33,7 @@ COLUMNS = ("rewards", "dones", "values", "actions_log_prob", "time_outs", "final
 FLAGS = ("dones", "time_outs")
 
 #: Of an actor or a critic: none, ``[layers, N, hidden]``, or a tuple of such (an LSTM's two).
-HiddenStates = torch.Tensor | tuple[torch.Tensor, ...] | None
+Hidden = torch.Tensor | tuple[torch.Tensor, ...] | None
 
 # Fields that are called otherwise in the storage.
 STORED_AS = {"action_mean": "mu", "action_sigma": "sigma"}
@@ -165,7 +165,7 @@ class MiniBatch(NamedTuple):
     old_actions_log_prob: torch.Tensor
     old_mu: torch.Tensor
     old_sigma: torch.Tensor
-    hidden_states: tuple[HiddenStates, HiddenStates] = (None, None)
+    hidden_states: tuple[Hidden, Hidden] = (None, None)
     masks: torch.Tensor | None = None
 
 

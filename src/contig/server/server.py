@@ -217,6 +217,18 @@ class Server:
         self._flush = self._flush or (flush and not self._run.ending)
         self._run.close(final)
 
+    def __repr__(self) -> str:
+        run, t = self._run, self.transport
+        what = ", ".join(f"table {name!r}" for name in self._buffers)
+        if run.queue is not None:
+            what = f"a queue of batches of {run.queue.batch_size}"
+        if run.ending:
+            return f"<Server {self.name!r} closed: {what}>"
+        where = "for this machine" if t is None else "not started"
+        if t is not None and run.port is not None:
+            where = f"on {t.host}:{run.port}"
+        return f"<Server {self.name!r}: {what}, {where}>"
+
     def __enter__(self) -> Server:
         return self.start()
 
