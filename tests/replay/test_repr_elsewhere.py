@@ -1,4 +1,4 @@
-"""Servers, clients, collectors and rollout storages say in a line what they are, also once closed."""
+"""Servers, clients, collectors, rollout storages say in a line what they are, also once closed."""
 
 from __future__ import annotations
 
