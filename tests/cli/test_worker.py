@@ -258,13 +258,20 @@ def test_a_token(work: Any) -> None:
         assert worker.log.read_text().startswith("contig worker: ")
 
 
-def test_an_environment_that_fails(work: Any) -> None:
-    """The user's own error is shown whole."""
+@pytest.mark.parametrize("options", [[], ["--processes", "2"], ["--traceback"]])
+def test_an_environment_that_fails(work: Any, options: list[str]) -> None:
+    """The user's own error ends it, in one line, which is the last; the rest if it is wanted."""
     storage = LazyTensorStorage(10_000)
     with Server(buffer=ReplayBuffer(storage, batch_size=8), transport=TcpTransport()) as server:
-        worker = work(server.port, "--env", "tests.cli.worked:Failing")
-        worker.end(None, status=1)
-        assert "FloatingPointError: the third step" in worker.log.read_text()
+        worker = work(server.port, "--env", "tests.cli.worked:Failing", *options)
+        worker.end(None, status=2)
+    said = worker.log.read_text()
+    last = said.splitlines()[-1]
+    assert last.startswith("contig worker: --env tests.cli.worked:Failing: ")
+    assert "FloatingPointError: the third step" in last
+    assert ("Traceback" in said) == ("--traceback" in options), said
+    if "--processes" not in options:
+        assert "in Failing._step (worked.py, line " in last
 
 
 def test_policies_by_path() -> None:

@@ -29,6 +29,7 @@ from contig import (
     TcpTransport,
 )
 from contig.server.core import ServerCore
+from contig.server.logs import LogLines
 from contig.server.metrics import MetricsPage
 from tests.processes import alive
 from tests.server import items
@@ -257,6 +258,40 @@ def test_log_lines_as_text(serve: Any) -> None:
         pass
     quiet.end()
     assert quiet.log.read_text() == ""
+
+
+@pytest.mark.parametrize("options", [[], ["--disk", "runs"]])
+def test_a_refusal_is_one_line(serve: Any, options: list[str]) -> None:
+    """Also that of another layout, which is told leaf by leaf."""
+    service = serve(*options)
+    with pytest.raises(ValueError, match="other"):
+        TcpClient(HOST, service.port, {"other": np.zeros(7), "still": {"another": 1}})
+    service.end()
+    lines = service.log.read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\S+ (info|warning) \w", line) for line in lines), lines
+    (refused,) = [line for line in lines if " refused " in line]
+    assert "other" in refused and "another" in refused
+
+
+def test_tracebacks_are_one_line() -> None:
+    try:
+        raise ValueError("what was\nsaid")
+    except ValueError:
+        record = logging.makeLogRecord({"msg": "it failed", "exc_info": sys.exc_info()})
+    line = LogLines(as_json=False).format(record)
+    assert "\n" not in line and "it failed | Traceback" in line and line.endswith("was | said")
+
+
+def test_rows_of_earlier_lives_are_not_counted(serve: Any) -> None:
+    for life in (1, 2):
+        service = serve("--disk", "runs", "--log-json")
+        with TcpClient(HOST, service.port) as client:
+            client.send_trajectory(rows(100 * life, 3 + life))
+        os.kill(service.process.pid, signal.SIGTERM)
+        out, _ = service.process.communicate(timeout=LIMIT_S)
+        assert out.splitlines()[-1] == f"closed: {3 + life} rows taken in"
+        (stop,) = service.events("stop")
+        assert stop["rows"] == 3 + life
 
 
 # -- ends that clients outlive ---------------------------------------------------------------------

@@ -17,6 +17,7 @@ from contig import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     RolloutStorage,
+    Server,
     TensorDictReplayBuffer,
 )
 from contig.convert import types as others
@@ -24,6 +25,8 @@ from contig.tree import Nested
 
 if TYPE_CHECKING:
     from contig import RayReplayBuffer, RemoteReplayBuffer
+    from contig.collect import BaseCollector, MultiCollector
+    from contig.rollout.transition import Hidden
 
 
 def filled() -> LazyTensorStorage:
@@ -88,6 +91,58 @@ if TYPE_CHECKING:
         assert_type(RemoteReplayBuffer("localhost", 1, output="jax").sample(), Nested)
         assert_type(RayReplayBuffer(2).sample(), Batch)
         assert_type(ray.sample(return_info=True), tuple[Batch, dict[str, Any]])
+
+
+if TYPE_CHECKING:
+
+    class Learner:
+        """As people write it: annotated with the class alone."""
+
+        buffer: ReplayBuffer
+        remote: RemoteReplayBuffer
+
+        def step(self) -> None:
+            assert_type(self.buffer.sample(), Batch)
+            assert_type(self.remote.sample(return_info=True), tuple[Batch, dict[str, Any]])
+            for batch in self.buffer:
+                assert_type(batch, Batch)
+
+    def learns(
+        local: ReplayBuffer,
+        remote: RemoteReplayBuffer,
+        several: ReplayBufferEnsemble,
+        ray: RayReplayBuffer,
+        rows: TensorDictReplayBuffer,
+    ) -> None:
+        assert_type(local.sample(), Batch)
+        assert_type(local[:2], Batch)
+        assert_type(remote.sample(4), Batch)
+        assert_type(several.sample(return_info=True), tuple[Batch, dict[str, Any]])
+        assert_type(ray.sample(), Batch)
+        assert_type(rows.sample(), others.TensorDict)
+        for batch in ray:
+            assert_type(batch, Batch)
+
+    def collects(one: Collector, many: MultiCollector, any_of_them: BaseCollector) -> None:
+        for item in one:
+            assert_type(item, Batch)
+        for item in many:
+            assert_type(item, Batch)
+        for item in any_of_them:
+            assert_type(item, Batch)
+
+    def passes_on(tensors: ReplayBuffer[Nested]) -> None:
+        """What takes any buffer takes one of tensors, too."""
+        Server(buffer=tensors)
+        Server(tables={"tensors": tensors})
+        assert_type(ReplayBufferEnsemble(tensors, output="numpy").sample(), Batch)
+
+    def updates(storage: RolloutStorage) -> None:
+        for batch in storage.mini_batch_generator(1, 1):
+            assert_type(batch.obs, torch.Tensor)
+            assert_type(batch.critic_obs, torch.Tensor)
+            assert_type(batch.hidden_states, tuple[Hidden, Hidden])
+            assert_type(batch.masks, torch.Tensor | None)
 
 
 def test_items_of_a_collector() -> None:

@@ -15,7 +15,7 @@ __all__ = ["packed", "unpack"]
 Files = dict[str, np.ndarray[Any, Any]]
 
 
-def packed(buffer: ReplayBuffer) -> Files:
+def packed(buffer: ReplayBuffer[Any]) -> Files:
     """The files of a checkpoint, by name: arrays of bytes, which pickle writes as they stand."""
     with tempfile.TemporaryDirectory(prefix="contig-packed-") as folder:
         place = Path(folder, "checkpoint")
@@ -27,7 +27,7 @@ def packed(buffer: ReplayBuffer) -> Files:
         }
 
 
-def unpack(buffer: ReplayBuffer, files: Files) -> None:
+def unpack(buffer: ReplayBuffer[Any], files: Files) -> None:
     """Loads such a checkpoint; contig's own checks apply.
 
     Raises:

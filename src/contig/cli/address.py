@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["add_client_arguments", "client_arguments", "host_and_port"]
+from .values import path, text
+
+__all__ = ["add_client_arguments", "client_arguments", "host_and_port", "once", "read_token"]
 
 
 def host_and_port(text: str) -> tuple[str, int]:
@@ -26,24 +28,41 @@ def add_client_arguments(parser: argparse.ArgumentParser, *, needed: bool = True
         help="the server",
     )  # fmt: skip
     how = parser.add_argument_group("how it is reached")
-    how.add_argument("--table", default="default", metavar="NAME", help="of the server")
+    how.add_argument("--table", type=text, default="default", metavar="NAME", help="of the server")
     how.add_argument(
-        "--token-file", type=Path, metavar="FILE",
+        "--token-file", type=path, metavar="FILE",
         help="what the server wants to be proven (default: the variable CONTIG_TOKEN, if it is "
         "set)",
     )  # fmt: skip
     how.add_argument(
-        "--tls", nargs="?", const=True, metavar="CA",
+        "--tls", type=text, nargs="?", const=True, metavar="CA",
         help="encrypted; with the PEM file of a certificate authority, else the system's",
     )  # fmt: skip
 
 
 def client_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """For a client's constructor. Raises OSError or ValueError."""
-    token = os.environ.get("CONTIG_TOKEN")
-    if args.token_file is not None:
-        token = args.token_file.read_text().strip()
-        if not token:
-            raise ValueError(f"{args.token_file}: there is no token in it")
+    token = read_token(args.token_file, "CONTIG_TOKEN")
     host, port = args.server
     return {"host": host, "port": port, "table": args.table, "token": token, "tls": args.tls}
+
+
+def read_token(file: Path | None, variable: str) -> str | None:
+    """A token, from a file or else from a variable. Raises OSError or ValueError."""
+    if file is None:
+        return os.environ.get(variable)
+    try:
+        token = file.read_text().strip()
+    except UnicodeDecodeError:
+        raise ValueError(f"{file}: expected a token, in text, and nothing else") from None
+    if not token:
+        raise ValueError(f"{file}: there is no token in it")
+    return token
+
+
+def once(names: list[str]) -> list[str]:
+    """Names of tables. Raises ValueError if one is given twice."""
+    twice = [name for i, name in enumerate(names) if name in names[:i]]
+    if twice:
+        raise ValueError(f"--table {twice[0]} is given twice: each table has a name of its own")
+    return names

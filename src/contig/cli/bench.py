@@ -9,7 +9,7 @@ Rows are of observations of 17 numbers, actions of 6, reward and flags, in memor
 the best of several rounds, so that what else runs here disturbs it little. It is for a look at an
 installation and to compare machines; benchmarks against other libraries are in benchmarks/.
 
-exit status: 0.
+exit status: 0; 2 there is no memory for so many rows.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import __version__
-from ..arguments import seconds, whole
 from ..replay import ReplayBuffer
 from ..sample import PrioritizedSampler, SliceSampler
 from ..tape import LazyTensorStorage
 from .failure import OK, fail, one_line
 from .progress import Progress
+from .values import MOST_ROWS, number, whole
 
 __all__ = ["Figure", "add_arguments", "measure", "run"]
 
@@ -63,11 +63,13 @@ class _Case(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--seconds", type=float, default=0.3, help="for each figure, about", metavar="S"
-    )
+        "--seconds", type=number(0, 86400), default=0.3, metavar="S",
+        help="for each figure, about",
+    )  # fmt: skip
     parser.add_argument(
-        "--rows", type=int, default=200_000, metavar="N", help="rows of the buffer, full"
-    )
+        "--rows", type=whole(_EXTEND, MOST_ROWS), default=200_000, metavar="N",
+        help="rows of the buffer, full",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="figures as one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
@@ -75,16 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints figures; returns the exit status."""
     try:
-        seconds("--seconds", args.seconds)
-        whole("--rows", args.rows, _EXTEND)
-    except (ValueError, TypeError) as error:
+        figures = _figures(args)
+    except (OSError, MemoryError) as error:
         fail(one_line(error))
-    cases = list(_cases(args.rows))
-    figures = []
-    with Progress(sys.stderr, "figures", show=not args.quiet) as progress:
-        for done, case in enumerate(cases, 1):
-            figures.append(measure(case.name, case.rows, case.call, args.seconds))
-            progress(done, len(cases))
     if args.json:
         machine = {"contig": __version__, "python": platform.python_version(),
                    "machine": platform.machine(), "rows": args.rows}  # fmt: skip
@@ -93,6 +88,16 @@ def run(args: argparse.Namespace) -> int:
     for f in figures:
         print(f"{f.name:<36} {f.rows_per_s:>14,.0f} rows/s {f.us_per_call:>10,.1f} us a call")
     return OK
+
+
+def _figures(args: argparse.Namespace) -> list[Figure]:
+    cases = list(_cases(args.rows))
+    figures = []
+    with Progress(sys.stderr, "figures", show=not args.quiet) as progress:
+        for done, case in enumerate(cases, 1):
+            figures.append(measure(case.name, case.rows, case.call, args.seconds))
+            progress(done, len(cases))
+    return figures
 
 
 def measure(name: str, rows: int, call: Callable[[], Any], seconds: float) -> Figure:

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import argparse
 import signal
-from pathlib import Path
 
 from ..dashboard import PageOptions, PageServer
 from ..dashboard.serving import check_installed, listen, url_of
 from ..errors import ContigError
+from .address import read_token
 from .failure import OK, fail, one_line
 from .signals import Stop, handling
-from .watched import add_target, open_source, read_token
+from .values import path, port, text
+from .watched import add_target, open_source
 
 __all__ = ["add_arguments", "run"]
 
@@ -29,13 +30,13 @@ _LOOK_S = 0.2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     page = parser.add_argument_group("the page")
-    page.add_argument("--host", default="127.0.0.1", help="the address to listen at")
-    page.add_argument("--port", type=int, default=0, help="0: any free one")
+    page.add_argument("--host", type=text, default="127.0.0.1", help="the address to listen at")
+    page.add_argument("--port", type=port, default=0, help="0: any free one")
     page.add_argument(
-        "--token-file", type=Path, metavar="FILE",
+        "--token-file", type=path, metavar="FILE",
         help="what viewers must know (default: the variable CONTIG_DASHBOARD_TOKEN, if it is set)",
     )  # fmt: skip
-    page.add_argument("--tls", nargs=2, metavar=("CERTIFICATE", "KEY"), help="PEM files")
+    page.add_argument("--tls", type=text, nargs=2, metavar=("CERTIFICATE", "KEY"), help="PEM files")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,11 +27,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import ContigError
 from ..keys import INIT, TRAJ_IDS, VERSION
 from ..replay import ReplayBuffer
 from ..sample import RateLimiter, SliceSampler, WindowSampler
 from ..tape import SharedStorage
-from .failure import fail
+from .failure import ends, fail
+from .picture import save_picture
+from .values import MOST_ROWS, above, picture, whole
 
 __all__ = ["Checker", "TrainingPoint", "Returns", "add_arguments", "run"]
 
@@ -47,14 +50,15 @@ _LOOK_S = 1.0  # between two looks at the tape
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=180.0, help="at most (default: 180)")
-    parser.add_argument("--rows", type=int, help="at most so many rows (default: any number)")
-    parser.add_argument("--actors", type=int, default=2, help="actor processes (default: 2)")
-    parser.add_argument("--envs", type=int, default=8, help="environments of each (default: 8)")
-    parser.add_argument("--capacity", type=int, default=100_000, help="rows kept (default: 100000)")
-    parser.add_argument("--seed", type=int, default=0, help="of all of it (default: 0)")
-    parser.add_argument(
-        "--plot", type=Path, default=Path("contig-demo.png"), metavar="PNG",
+    add, many = parser.add_argument, whole(_WINDOW, MOST_ROWS)
+    add("--seconds", type=above(0, 1e9), default=180.0, help="at most (default: 180)")
+    add("--rows", type=whole(1), help="at most so many rows (default: any number)")
+    add("--actors", type=whole(1, 1024), default=2, help="actor processes (default: 2)")
+    add("--envs", type=whole(1, 1 << 16), default=8, help="environments of each (default: 8)")
+    add("--capacity", type=many, default=100_000, help="rows kept (default: 100000)")
+    add("--seed", type=whole(0, (1 << 32) - 1), default=0, help="of all of it (default: 0)")
+    add(
+        "--plot", type=picture, default=Path("contig-demo.png"), metavar="PNG",
         help="the learning curve (default: contig-demo.png)",
     )  # fmt: skip
 
@@ -222,6 +226,15 @@ def run(args: argparse.Namespace) -> int:
         import torch  # noqa: F401
     except ImportError as error:
         fail(f"{error}: pip install 'contig[torch,gymnasium,plot]'")
+    try:
+        return _run(args)
+    except (ContigError, OSError, MemoryError) as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        fail(ends(error))
+
+
+def _run(args: argparse.Namespace) -> int:
     with SharedStorage(args.capacity) as storage:
         print(
             f"{args.actors} actors with {args.envs} CartPoles each, velocities hidden, write to "
@@ -296,7 +309,6 @@ def _draw(demo: Run, path: Path) -> bool:
     for axis in (top, middle, low):
         axis.grid(alpha=0.3)
         axis.set_ylim(bottom=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save_picture(figure, path)
     pyplot.close(figure)
     return True

@@ -18,28 +18,30 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from pathlib import Path
 
 from .checkup import Checkup, Finding
 from .failure import FOUND, OK, fail, one_line
+from .values import MOST_ROWS, path, whole
 
 __all__ = ["add_arguments", "byte_count", "run"]
 
+_MOST = 1 << 60
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def byte_count(text: str) -> int:
     """Of ``8G``, ``512M`` or a plain number."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if found is None:
+    count = 0 if found is None else int(float(found[1]) * _UNITS[found[2].upper()])
+    if not 1 <= count <= _MOST:
         raise argparse.ArgumentTypeError(f"{text!r}: expected bytes, such as 512M or 8G")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     need = parser.add_argument_group("what a buffer needs")
-    need.add_argument("--rows", type=int, metavar="N", help="its capacity")
-    need.add_argument("--example", type=Path, metavar="JSON", help="one row, as for contig serve")
+    need.add_argument("--rows", type=whole(1, MOST_ROWS), metavar="N", help="its capacity")
+    need.add_argument("--example", type=path, metavar="JSON", help="one row, as for contig serve")
     need.add_argument("--bytes", type=byte_count, metavar="SIZE", help="or its bytes, as in 8G")
     parser.add_argument("--clean", action="store_true", help="remove what dead processes left")
     parser.add_argument("--json", action="store_true", help="findings as one JSON object")

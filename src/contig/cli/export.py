@@ -29,6 +29,7 @@ from ..tape import LazyTensorStorage, Storage
 from ..tape.disk import DiskStorage
 from .failure import fail, one_line
 from .progress import Progress
+from .values import number, text
 
 if TYPE_CHECKING:
     from ..dataset.episodes import Tally
@@ -52,22 +53,26 @@ _NAMED = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", help="the directory, or url, of a storage or a checkpoint")
-    parser.add_argument("out", help="file, directory or url to write; of minari, the dataset's id")
+    parser.add_argument(
+        "path", type=text, help="the directory, or url, of a storage or a checkpoint"
+    )
+    parser.add_argument("out", type=text, help="file, directory or url to write; of minari, its id")
     parser.add_argument("--to", choices=FORMATS, help="the format; else the suffix of OUT says it")
     parser.add_argument(
         "--drop",
+        type=text,
         action="append",
         default=[],
         metavar="LEAF",
         help="leave a leaf out, such as next.value; may be given several times",
     )
     lerobot = parser.add_argument_group("of lerobot")
-    lerobot.add_argument("--fps", type=float, help="frames per second (30)")
-    lerobot.add_argument("--task", dest="tasks", help="what is to be done, in words")
-    lerobot.add_argument("--robot-type", help="the robot's name")
+    lerobot.add_argument("--fps", type=number(0.001, 1e6), help="frames per second (30)")
+    lerobot.add_argument("--task", type=text, dest="tasks", help="what is to be done, in words")
+    lerobot.add_argument("--robot-type", type=text, help="the robot's name")
     lerobot.add_argument(
         "--video",
+        type=text,
         metavar="ENCODER",
         help="FFmpeg's encoder of videos, such as libx264rgb; or none: images, exactly",
     )

@@ -22,6 +22,7 @@ from ..tape.disk import DiskStorage
 from .export import SUFFIXES
 from .failure import fail, one_line
 from .progress import Progress, watching
+from .values import path, text
 
 __all__ = ["FORMATS", "add_arguments", "run"]
 
@@ -45,8 +46,10 @@ _MARKS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", help="file, directory or url to read; of minari, the id")
-    parser.add_argument("path", type=Path, help="the storage's directory; made if it is not there")
+    parser.add_argument(
+        "source", type=text, help="file, directory or url to read; of minari, the id"
+    )
+    parser.add_argument("path", type=path, help="the storage's directory; made if it is not there")
     parser.add_argument(
         "--from", dest="form", choices=FORMATS, help="the format, if it is not clear"
     )
@@ -66,6 +69,10 @@ def run(args: argparse.Namespace) -> int:
             fail("minari keeps its datasets in its own place; choose another format")
     elif not is_url(args.source) and not Path(args.source).exists():
         fail(f"{args.source}: no such file or directory")
+    elif not is_url(args.source) and Path(args.source).resolve() == args.path.resolve():
+        fail(f"{args.source} is where it comes from and where it would go: name another directory")
+    if args.unverified and not is_url(args.source):
+        fail(f"--unverified is for urls, and {args.source} is none")
     added = 0
     try:
         with _local(args) as source:

@@ -32,7 +32,9 @@ from ..tape.disk import DiskStorage
 from ..tape.disk.repair import Damage, repair, verify
 from ..tape.episodes import field_column
 from .failure import fail, one_line
+from .picture import save_picture
 from .progress import Progress
+from .values import number, path, picture, whole
 
 __all__ = ["add_arguments", "run"]
 
@@ -48,23 +50,26 @@ _HEADINGS = ("id", "traj_id", "steps", "return", "end", "version", "writer", "ti
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", type=Path, help="the storage's directory, or a checkpoint")
+    parser.add_argument("path", type=path, help="the storage's directory, or a checkpoint")
+    any_id = whole(-(1 << 63))
     some = parser.add_argument_group("which episodes")
-    some.add_argument("--min-return", type=float, metavar="R", help="of the episode")
-    some.add_argument("--max-return", type=float, metavar="R", help="of the episode")
-    some.add_argument("--min-length", type=int, metavar="N", help="in steps")
-    some.add_argument("--max-length", type=int, metavar="N", help="in steps")
+    some.add_argument("--min-return", type=number(), metavar="R", help="of the episode")
+    some.add_argument("--max-return", type=number(), metavar="R", help="of the episode")
+    some.add_argument("--min-length", type=whole(0), metavar="N", help="in steps")
+    some.add_argument("--max-length", type=whole(0), metavar="N", help="in steps")
     some.add_argument("--since", type=moment, help="a time, or how long ago: 2026-11-01, 90m, 2d")
     some.add_argument("--until", type=moment, help="the same: when they ended")
-    some.add_argument("--version", type=int, help="of the policy")
-    some.add_argument("--writer", type=int, metavar="ID", help="that wrote them")
-    some.add_argument("--limit", type=int, default=20, help="how many of the newest; 0: all")
+    some.add_argument("--version", type=any_id, metavar="N", help="of the policy")
+    some.add_argument("--writer", type=any_id, metavar="ID", help="that wrote them")
+    some.add_argument(
+        "--limit", type=whole(0), default=20, metavar="N", help="how many of the newest; 0: all"
+    )
     what = parser.add_argument_group("what else")
     what.add_argument("--json", action="store_true", help="a JSON object per episode")
     what.add_argument("--verify", action="store_true", help="check every row")
     what.add_argument("--repair", action="store_true", help="set aside what is damaged")
     what.add_argument("--quiet", action="store_true", help="no progress bar")
-    what.add_argument("--plot", type=Path, metavar="PNG", help="returns and lengths over time")
+    what.add_argument("--plot", type=picture, metavar="PNG", help="returns and lengths over time")
 
 
 def moment(text: str) -> float:
@@ -74,7 +79,7 @@ def moment(text: str) -> float:
         return time.time() - float(ago[1]) * _UNITS[ago[2]]
     try:
         return datetime.fromisoformat(text).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(
             f"{text!r}: expected a date (2026-11-01T12:30) or a time ago (90m, 2d)"
         ) from None
@@ -89,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
             with Progress(sys.stderr, "rows", show=not args.quiet) as progress:
                 done = repair(args.path, progress)
             for line in done:
-                print(line)
+                print(line, file=sys.stderr if args.json else sys.stdout)
         storage = DiskStorage(args.path, read_only=True)
     except (OSError, ValueError) as error:
         fail(one_line(error))
@@ -138,7 +143,7 @@ def _inspect_checkpoint(args: argparse.Namespace) -> int:
     except FileNotFoundError:
         raise
     except ValueError as error:  # a LayoutError is one
-        print(f"contig inspect: {error}", file=sys.stderr)
+        print(f"contig inspect: {one_line(error)}", file=sys.stderr)
         return 1
     if args.verify:
         print(f"{rows:,} rows checked: whole", file=sys.stderr)
@@ -278,5 +283,5 @@ def _plot(e: Array, path: Path) -> None:
         axis.grid(alpha=0.3)
     axes[-1].set_xlabel("time")
     figure.autofmt_xdate()
-    figure.savefig(path, dpi=120)
+    save_picture(figure, path)
     pyplot.close(figure)

@@ -11,12 +11,12 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from .. import __version__
-from .failure import FAILED, INTERRUPTED, CommandFailed, one_line
+from .failure import INTERRUPTED, fail, tell, warning_lines
 
-__all__ = ["COMMANDS", "Command", "command", "main"]
+__all__ = ["COMMANDS", "Command", "Parser", "command", "main", "parser_of"]
 
 _STATUSES = """\
 exit status:
@@ -63,15 +63,23 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         text = action.help
         said = text is not None and "default" in text
         optional = bool(action.option_strings) and action.nargs != 0
-        if said or not optional or action.default in (None, False, argparse.SUPPRESS, []):
+        # By identity, where 0 is as good as False: it is a port, or a limit.
+        none = any(action.default is no for no in (None, False, argparse.SUPPRESS))
+        if said or not optional or none or action.default == []:
             return text
         return f"{text or ''} (default: %(default)s)".lstrip()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit status. Errors in what was typed raise SystemExit(2)."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
+class Parser(argparse.ArgumentParser):
+    """What was mistyped is an error as any other: one line, without the usage above it."""
+
+    def error(self, message: str) -> NoReturn:
+        fail(f"{message.removeprefix('argument ')}; {self.prog} --help shows what there is")
+
+
+def parser_of(wanted: str | None) -> tuple[Parser, Any]:
+    """The parser, with the options of one command, and that command's module."""
+    parser = Parser(
         prog="contig",
         description="The trajectory data plane for reinforcement learning.",
         epilog=_STATUSES,
@@ -79,7 +87,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"contig {__version__}")
     parsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    wanted = next((word for word in given if not word.startswith("-")), None)
     module: Any = None
     for name, entry in COMMANDS.items():
         own = parsers.add_parser(name, help=entry.help, formatter_class=HelpFormatter)
@@ -87,15 +94,31 @@ def main(argv: Sequence[str] | None = None) -> int:
             module = importlib.import_module(f".{entry.module}", __package__)
             describe(own, module.__doc__ or "")
             module.add_arguments(own)
-    args = parser.parse_args(given)
-    try:
-        return int(module.run(args))
-    except CommandFailed as failure:
-        print(f"contig {args.command}: {one_line(failure)}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print(f"contig {args.command}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+            own.add_argument(
+                "--traceback", action="store_true", help="with an error, also where it came from"
+            )
+    return parser, module
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit status. Only --help and --version raise, SystemExit(0)."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    wanted = next((word for word in given if not word.startswith("-")), None)
+    parser, module = parser_of(wanted)
+    prog = "contig" if module is None else f"contig {wanted}"
+    whole = False
+    with warning_lines(prog):
+        try:
+            args = parser.parse_args(given)
+            whole = args.traceback
+            return int(module.run(args))
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            return tell(prog, error, whole)
+        except KeyboardInterrupt:
+            print(f"{prog}: interrupted", file=sys.stderr)
+            return INTERRUPTED
 
 
 def describe(parser: argparse.ArgumentParser, docstring: str) -> None:

@@ -24,20 +24,20 @@ import argparse
 import logging
 import os
 import signal
-from pathlib import Path
 
 from ..arguments import is_loopback
 from ..dashboard import PageOptions
-from ..errors import ServerError
+from ..errors import ContigError
 from ..server import Server
 from ..server.acceptor import raise_descriptor_limit
 from ..server.budget import Limits
 from ..server.logs import logging_lines
-from .failure import OK, fail, one_line
-from .serve_config import ServeConfig, read_config
+from .failure import OK, ends, fail, one_line
+from .serve_config import MOST_ITEMS, ServeConfig, read_config
 from .service import notify
 from .signals import Stop, handling
 from .tables import DEFAULTS, SAMPLERS
+from .values import MOST_ROWS, above, path, port, text, whole
 
 __all__ = ["add_arguments", "run"]
 
@@ -49,19 +49,21 @@ _LOOK_S = 0.2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     # None stands for "not given", which a file may say: so defaults are told in words.
     what = parser.add_argument_group("what it holds")
-    what.add_argument("--config", type=Path, metavar="TOML", help="all of this from a file")
-    what.add_argument("--example", type=Path, metavar="JSON", help="one row or item")
+    what.add_argument("--config", type=path, metavar="TOML", help="all of this from a file")
+    what.add_argument("--example", type=path, metavar="JSON", help="one row or item")
     what.add_argument(
-        "--table", action="append", default=[], metavar="NAME",
+        "--table", type=text, action="append", default=[], metavar="NAME",
         help="a table; may be repeated (default: one, named default)",
     )  # fmt: skip
     what.add_argument(
-        "--queue", type=int, metavar="BATCH", help="a queue of batches instead of tables"
-    )
+        "--queue", type=whole(1, MOST_ITEMS), metavar="BATCH",
+        help="a queue of batches instead of tables",
+    )  # fmt: skip
+    rows_of = whole(1, MOST_ROWS)
     rows = f"rows of each table (default: {DEFAULTS.capacity})"
-    what.add_argument("--capacity", type=int, metavar="ROWS", help=rows)
+    what.add_argument("--capacity", type=rows_of, metavar="ROWS", help=rows)
     what.add_argument(
-        "--disk", type=Path, metavar="PATH",
+        "--disk", type=path, metavar="PATH",
         help="keep each table in files, in PATH/NAME (default: in memory)",
     )  # fmt: skip
     what.add_argument(
@@ -71,44 +73,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--sampler", choices=SAMPLERS, help="how tables are sampled from (default: uniform)"
     )
-    what.add_argument("--slice-len", type=int, metavar="ROWS", help="of a slice (default: 32)")
+    what.add_argument("--slice-len", type=rows_of, metavar="ROWS", help="of a slice (default: 32)")
     size = f"of a sample (default: {DEFAULTS.batch_size})"
-    what.add_argument("--batch-size", type=int, metavar="ROWS", help=size)
+    what.add_argument("--batch-size", type=rows_of, metavar="ROWS", help=size)
     what.add_argument(
-        "--samples-per-insert", type=float, metavar="RATIO",
+        "--samples-per-insert", type=above(0, 1e9), metavar="RATIO",
         help="keep sampling and writing in this proportion (default: neither waits)",
     )  # fmt: skip
     least = "with --samples-per-insert: before the first sample (default: 1)"
-    what.add_argument("--min-size", type=int, metavar="ROWS", help=least)
+    what.add_argument("--min-size", type=rows_of, metavar="ROWS", help=least)
     how = parser.add_argument_group("how it is reached")
     how.add_argument(
-        "--host", help="the address to listen at (default: 127.0.0.1); others need a token"
-    )
-    how.add_argument("--port", type=int, help="0: any free one (default: 0)")
+        "--host", type=text,
+        help="the address to listen at (default: 127.0.0.1); others need a token",
+    )  # fmt: skip
+    how.add_argument("--port", type=port, help="0: any free one (default: 0)")
     how.add_argument(
-        "--token-file", type=Path, metavar="FILE",
+        "--token-file", type=path, metavar="FILE",
         help="what clients must know (default: the variable CONTIG_TOKEN, if it is set)",
     )  # fmt: skip
-    how.add_argument("--tls", nargs=2, metavar=("CERTIFICATE", "KEY"), help="PEM files")
+    how.add_argument("--tls", type=text, nargs=2, metavar=("CERTIFICATE", "KEY"), help="PEM files")
     how.add_argument(
-        "--metrics-port", type=int, metavar="PORT",
+        "--metrics-port", type=port, metavar="PORT",
         help="/metrics, /healthz and /readyz; 0: any free one (default: nowhere)",
     )  # fmt: skip
     frame = f"largest message, also of weights (default: {Limits().max_frame})"
-    how.add_argument("--max-frame", type=int, metavar="BYTES", help=frame)
+    how.add_argument("--max-frame", type=whole(1), metavar="BYTES", help=frame)
     how.add_argument(
-        "--max-restarts", type=int, metavar="TIMES",
+        "--max-restarts", type=whole(0), metavar="TIMES",
         help="that the process with the sockets is started again if it dies (default: 0)",
     )  # fmt: skip
     how.add_argument(
         "--log-json", action="store_const", const=True, help="log lines as JSON, one object each"
     )
     how.add_argument(
-        "--dashboard", type=int, metavar="PORT",
+        "--dashboard", type=port, metavar="PORT",
         help="serve the dashboard here; 0: any free one (default: nowhere)",
     )  # fmt: skip
     how.add_argument(
-        "--dashboard-host", metavar="HOST",
+        "--dashboard-host", type=text, metavar="HOST",
         help="with --dashboard: where (default: 127.0.0.1); elsewhere viewers need the token",
     )  # fmt: skip
     levels = ("debug", "info", "warning", "error")
@@ -121,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
         config = read_config(args)
         page = config.page()
         server = config.make_server()
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, MemoryError) as error:
         fail(one_line(error))
     raise_descriptor_limit(Limits().max_connections)
     stop = Stop()
@@ -133,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(server: Server, config: ServeConfig, page: PageOptions | None, stop: Stop) -> int:
+    before = _rows(server)  # of earlier lives, on disk
     try:
         server.start()
         shown = None
@@ -141,20 +145,25 @@ def _serve(server: Server, config: ServeConfig, page: PageOptions | None, stop: 
         _announce(server, config, shown)
         while not stop.wait(_LOOK_S):
             server.check()
-    except (OSError, ServerError) as error:
+    except (OSError, ValueError, ContigError) as error:
         log.debug("the server failed", exc_info=True)
-        fail(_ends(error))
+        fail(ends(error))
     finally:
         notify("STOPPING=1")
         server.close(final=False)  # it may be started again: clients come back
-        rows = sum(buffer.stats().rows_written for buffer in server.buffers.values())
-        if not server.buffers:
-            rows = server.info().samples_inserted_total
+        rows = _rows(server) - before
         for buffer in server.buffers.values():
             buffer.storage.close()  # commits what is left
     log.info("ended: %d rows taken in", rows, extra={"event": "stop", "rows": rows})
     print(f"closed: {rows} rows taken in", flush=True)
     return OK
+
+
+def _rows(server: Server) -> int:
+    """Rows that its tables were ever given, or items that its queue was."""
+    if not server.buffers:
+        return server.info().samples_inserted_total
+    return sum(buffer.stats().rows_written for buffer in server.buffers.values())
 
 
 def _announce(server: Server, config: ServeConfig, shown: str | None) -> None:
@@ -176,9 +185,3 @@ def _announce(server: Server, config: ServeConfig, shown: str | None) -> None:
     if shown is not None:
         print(f"dashboard on {shown.partition('?')[0]}", flush=True)
     notify(f"READY=1\nSTATUS=listening on {where}:{server.port}")
-
-
-def _ends(error: BaseException) -> str:
-    """The first and the last line of an error that may have a child's traceback."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return one_line(error) if len(lines) < 2 else f"{lines[0]} {lines[-1]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +14,12 @@ from ..dashboard import PageOptions
 from ..dashboard.serving import check_installed
 from ..replay import ReplayBuffer
 from ..server import Server, TcpTransport
+from .address import once, read_token
 from .tables import TABLE_OPTIONS, TableOptions, checked, make_table, read_example, table_options
 
-__all__ = ["ServeConfig", "read_config"]
+__all__ = ["MOST_ITEMS", "ServeConfig", "read_config"]
+
+MOST_ITEMS = 1 << 24  # of a batch of a queue
 
 # What is said of the server, not of its tables, and the kinds of it in a file.
 _SERVER: dict[str, tuple[type, ...]] = {
@@ -121,16 +123,13 @@ class ServeConfig:
                 )
         if self.every.example is None:
             raise ValueError(f"nothing says what an item is: give {spell('example')}")
+        if not 1 <= self["queue"] <= MOST_ITEMS:
+            raise ValueError(f"{spell('queue')} {self['queue']}: expected 1 to {MOST_ITEMS} items")
         return Server(self.every.example, self["queue"], transport)
 
     def _token(self) -> str | None:
         path = self["token_file"]
-        if path is None:
-            return os.environ.get("CONTIG_TOKEN")
-        token = Path(path).read_text().strip()
-        if not token:
-            raise ValueError(f"{path}: there is no token in it")
-        return token
+        return read_token(None if path is None else Path(path), "CONTIG_TOKEN")
 
     @property
     def names(self) -> list[str]:
@@ -145,7 +144,7 @@ def read_config(args: argparse.Namespace) -> ServeConfig:
         **{name: getattr(args, name) for name in TABLE_OPTIONS if name != "example"},
     )
     server = {k: v for k in _SERVER if (v := getattr(args, k, None)) is not None}
-    names = _once(args.table)
+    names = once(args.table)
     if args.config is None:
         own = {} if args.queue is not None and not names else dict.fromkeys(names or ["default"])
         return ServeConfig(server, told, {n: TableOptions() for n in own}, False)
@@ -157,13 +156,6 @@ def read_config(args: argparse.Namespace) -> ServeConfig:
     if not tables and merged.get("queue") is None:
         tables = {"default": TableOptions()}
     return ServeConfig(merged, told.over(found.every), tables, True)
-
-
-def _once(names: list[str]) -> list[str]:
-    twice = [name for i, name in enumerate(names) if name in names[:i]]
-    if twice:
-        raise ValueError(f"--table {twice[0]} is given twice: each table has a name of its own")
-    return names
 
 
 def _read_file(path: Path) -> ServeConfig:

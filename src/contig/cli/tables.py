@@ -28,6 +28,7 @@ from ..sample import (
 )
 from ..tape import LazyTensorStorage, Storage
 from ..tape.disk import DiskStorage
+from .values import MOST_ROWS
 
 __all__ = [
     "DEFAULTS",
@@ -85,8 +86,13 @@ class TableOptions(NamedTuple):
             raise ValueError(f"{needs}: it is that limiter which waits for the rows")
         for name in ("capacity", "slice_len", "batch_size", "min_size"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{spell(name)} {value}: expected at least 1")
+            if value is not None and not 1 <= value <= MOST_ROWS:
+                raise ValueError(f"{spell(name)} {value}: expected 1 to {MOST_ROWS} rows")
+        for name in ("slice_len", "min_size"):
+            value, rows = getattr(self, name), self.capacity or DEFAULTS.capacity or 0
+            if value is not None and value > rows:
+                more = f"{spell(name)} {value} is more than {spell('capacity')} {rows}"
+                raise ValueError(f"{more}: nothing would ever be sampled")
 
 
 TABLE_OPTIONS = TableOptions._fields
@@ -139,6 +145,8 @@ _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or 
 def make_table(name: str, options: TableOptions, spell: Callable[[str], str]) -> ReplayBuffer:
     """A table's buffer. Raises ValueError if it cannot be as it was said."""
     try:
+        if not name.strip():
+            raise ValueError("expected a name that is not empty")
         options.check(spell)
         told = options.over(DEFAULTS)
         if told.example is None:

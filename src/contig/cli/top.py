@@ -20,6 +20,7 @@ from typing import Any
 from ..dashboard import Monitor
 from ..errors import ContigError
 from .failure import OK, fail, one_line
+from .values import above
 from .watched import add_target, open_source
 
 __all__ = ["add_arguments", "run"]
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     how = parser.add_argument_group("how it is shown")
     how.add_argument(
-        "--interval", type=float, default=1.0, metavar="S",
+        "--interval", type=above(0, 1e6), default=1.0, metavar="S",
         help="seconds between two looks",
     )  # fmt: skip
     how.add_argument("--once", action="store_true", help="one look, after one interval")
@@ -41,8 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Shows until Ctrl-C; returns the exit status."""
-    if not args.interval > 0:
-        fail(f"--interval {args.interval}: expected a positive number of seconds")
     if not args.json and importlib.util.find_spec("rich") is None:
         fail("needs rich: pip install 'contig[top]'; or give --json")
     try:

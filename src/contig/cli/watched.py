@@ -8,7 +8,6 @@ rollouts           shared memory: a SharedStorage, or a server of this host
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from ..client.watching import RemoteSource
@@ -16,9 +15,10 @@ from ..dashboard import Source, StorageSource
 from ..tape import SharedStorage, Storage
 from ..tape.disk import DiskStorage
 from ..wire.announce import FoundServer
-from .address import host_and_port
+from .address import host_and_port, once, read_token
+from .values import number, path, text
 
-__all__ = ["add_target", "open_source", "read_token"]
+__all__ = ["add_target", "open_source"]
 
 _RECONNECT_S = 5.0
 _SAMPLES_PER_S = 100.0
@@ -27,26 +27,24 @@ _SAMPLES_PER_S = 100.0
 def add_target(parser: argparse.ArgumentParser) -> None:
     """The arguments that say what is watched."""
     parser.add_argument(
-        "target", metavar="PATH|HOST:PORT|NAME", help="a directory, a server, or shared memory"
-    )
+        "target", type=text, metavar="PATH|HOST:PORT|NAME",
+        help="a directory, a server, or shared memory",
+    )  # fmt: skip
     parser.add_argument(
-        "--table", action="append", default=[], metavar="NAME",
+        "--table", type=text, action="append", default=[], metavar="NAME",
         help="of a server: what to show; may be repeated (default: all)",
     )  # fmt: skip
     parser.add_argument(
-        "--samples-per-s", type=float, metavar="ROWS",
+        "--samples-per-s", type=number(0, 1e9), metavar="ROWS",
         help="rows per second that are drawn from a storage for histograms; 0: none (default: 100)",
     )  # fmt: skip
     parser.add_argument(
-        "--server-token-file", type=Path, metavar="FILE",
+        "--server-token-file", type=path, metavar="FILE",
         help="what a server wants to be proven (default: the variable CONTIG_TOKEN, if it is set)",
     )  # fmt: skip
-    parser.add_argument("--server-tls", metavar="CA", help="a server's certificate authority (PEM)")
-
-
-def read_token(path: Path | None, variable: str) -> str | None:
-    """A token, from a file or else from a variable."""
-    return os.environ.get(variable) if path is None else path.read_text().strip()
+    parser.add_argument(
+        "--server-tls", type=text, metavar="CA", help="a server's certificate authority (PEM)"
+    )
 
 
 def open_source(args: argparse.Namespace) -> Source:
@@ -63,13 +61,15 @@ def open_source(args: argparse.Namespace) -> Source:
             )
         return RemoteSource(
             *address,
-            tuple(args.table),
+            tuple(once(args.table)),
             token=read_token(args.server_token_file, "CONTIG_TOKEN"),
             tls=args.server_tls,
             reconnect_s=_RECONNECT_S,
         )
-    if args.table:
-        raise ValueError(f"--table: only a server's tables have names, and {target!r} is none")
+    for name in ("table", "server_token_file", "server_tls"):
+        if getattr(args, name):
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"{option} is for a server, HOST:PORT, and {target!r} is none")
     if "/" in target or Path(target).is_dir():
         return _storages("directory", target, _directories(Path(target)), args.samples_per_s)
     return _storages("shared", target, _named(target), args.samples_per_s)

@@ -14,7 +14,10 @@ publishes at the server are taken as they come; until then the policy acts on it
 A lost server is waited for (--reconnect), and nothing is lost or sent twice. SIGTERM and Ctrl-C end
 it in good order: what was collected is sent and acked first.
 
-exit status: 0 ended as it was told; 2 not started, or the server was gone for too long.
+What an environment or a policy raises ends it: one line says where and what, --traceback all of it.
+
+exit status: 0 ended as it was told; 2 not started, the server was gone for too long, or the
+environment or the policy failed.
 """
 
 from __future__ import annotations
@@ -34,12 +37,13 @@ from ..collect import BaseCollector, Collector, GymEnv, MultiCollector, SerialEn
 from ..collect.collection import CollectionSpec
 from ..collect.roller import first_rows
 from ..collect.vector import as_env
-from ..errors import ConnectionClosedError, LayoutError
+from ..errors import ConnectionClosedError, LayoutError, WorkerError
 from ..server.logs import logging_lines
 from .address import add_client_arguments, client_arguments
-from .failure import OK, CommandFailed, fail, one_line
-from .import_path import load, load_made
+from .failure import OK, CommandFailed, ends, fail, one_line
+from .import_path import load, load_made, made, raised
 from .signals import ToldToEnd, end, handling
+from .values import number, text, whole
 
 __all__ = ["add_arguments", "run"]
 
@@ -47,21 +51,39 @@ log = logging.getLogger("contig.worker")
 
 _STEPS = 32  # of each environment, between two appends
 _SAY_S = 10.0
+# Options that say how rows are collected and sent, and their defaults.
+_OF_COLLECTION = {
+    "table": "default", "token_file": None, "tls": None, "processes": 1, "frames_per_batch": None,
+    "frames": -1, "seed": None, "reconnect": 300.0, "log_json": False,
+}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_client_arguments(parser, needed=False)  # none is needed to say what a row is
     what = parser.add_argument_group("what it does")
-    what.add_argument("--env", required=True, metavar="PATH", help="import path, or Gymnasium id")
-    what.add_argument("--policy", metavar="PATH", help="import path (default: random actions)")
-    what.add_argument("--envs", type=int, default=1, metavar="N", help="of each process")
-    what.add_argument("--processes", type=int, default=1, metavar="N", help="that step them")
-    steps = f"between two appends, of all envs of a process (default: {_STEPS} of each)"
-    what.add_argument("--frames-per-batch", type=int, metavar="N", help=steps)
-    what.add_argument("--frames", type=int, default=-1, metavar="N", help="then it ends; -1: never")
-    what.add_argument("--seed", type=int, metavar="N", help="of the first env (default: any)")
     what.add_argument(
-        "--reconnect", type=float, default=300.0, metavar="SECONDS",
+        "--env", type=text, required=True, metavar="PATH", help="import path, or Gymnasium id"
+    )
+    what.add_argument(
+        "--policy", type=text, metavar="PATH", help="import path (default: random actions)"
+    )
+    what.add_argument(
+        "--envs", type=whole(1, 1 << 16), default=1, metavar="N", help="of each process"
+    )
+    what.add_argument(
+        "--processes", type=whole(1, 1024), default=1, metavar="N", help="that step them"
+    )
+    steps = f"between two appends, of all envs of a process (default: {_STEPS} of each)"
+    what.add_argument("--frames-per-batch", type=whole(1), metavar="N", help=steps)
+    what.add_argument(
+        "--frames", type=frames, default=-1, metavar="N", help="then it ends; -1: never"
+    )
+    what.add_argument(
+        "--seed", type=whole(0, (1 << 32) - 1), metavar="N",
+        help="of the first env (default: any)",
+    )  # fmt: skip
+    what.add_argument(
+        "--reconnect", type=number(0), default=300.0, metavar="SECONDS",
         help="how long a lost server is waited for",
     )  # fmt: skip
     what.add_argument(
@@ -69,6 +91,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print what a row is, for contig serve --example, and end",
     )  # fmt: skip
     what.add_argument("--log-json", action="store_true", help="log lines as JSON")
+
+
+def frames(word: str) -> int:
+    """How many frames to collect; -1: it never ends."""
+    return -1 if word == "-1" else whole(1)(word)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,12 +110,11 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     if args.server is None and not args.example:
         fail("which server? Give HOST:PORT, or --example for what a row is")
-    for name in ("envs", "processes"):
-        if getattr(args, name) < 1:
-            fail(f"--{name} {getattr(args, name)}: expected at least 1")
+    if args.example:
+        _check_example(args)
     make_env = _env_of(args.env)
     policy = None if args.policy is None else load_made(args.policy, "--policy")
-    env = as_env(_envs(make_env, args.envs))  # what goes wrong here is the user's to see whole
+    env = made(lambda: as_env(_envs(make_env, args.envs)), args.env, "--env")
     try:
         layout = _row_layout(env, policy)
         if args.example:
@@ -99,6 +125,27 @@ def _run(args: argparse.Namespace) -> int:
             return _work(args, remote, partial(_collector, args, make_env, env, policy, remote))
     except LayoutError as error:
         fail(one_line(error))
+    except WorkerError as error:  # of another process, whose traceback it has
+        raise CommandFailed(f"{_users(args)}: {ends(error)}") from error
+    except (Exception, SystemExit) as error:
+        if isinstance(error, (CommandFailed, BrokenPipeError)):
+            raise
+        raise CommandFailed(f"{_users(args)}: {raised(error)}") from error
+
+
+def _users(args: argparse.Namespace) -> str:
+    """Whose code is stepped."""
+    return f"--env {args.env}" + ("" if args.policy is None else f" --policy {args.policy}")
+
+
+def _check_example(args: argparse.Namespace) -> None:
+    """Refuses what would have no effect: no server is asked, and no row sent."""
+    if args.server is not None:
+        fail(f"{args.server[0]}:{args.server[1]} has no effect with --example: no server is asked")
+    for option, default in _OF_COLLECTION.items():
+        if getattr(args, option) != default:
+            flag = "--" + option.replace("_", "-")
+            fail(f"{flag} has no effect with --example: nothing is collected")
 
 
 def _connect(args: argparse.Namespace, layout: Any) -> RemoteReplayBuffer:

@@ -122,7 +122,7 @@ class RemoteReplayBuffer(Samples[Out_co]):
         if batch_size is not None:
             batch_size = whole("batch_size", batch_size, 1, "rows")
         self.sample_timeout_s = seconds("sample_timeout_s", sample_timeout_s)
-        self._output = to_output(output, device)
+        self.output, self._output = output, to_output(output, device)
         self._client = TcpClient(host, port, data_sample, table=table, **client)
         self.batch_size = batch_size
         self._prefetch = prefetch
@@ -277,6 +277,11 @@ class RemoteReplayBuffer(Samples[Out_co]):
         """Sends what is left and disconnects. Batches asked for ahead are given back: of a sampler
         that delivers each once, others get them."""
         self._client.close(timeout)
+
+    def __repr__(self) -> str:
+        name = f"{type(self).__name__}{' closed:' if self._client.closed else ':'}"
+        size = "" if self.batch_size is None else f", batches of {self.batch_size}"
+        return f"<{name} {self._client.place()}{size}, output={self.output!r}>"
 
     def __enter__(self) -> Self:
         return self

@@ -78,7 +78,7 @@ class SharedClient:
         tables = self._found.tables
         if table not in tables:
             raise ValueError(f"no table {table!r}; the server has: {', '.join(sorted(tables))}")
-        self._server = server
+        self._server, self._table = server, table
         self._said = self._found.said_closed
         self._look_at, self._unlooked = time.monotonic() + _LOOK_S, 0
         self._on_full, self._timeout_s = on_full, send_timeout_s
@@ -290,6 +290,10 @@ class SharedClient:
         for part in (self._queue, storage, self._board):
             if part is not None:
                 part.close()
+
+    def __repr__(self) -> str:
+        name = f"SharedClient{' closed' if self._closed else ''}"
+        return f"<{name}: table {self._table!r} of server {self._server!r}>"
 
     def __enter__(self) -> SharedClient:
         return self

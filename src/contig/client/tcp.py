@@ -330,6 +330,19 @@ class TcpClient:
                     except (ConnectionError, TimeoutError):
                         pass  # it had nothing to lose
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, by either side, or has given up."""
+        return self._thread.closing or self._thread.failure is not None
+
+    def place(self) -> str:
+        """Which table, and where; the server is not asked."""
+        server = self._session.address
+        return f"table {server.table!r} of {server.host}:{server.port}"
+
+    def __repr__(self) -> str:
+        return f"<TcpClient{' closed' if self.closed else ''}: {self.place()}>"
+
     def __enter__(self) -> TcpClient:
         return self
 

@@ -385,6 +385,12 @@ class RayReplayBuffer(ShardedWrites, Samples[Out_co]):
                 log.debug("shards were not closed in good order: %s", error)
         self._listening.join(LEAVE_S)
 
+    def __repr__(self) -> str:
+        name = f"{type(self).__name__}{' closed:' if self.closed else ':'}"
+        size = "" if self.batch_size is None else f", batches of {self.batch_size}"
+        what = f"{self.spec.shards} shards, {self.sampler!r}{size}"
+        return f"<{name} {what}, output={self.output!r}>"
+
     def __enter__(self) -> Self:
         return self
 

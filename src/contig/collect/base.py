@@ -27,7 +27,9 @@ __all__ = ["END", "BaseCollector"]
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    Item_co = TypeVar("Item_co", covariant=True, default=Any)  # as in replay/typed.py
+    from ..batch import Batch
+
+    Item_co = TypeVar("Item_co", covariant=True, default=Batch)  # as in replay/typed.py
 else:
     Item_co = typing.TypeVar("Item_co", covariant=True)
 
@@ -65,7 +67,17 @@ class BaseCollector(ABC, Generic[Item_co]):
         self._unfeed: list[Callable[[], None]] = []
         self._lock = threading.RLock()
 
+    def __repr__(self) -> str:
+        name = f"{type(self).__name__}{' closed' if self._closed else ''}"
+        into = self.replay_buffer
+        goes = "" if into is None else f", into a {type(into).__name__}"
+        return f"<{name}: {self._about()}{goes}>"
+
     # -- for subclasses -----------------------------------------------------------------------
+
+    def _about(self) -> str:
+        """What it is, for `repr`."""
+        return "a source of batches"
 
     @abstractmethod
     def _collect(self) -> Any:

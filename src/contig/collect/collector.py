@@ -122,6 +122,11 @@ class Collector(BaseCollector[Batch]):
         self._batcher = self._new_batcher()
         self._batcher.lanes.version, self._batcher.lanes.poll = version, poll
 
+    def _about(self) -> str:
+        count, what = self.env.num_envs, "env"
+        many = f"{count} {what}{'' if count == 1 else 's'}"
+        return f"{many}, batches of {self._spec.frames_per_batch} frames"
+
     @property
     def policy_version(self) -> int:
         """How often the weights were updated; or the version of a learner elsewhere."""

@@ -195,7 +195,7 @@ class RemoteSink:
             self._buffer.close()
 
 
-def buffers_of(given: Any) -> list[ReplayBuffer]:
+def buffers_of(given: Any) -> list[ReplayBuffer[Any]]:
     """The buffers of this process behind a `replay_buffer` argument; none for a remote one.
 
     Raises:

@@ -120,6 +120,11 @@ class WorkersCollector(BaseCollector[Batch]):
 
     # -- weights ------------------------------------------------------------------------------
 
+    def _about(self) -> str:
+        count, what = self.num_workers, "worker"
+        many = f"{count} {what}{'' if count == 1 else 's'}"
+        return f"{many}, batches of {self._spec.frames_per_batch} frames"
+
     @property
     def policy_version(self) -> int:
         """The newest version that was published."""

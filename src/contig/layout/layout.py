@@ -40,6 +40,8 @@ from .leaf import (
 
 __all__ = ["Layout"]
 
+_MOST_BYTES = 1 << 47  # of a row: as much as a process can address
+
 
 class Layout:
     """The record of one step (or one item), from an example of it.
@@ -59,6 +61,12 @@ class Layout:
         leaves, self.record_size = place_leaves(specs)
         if not leaves:
             raise LayoutError("the example has no leaves; give at least one array or number")
+        if self.record_size > _MOST_BYTES:
+            largest = max(leaves, key=lambda x: x.nbytes)
+            raise LayoutError(
+                f"{show_path(largest.path)}: {largest.describe()} makes a row of "
+                f"{self.record_size:,} bytes; expected at most {_MOST_BYTES:,}"
+            )
         self.structure = structure
         self.leaves: tuple[Leaf, ...] = leaves
         self.by_path: dict[Path, Leaf] = {leaf.path: leaf for leaf in leaves}

@@ -162,7 +162,10 @@ def spec_of(value: Any, path: Path) -> LeafSpec:
         return LeafSpec(path, value.inner_shape, numpy_dtype(value.dtype), RAGGED)
     if isinstance(value, (bytes, str)) and not isinstance(value, np.generic):
         return LeafSpec(path, (), _BYTE, TEXT if isinstance(value, str) else BLOB)
-    return LeafSpec(path, *leaf_spec(value, path))
+    spec = LeafSpec(path, *leaf_spec(value, path))
+    if any(n < 0 for n in spec.shape):
+        raise LayoutError(f"{show_path(path)}: shape {list(spec.shape)}: expected sizes from 0 on")
+    return spec
 
 
 def spec_of_column(value: Any, path: Path, shape: tuple[int, ...]) -> LeafSpec:
@@ -223,7 +226,7 @@ def place_leaves(specs: Iterable[Any]) -> tuple[tuple[Leaf, ...], int]:
         else:
             size = dtype.itemsize
             align = size if size & (size - 1) == 0 else dtype.alignment
-            nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            nbytes = math.prod(shape) * dtype.itemsize
         largest = max(largest, align)
         offset = -(-offset // align) * align
         leaves.append(Leaf(path, shape, dtype, offset, nbytes, kind, codec))

@@ -69,7 +69,7 @@ class ReplayBufferEnsemble(Samples[Out_co]):
     @overload
     def __init__(
         self: ReplayBufferEnsemble[Batch],
-        *buffers: ReplayBuffer,
+        *buffers: ReplayBuffer[Any],
         output: Literal["numpy"],
         **options: Unpack[EnsembleOptions],
     ) -> None: ...
@@ -77,7 +77,7 @@ class ReplayBufferEnsemble(Samples[Out_co]):
     @overload
     def __init__(
         self: ReplayBufferEnsemble[Nested],
-        *buffers: ReplayBuffer,
+        *buffers: ReplayBuffer[Any],
         output: Literal["torch"],
         **options: Unpack[EnsembleOptions],
     ) -> None: ...
@@ -85,7 +85,7 @@ class ReplayBufferEnsemble(Samples[Out_co]):
     @overload
     def __init__(
         self: ReplayBufferEnsemble[Nested],
-        *buffers: ReplayBuffer,
+        *buffers: ReplayBuffer[Any],
         output: Literal["jax"],
         **options: Unpack[EnsembleOptions],
     ) -> None: ...
@@ -93,14 +93,14 @@ class ReplayBufferEnsemble(Samples[Out_co]):
     @overload
     def __init__(
         self: ReplayBufferEnsemble[TensorDict],
-        *buffers: ReplayBuffer,
+        *buffers: ReplayBuffer[Any],
         output: Literal["tensordict"],
         **options: Unpack[EnsembleOptions],
     ) -> None: ...
 
     def __init__(
         self,
-        *buffers: ReplayBuffer,
+        *buffers: ReplayBuffer[Any],
         sample_from_all: bool = False,
         p: Sequence[float] | None = None,
         batch_size: int | None = None,
@@ -135,11 +135,11 @@ class ReplayBufferEnsemble(Samples[Out_co]):
     def __len__(self) -> int:
         return sum(len(b) for b in self.buffers)
 
-    def __getitem__(self, member: int) -> ReplayBuffer:
+    def __getitem__(self, member: int) -> ReplayBuffer[Any]:
         """A member. (Rows are reached through it: seqs are each member's own.)"""
         return self.buffers[member]
 
-    def member_for(self, worker: int) -> ReplayBuffer:
+    def member_for(self, worker: int) -> ReplayBuffer[Any]:
         """The member that worker i of a collector writes to: i mod n."""
         return self.buffers[worker % len(self.buffers)]
 

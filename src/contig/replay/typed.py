@@ -15,11 +15,13 @@ from ..sample import RateLimiter
 __all__ = ["BufferOptions", "EnsembleOptions", "Info", "Out_co", "ShardOptions"]
 
 if TYPE_CHECKING:
-    # A default, so that `ReplayBuffer` alone is a type. typing has it from 3.13 on; type checkers
-    # know typing_extensions whether it is installed or not.
+    # A default: `ReplayBuffer` alone gives batches, and `ReplayBuffer[Any]` stands for all kinds.
+    # typing has it from 3.13 on; type checkers know typing_extensions, installed or not.
     from typing_extensions import TypeVar
 
-    Out_co = TypeVar("Out_co", covariant=True, default=Any)
+    from ..batch import Batch
+
+    Out_co = TypeVar("Out_co", covariant=True, default=Batch)
 else:
     Out_co = typing.TypeVar("Out_co", covariant=True)
 

@@ -82,5 +82,9 @@ class StateReplayBuffer:
             )
             yield take_rows(self.states, chosen), take_rows(self.next_states, chosen)
 
+    def __repr__(self) -> str:
+        pairs = f"{self.num_samples} of {self.buffer_size} pairs of {self.states.shape[1]} numbers"
+        return f"<{type(self).__name__}: {pairs}, on {self.device}>"
+
     def __len__(self) -> int:
         return self.num_samples

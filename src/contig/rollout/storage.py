@@ -139,6 +139,10 @@ class RolloutStorage:
         self._fields = RolloutFields(*sizes, seen, actions_shape, self._more_observations)
         self.fields: dict[str, Field] = self._fields.by_name
 
+    def __repr__(self) -> str:
+        steps = f"{self.window.rows} of {self.num_rows} steps of {self.num_envs} envs"
+        return f"<{type(self).__name__}: {steps}, on {self.device}>"
+
     @property
     def _critic(self) -> str:
         """What the critic sees."""

@@ -17,6 +17,7 @@ __all__ = [
     "FLAGS",
     "STORED_AS",
     "DistillationBatch",
+    "Hidden",
     "MiniBatch",
     "Statistics",
     "Transition",
@@ -30,6 +31,9 @@ __all__ = [
 #: Fields with one number, or one per kind of reward, in each row.
 COLUMNS = ("rewards", "dones", "values", "actions_log_prob", "time_outs", "final_values")
 FLAGS = ("dones", "time_outs")
+
+#: Of an actor or a critic: none, ``[layers, N, hidden]``, or a tuple of such (an LSTM's two).
+Hidden = torch.Tensor | tuple[torch.Tensor, ...] | None
 
 # Fields that are called otherwise in the storage.
 STORED_AS = {"action_mean": "mu", "action_sigma": "sigma"}
@@ -148,11 +152,12 @@ class MiniBatch(NamedTuple):
         hidden_states: (actor, critic) at the trajectories' first steps.
         masks: ``[T, trajectories]``, False behind a trajectory's end; None where nothing is padded.
 
-    What the storage was never given is None, whatever its type says.
+    What the storage was never given is None, and observations in nested dicts or a TensorDict come
+    as those, whatever the type says.
     """
 
-    obs: Any
-    critic_obs: Any
+    obs: torch.Tensor
+    critic_obs: torch.Tensor
     actions: torch.Tensor
     values: torch.Tensor
     advantages: torch.Tensor
@@ -160,7 +165,7 @@ class MiniBatch(NamedTuple):
     old_actions_log_prob: torch.Tensor
     old_mu: torch.Tensor
     old_sigma: torch.Tensor
-    hidden_states: tuple[Any, Any] = (None, None)
+    hidden_states: tuple[Hidden, Hidden] = (None, None)
     masks: torch.Tensor | None = None
 
 
@@ -173,8 +178,8 @@ class DistillationBatch(NamedTuple):
         dones: ``[N, 1]``.
     """
 
-    obs: Any
-    critic_obs: Any
+    obs: torch.Tensor
+    critic_obs: torch.Tensor
     actions: torch.Tensor
     privileged_actions: torch.Tensor
     dones: torch.Tensor

@@ -37,7 +37,8 @@ class LogLines(logging.Formatter):
         if record.exc_info:
             message = f"{message}\n{self.formatException(record.exc_info)}"
         if not self._as_json:
-            return f"{when} {level} {message}"
+            lines = [line.strip() for line in message.splitlines() if line.strip()]
+            return f"{when} {level} {' | '.join(lines)}"
         given = {k: v for k, v in vars(record).items() if k not in _PLAIN}
         event = given.pop("event", "log")
         told = {"time": when, "level": level, "event": event, "message": message, **given}

@@ -45,7 +45,7 @@ _END_S = 2.0  # for what is being answered while the server is closed
 
 
 def answer_request(
-    buffer: ReplayBuffer,
+    buffer: ReplayBuffer[Any],
     kind: int,
     number: int,
     payload: bytes,
@@ -77,7 +77,7 @@ def _failure(error: Exception, number: int) -> bytes:
     return wire.json_frame(Type.REPLY, content, number)
 
 
-def _layout_of(buffer: ReplayBuffer, alive: Callable[[], bool]) -> Layout:
+def _layout_of(buffer: ReplayBuffer[Any], alive: Callable[[], bool]) -> Layout:
     """What rows of a buffer look like; waits for the first ones, as a sample does."""
     deadline = time.monotonic() + buffer.sample_timeout_s
     tape = buffer.storage.tape
@@ -90,9 +90,19 @@ def _layout_of(buffer: ReplayBuffer, alive: Callable[[], bool]) -> Layout:
     return layout
 
 
+<<<<<<< HEAD
 def _draw(
     buffer: ReplayBuffer, payload: bytes, max_frame: int, alive: Callable[[], bool]
 ) -> tuple[Batch, Lent]:
+=======
+def _batch(
+    buffer: ReplayBuffer[Any],
+    number: int,
+    payload: bytes,
+    max_frame: int,
+    alive: Callable[[], bool],
+) -> list[Any]:
+>>>>>>> w-cli20
     if len(payload) != 8:
         raise ValueError("SAMPLE: expected 8 bytes")
     (size,) = struct.unpack("<Q", payload)
@@ -124,7 +134,7 @@ def _lent_frame(
     return frame
 
 
-def _priorities(buffer: ReplayBuffer, payload: bytes) -> None:
+def _priorities(buffer: ReplayBuffer[Any], payload: bytes) -> None:
     n = struct.unpack_from("<Q", payload)[0] if len(payload) >= 8 else 0
     if len(payload) != 8 + 16 * n:
         raise ValueError("PRIORITY: expected as many indices and priorities as it says")
@@ -132,7 +142,7 @@ def _priorities(buffer: ReplayBuffer, payload: bytes) -> None:
     buffer.update_priority(seqs, np.frombuffer(payload, np.float64, n, 8 + 8 * n))
 
 
-def _set_fields(buffer: ReplayBuffer, payload: bytes) -> int:
+def _set_fields(buffer: ReplayBuffer[Any], payload: bytes) -> int:
     fields = buffer.storage.fields
     if fields is None:
         raise LayoutError("this table has no fields of trajectories: make its storage with fields=")
@@ -189,7 +199,7 @@ class SamplingService:
 
     def __init__(
         self,
-        buffers: dict[str, ReplayBuffer],
+        buffers: dict[str, ReplayBuffer[Any]],
         max_frame: int,
         publications: Publications | None = None,
         looks: Looks | None = None,

@@ -53,7 +53,7 @@ _SLICE_S = 0.1
 _DEFAULT = "default"
 
 
-def _checked_tables(tables: Any) -> dict[str, ReplayBuffer]:
+def _checked_tables(tables: Any) -> dict[str, ReplayBuffer[Any]]:
     check_kind("tables", tables, dict, 'give {"name": ReplayBuffer(...)}')
     for name, buffer in tables.items():
         check_kind(f"tables: the name {name!r}", name, str)
@@ -62,7 +62,7 @@ def _checked_tables(tables: Any) -> dict[str, ReplayBuffer]:
     return dict(tables)
 
 
-def _tape_table(buffer: ReplayBuffer) -> Table:
+def _tape_table(buffer: ReplayBuffer[Any]) -> Table:
     if isinstance(buffer.storage, DiskStorage):
         return DiskTable(buffer.ingress, buffer.storage)
     return TapeTable(buffer.ingress)
@@ -114,8 +114,8 @@ class Server:
         transport: TcpTransport | None = None,
         num_buffers: int = 3,
         *,
-        buffer: ReplayBuffer | None = None,
-        tables: dict[str, ReplayBuffer] | None = None,
+        buffer: ReplayBuffer[Any] | None = None,
+        tables: dict[str, ReplayBuffer[Any]] | None = None,
         name: str | None = None,
     ) -> None:
         given = [example is not None or batch_size is not None, buffer is not None, bool(tables)]
@@ -186,7 +186,7 @@ class Server:
         return self
 
     @property
-    def buffers(self) -> dict[str, ReplayBuffer]:
+    def buffers(self) -> dict[str, ReplayBuffer[Any]]:
         """The tables, by name; empty for a queue."""
         return dict(self._buffers)
 
@@ -216,6 +216,18 @@ class Server:
         """
         self._flush = self._flush or (flush and not self._run.ending)
         self._run.close(final)
+
+    def __repr__(self) -> str:
+        run, t = self._run, self.transport
+        what = ", ".join(f"table {name!r}" for name in self._buffers)
+        if run.queue is not None:
+            what = f"a queue of batches of {run.queue.batch_size}"
+        if run.ending:
+            return f"<Server {self.name!r} closed: {what}>"
+        where = "for this machine" if t is None else "not started"
+        if t is not None and run.port is not None:
+            where = f"on {t.host}:{run.port}"
+        return f"<Server {self.name!r}: {what}, {where}>"
 
     def __enter__(self) -> Server:
         return self.start()

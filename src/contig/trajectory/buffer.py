@@ -326,6 +326,15 @@ class TrajectoryReplayBuffer:
                 self._closed = True
                 self._rows.storage.close()
 
+    def __repr__(self) -> str:
+        place = "" if self.auto_save_path is None else f" {str(self.auto_save_path)!r}"
+        name = f"{type(self).__name__}{place}"
+        if self._closed:
+            return f"<{name}: closed>"
+        window = self.sample_window_size
+        newest = f", sampled from the newest {window}" if window else ""
+        return f"<{name}: {len(self)} trajectories{newest}, output={self._output!r}>"
+
     def __enter__(self) -> TrajectoryReplayBuffer:
         return self
 
