@@ -109,7 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     how.add_argument(
         "--dashboard-host", metavar="HOST",
-        help="with --dashboard: where (default: 127.0.0.1); elsewhere viewers need the token",
+        help="with --dashboard: where (default: 127.0.0.1); elsewhere with TLS and the token",
     )  # fmt: skip
     levels = ("debug", "info", "warning", "error")
     how.add_argument("--log-level", choices=levels, help="of log lines on stderr (default: info)")
@@ -137,7 +137,8 @@ def _serve(server: Server, config: ServeConfig, page: PageOptions | None, stop: 
         server.start()
         shown = None
         if page is not None:
-            shown = server.dashboard(page.port, host=page.host, token=page.token).url
+            told = {"host": page.host, "token": page.token, "tls": page.tls}
+            shown = server.dashboard(page.port, **told).url
         _announce(server, config, shown)
         while not stop.wait(_LOOK_S):
             server.check()

@@ -18,6 +18,7 @@ import secrets
 import struct
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -41,7 +42,7 @@ from .session import Session
 from .session_thread import SessionOptions, SessionThread
 from .stream import StreamWriter
 
-__all__ = ["TcpClient"]
+__all__ = ["TcpClient", "asking_session"]
 
 _SLICE_S = 0.25
 _ANSWER_S = 60.0
@@ -302,11 +303,8 @@ class TcpClient:
         session.check()
         with self._opening_asking:
             if self._asking is None:
-                address, options = session.address, session.options
-                opening = _opening(secrets.randbelow(2**63 - 1) + 1, None, options.ack)
-                first = wait_for_server(address, opening, options.reconnect_s, session.check)
                 # Whole, or not at all: a signal may come at any time.
-                self._asking = Session(SessionThread(first, address, opening, options, None))
+                self._asking = asking_session(session.address, session.options, session.check)
             return self._asking
 
     # -- life ---------------------------------------------------------------------------------
@@ -344,6 +342,24 @@ class TcpClient:
 
     def __reduce__(self) -> Any:
         raise TypeError("a TcpClient belongs to its process; make one in each")
+
+
+def asking_session(
+    address: ServerAddress, options: SessionOptions, check: Callable[[], None] = lambda: None
+) -> Session:
+    """A connection that asks, and sends no items.
+
+    Args:
+        address, options: see there.
+        check: raises to end the wait for a server that is not there.
+
+    Raises:
+        ConnectionClosedError: there is no server.
+        ValueError: it refuses the token or the table.
+    """
+    opening = _opening(secrets.randbelow(2**63 - 1) + 1, None, options.ack)
+    first = wait_for_server(address, opening, options.reconnect_s, check)
+    return Session(SessionThread(first, address, opening, options, None))
 
 
 def _opening(producer: int, layout: Layout | None, ack: str) -> dict[str, Any]:
