@@ -213,6 +213,11 @@ class Session:
         assert asked.answer is not None
         return asked.answer
 
+    def stand(self, published: PendingRequest) -> None:
+        """Has weights that were published be so on every server that comes back."""
+        with self.lock:
+            self.thread.requests.stand(published)
+
     # -- the end ------------------------------------------------------------------------------
 
     def close(self, timeout: float | None) -> None:

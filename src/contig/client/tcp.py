@@ -281,6 +281,8 @@ class TcpClient:
     def publish(self, version: int, tree: Any, timeout_s: float = 60.0) -> None:
         """Makes weights (a pytree or state dict) the newest for all clients; returns when they are.
 
+        A copy is kept: a server that is started anew gets it when this client is back.
+
         Raises:
             ValueError: the version is negative, or not larger than the one before; or the server
                 takes no weights, or none so large.
@@ -294,7 +296,10 @@ class TcpClient:
                 "TcpTransport(takes_weights=True), as contig serve does"
             )
         payload = publication(version, tree, session.max_frame)
-        read_reply(*session.request(Type.PUBLISH, payload, timeout_s))
+        asked = session.ask(Type.PUBLISH, payload, timeout=timeout_s)
+        kind, _, answer = session.collect(asked, timeout_s)
+        read_reply(kind, answer)
+        session.stand(asked)
 
     @property
     def asking(self) -> Session:
