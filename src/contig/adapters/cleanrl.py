@@ -53,6 +53,7 @@ class ReplayBuffer(StepBuffer):
         buffer_size: rows.
         observation_space, action_space: of one env.
         device: where samples go; "auto": a GPU if there is one.
+        n_envs: envs that are stepped together.
         optimize_memory_usage: taken for CleanRL's sake; next observations are always exact.
         handle_timeout_termination: whether infos are those of each env, with
             "TimeLimit.truncated". False: `add` gets terminations, as in CleanRL's scripts.
