@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,27 @@ def test_a_block_that_fails_is_found(tmp_path: Path) -> None:
 def test_other_blocks_are_not_run() -> None:
     text = "```py\n1 / 0\n```\n\n<!-- skip -->\n```python\n1 / 0\n```\n\n```text\nno\n```\n"
     assert [b.skipped for b in find_blocks(text)] == [True]
+
+
+MOVING = {
+    "stable-baselines3": "stable_baselines3",
+    "cleanrl": "cleanrl_utils",
+    "from-torchrl": "torchrl",
+    "rsl_rl": "rsl_rl",
+    "rlinf": "rlinf",
+    "from-echo": "echo",
+    "from-reverb": "reverb",
+    "from-cpprb": "cpprb",
+}
+
+
+@pytest.mark.parametrize("guide", MOVING)
+def test_guides_of_moving_have_code_side_by_side(guide: str) -> None:
+    text = (ROOT / "docs" / "guides" / f"{guide}.md").read_text()
+    pairs = re.findall(r'<div class="grid" markdown>\n(.*?)\n</div>', text, re.DOTALL)
+    assert pairs
+    for pair in pairs:
+        before, after = re.findall(r"```(?:py|python)\n(.*?)```", pair, re.DOTALL)
+        assert re.search(rf"^(?:from|import) {MOVING[guide]}\b", before, re.MULTILINE)
+        assert re.search(r"^(?:from|import) contig\b", after, re.MULTILINE)
+        assert "contig" not in before

@@ -23,7 +23,7 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
-def ask(url: str, path: str, method: str = "GET", **headers: str) -> Answer:
+def ask(url: str, path: str, method: str = "GET", **headers: str | bytes) -> Answer:
     """One request; header names with underscores."""
     where = urlsplit(url)
     line = http.client.HTTPConnection(where.hostname or "", where.port or 80, timeout=30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contig import LazyTensorStorage, ReplayBuffer
-from contig.dashboard.ages import Budget, RowTimes, SeenRows, ages_of, histogram
+from contig.dashboard.ages import SEEN, Budget, RowTimes, SeenRows, ages_of, histogram
 
 ROW = {"obs": np.float32(0), "next": {"reward": 0.0, "done": False}}
 
@@ -56,14 +57,22 @@ def buffer_of(rows=100, **options):
     return buffer
 
 
+def seen_rows(heads, seqs):
+    """Rows that were drawn now, before anything was published."""
+    rows = np.zeros(len(seqs), SEEN)
+    rows["head"], rows["seq"], rows["version"] = heads, seqs, -1
+    rows["time_ns"] = time.time_ns()
+    return rows
+
+
 def test_rows_that_were_drawn_are_those_that_are_seen():
     buffer = buffer_of(seed=1)
     seen = SeenRows(buffer.storage, 1e9)
     buffer.seen = (seen,)
     drawn = np.concatenate([buffer.sample()["index"] for _ in range(5)])
-    pairs = seen.take()
-    assert pairs[:, 1].tolist() == drawn.tolist()
-    assert set(pairs[:, 0].tolist()) == {100}
+    rows = seen.take()
+    assert rows["seq"].tolist() == drawn.tolist()
+    assert set(rows["head"].tolist()) == {100} and set(rows["version"].tolist()) == {-1}
     assert not len(seen.take())
 
 
@@ -88,19 +97,41 @@ def test_ages_and_versions_of_rows():
     buffer = buffer_of()
     rows = {"obs": np.arange(10), "next": {"reward": np.ones(10)}}
     buffer.extend_trajectory(rows, terminated=True, policy_version=5)
-    pairs = np.array([[110, 0], [110, 99], [110, 105]], np.int64)
-    told = ages_of(pairs, RowTimes(buffer.storage), None)
+    drawn = seen_rows([110, 110, 110], [0, 99, 105])
+    told = ages_of(drawn, RowTimes(buffer.storage), None)
     assert told["newest_version"] == 5
     assert told["rows"]["mean"] == pytest.approx((110 + 11 + 5) / 3)
     assert (told["staleness"]["mean"], told["staleness"]["p50"]) == (pytest.approx(4 / 3), 2)
     assert told["seconds"]["count"] == 3
-    published = ages_of(pairs, RowTimes(buffer.storage), 9)
+    drawn["version"] = 9  # published by then
+    published = ages_of(drawn, RowTimes(buffer.storage), 9)
     assert published["staleness"]["mean"] == pytest.approx(4 / 3 + 4)
+
+
+def test_ages_are_those_of_the_draw(monkeypatch):
+    """What was drawn does not grow old by being looked at later, nor by what comes after it."""
+    buffer, published = buffer_of(seed=1), [4]
+    seen = SeenRows(buffer.storage, 1e9, lambda: published[0])
+    buffer.seen = (seen,)
+    written = RowTimes(buffer.storage).of(np.zeros(1, np.int64))[1][0]
+    monkeypatch.setattr("contig.dashboard.ages.time.time_ns", lambda: int((written + 2) * 1e9))
+    buffer.sample()
+    rows = {"obs": np.arange(10), "next": {"reward": np.ones(10)}}
+    buffer.extend_trajectory(rows, terminated=True, policy_version=50)
+    published[0] = 60
+    monkeypatch.setattr("contig.dashboard.ages.time.time_ns", lambda: int((written + 900) * 1e9))
+    told = ages_of(seen.take(), RowTimes(buffer.storage), 60)
+    assert told["seconds"]["p90"] == pytest.approx(2.0)
+    assert (told["staleness"]["p10"], told["staleness"]["p90"]) == (1, 1)  # version 3, of 4
+    assert told["newest_version"] == 60
+    buffer.sample()
+    again = ages_of(seen.take(), RowTimes(buffer.storage), 60)
+    assert again["staleness"]["p90"] == 57
 
 
 def test_no_versions_are_no_staleness():
     buffer = ReplayBuffer(LazyTensorStorage(100, example=ROW), batch_size=4)
     for t in range(10):
         buffer.add({"obs": t, "next": {"reward": 1.0, "done": False}})
-    told = ages_of(np.array([[10, 3]], np.int64), RowTimes(buffer.storage), None)
+    told = ages_of(seen_rows([10], [3]), RowTimes(buffer.storage), None)
     assert told["staleness"] is None and told["rows"]["mean"] == 7

@@ -8,7 +8,7 @@ import io
 import json
 import ssl
 import urllib.request
-import zipfile
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
@@ -19,8 +19,9 @@ from PIL import Image
 
 import contig.dashboard
 from contig import Blob, DiskStorage, LazyTensorStorage
-from contig.dashboard import StorageSource
+from contig.dashboard import PageOptions, PageServer, StorageSource
 from contig.dashboard.guard import POLICY
+from contig.dashboard.serving import listen, url_of
 from tests.dashboard.pages import ask, served
 from tests.dashboard.scene import FIELDS, ROW, SIDE, episode
 
@@ -143,12 +144,19 @@ def test_exports(url):
     assert "attachment" in table.headers["content-disposition"]
     told = json.loads(ask(url, "/api/tables/runs/export?as=json&ids=1").body)
     assert [(e["id"], e["steps"]) for e in told] == [(1, 12)]
-    archive = zipfile.ZipFile(io.BytesIO(ask(url, "/api/tables/runs/export?as=npz&ids=1,3").body))
-    assert sorted(archive.namelist()) == ["episode-1.npz", "episode-3.npz", "episodes.json"]
-    rows = np.load(io.BytesIO(archive.read("episode-3.npz")))
-    expected, _ = episode(3, 7, version=3)
-    assert np.array_equal(rows["observation.pixels"], expected["observation"]["pixels"])
-    assert np.array_equal(rows["next.reward"], expected["next"]["reward"])
+    answer = ask(url, "/api/tables/runs/export?as=npz&ids=1,3")
+    assert 'filename="episodes.npz"' in answer.headers["content-disposition"]
+    rows = np.load(io.BytesIO(answer.body))
+    assert rows["_offsets"].tolist() == [0, 12, 19]
+    assert rows["_episodes"]["id"].tolist() == [1, 3]
+    for number, (begin, end) in enumerate(pairwise(rows["_offsets"])):
+        expected, _ = episode(*((1, 12, 1), (3, 7, 3))[number])
+        for path in (("observation", "pixels"), ("next", "reward")):
+            got = rows[".".join(path)][begin:end]
+            assert np.array_equal(got, expected[path[0]][path[1]]), path
+    assert not np.load(io.BytesIO(ask(url, "/api/tables/runs/export?as=npz&query=id>99").body))[
+        "_episodes"
+    ].size
 
 
 @pytest.mark.parametrize(
@@ -259,6 +267,24 @@ def test_elsewhere_than_on_this_host_a_token_is_needed():
         assert ask(url, "/api/numbers", cookie=wrong).status == 401
 
 
+@pytest.mark.parametrize("token", ["a+b&c=d", '50% of?#;,"', "日本 é"])
+def test_a_link_has_any_token(token):
+    options = PageOptions(token=token)
+    listening = listen(options)
+    link = urlsplit(url_of(options, listening))
+    page = PageServer(small(), options, listening)
+    try:
+        url = f"http://{link.netloc}"
+        opened = ask(url, f"/?{link.query}")
+        assert opened.status == 303
+        cookie = opened.headers["set-cookie"].partition(";")[0]
+        assert ask(url, "/api/numbers", cookie=cookie).status == 200
+        bearer = b"Bearer " + token.encode()
+        assert ask(url, "/api/numbers", authorization=bearer).status == 200
+    finally:
+        page.close()
+
+
 def test_a_page_with_tls(tmp_path):
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
@@ -303,8 +329,7 @@ def test_numbers_that_are_not_finite_and_rows_of_any_size():
             for n in ("x", "text")
         ]
         assert lines == [[1.0, None, None, 2.0], [0, 1, 2, 3]]
-        rows = zipfile.ZipFile(io.BytesIO(ask(url, "/api/tables/t/export?as=npz").body))
-        columns = np.load(io.BytesIO(rows.read("episode-0.npz")))
+        columns = np.load(io.BytesIO(ask(url, "/api/tables/t/export?as=npz").body))
         assert columns["text.offsets"].tolist() == [0, 0, 1, 3, 6]
 
 

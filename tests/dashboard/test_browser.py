@@ -221,13 +221,96 @@ def test_the_keyboard_alone(driver, page):
     press(driver, Keys.HOME, " ")
     until(lambda: int(text(driver, "#step").split()[0]) >= 3, "Space plays")
     press(driver, " ", Keys.ESCAPE)
-    until(lambda: driver.current_url.endswith("/episodes"), "back")
+    until(lambda: found(driver) == [6, 5, 4], "back, to what was searched for")
+    assert driver.find_element("css selector", "[aria-label='select episode 5']").is_selected()
     press(driver, "?")
     assert driver.find_element("css selector", "#keys").is_displayed()
     press(driver, Keys.ESCAPE)
     until(lambda: not driver.find_element("css selector", "#keys").is_displayed())
     press(driver, "1")
     until(lambda: driver.find_elements("css selector", "#live"), "live again")
+
+
+def focused(driver):
+    """What the keyboard is at: its name, if it has one."""
+    script = "const a = document.activeElement; return a.ariaLabel || a.textContent.slice(0, 20)"
+    return driver.execute_script(script)
+
+
+def test_the_keyboard_stays_where_it_is(driver, page):
+    """The list is drawn anew when something is selected or sorted, and every few seconds."""
+    opens(driver, page, "/episodes?q=traj=1000..1009")
+    until(lambda: len(found(driver)) == 10)
+    box = "[aria-label='select episode 7']"
+    driver.execute_script(f'document.querySelector("{box}").focus()')
+    press(driver, " ")
+    assert driver.find_element("css selector", box).is_selected()
+    assert focused(driver) == "select episode 7"
+    before = driver.find_element("css selector", "#list table")
+    until(lambda: driver.find_element("css selector", "#list table") != before, "it is refreshed")
+    assert focused(driver) == "select episode 7"
+    driver.execute_script("document.querySelectorAll('#list .sort')[1].focus()")
+    press(driver, " ")
+    until(lambda: "sort=-return" in driver.current_url, "it is sorted")
+    until(lambda: text(driver, "#list [aria-sort] button") == "return ↓", "and drawn")
+    assert focused(driver) == "return ↓"
+
+
+def test_the_keyboard_when_its_row_is_gone(driver, page):
+    opens(driver, page, "/episodes?q=traj=1000..1009")
+    until(lambda: len(found(driver)) == 10)
+    driver.execute_script("document.querySelector('#list a[data-id=\"3\"]').focus()")
+    driver.execute_script(
+        "const s = document.querySelector('#search');"
+        "s.value = 'traj=1004'; s.dispatchEvent(new Event('input'))"
+    )
+    until(lambda: found(driver) == [4])
+    assert driver.switch_to.active_element.get_attribute("id") == "list"
+    press(driver, "j")
+    assert focused(driver) == "#4"
+
+
+def test_space_plays_at_the_scrubber(driver, page):
+    opens(driver, page, "/episode/4")
+    until(lambda: driver.find_elements("css selector", "canvas.frame") and frame_of(driver))
+    driver.execute_script("document.querySelector('#scrub').focus()")
+    press(driver, " ")
+    until(lambda: int(text(driver, "#step").split()[0]) >= 2, "it plays")
+    press(driver, " ")
+    assert text(driver, "#play") == "▶ Play"
+
+
+def test_back_to_the_same_list(driver, page):
+    opens(driver, page, "/episodes?q=traj=1000..1009&sort=return&sel=3,8")
+    until(lambda: len(found(driver)) == 10)
+    listed = found(driver)
+    driver.find_element("css selector", "#list a[data-id='8']").click()
+    until(lambda: driver.find_elements("css selector", "#episode"), "it is opened")
+    driver.find_element("css selector", "#episode a.button").click()  # ← Episodes
+    until(lambda: found(driver) == listed, "the same search, sorted as it was")
+    for number in (3, 8):
+        box = driver.find_element("css selector", f"[aria-label='select episode {number}']")
+        assert box.is_selected()
+
+
+def test_an_address_that_cannot_be_read(driver, page):
+    opens(driver, page)
+    driver.execute_script("location.hash = '#/%'")
+    until(lambda: driver.current_url.endswith("#/%"))
+    until(lambda: driver.find_elements("css selector", "#live"), "the first table")
+
+
+@pytest.mark.parametrize("width", [1500, 1280, 1000, 700])
+def test_tiles_fill_their_rows(driver, page, width):
+    desk = {"height": 900, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**desk, "width": width})
+    try:
+        opens(driver, page)
+        tiles = driver.find_elements("css selector", ".tile")
+        tops = [tile.rect["y"] for tile in tiles]
+        assert len(tiles) == 8 and len({tops.count(top) for top in tops}) == 1
+    finally:
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**desk, "width": 1280})
 
 
 def test_light_and_dark(driver, page):

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import trustme
 
 from contig import (
     DiskStorage,
@@ -104,6 +108,34 @@ def test_serve_with_a_dashboard(tmp_path):
         ask(url, "/api/numbers")
 
 
+def test_serve_with_a_dashboard_for_others(tmp_path, capsys):
+    """It is reached as clients reach the server: by TLS, with the token."""
+    (tmp_path / "row.json").write_text(json.dumps(EXAMPLE))
+    (tmp_path / "token").write_text("s3cret+&\n")
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    plain = ("serve", "--example", tmp_path / "row.json", "--token-file", tmp_path / "token")
+    args = (*plain, "--dashboard", 0, "--dashboard-host", "0.0.0.0")
+    assert main([str(a) for a in args]) == 2
+    assert "--dashboard-host 0.0.0.0: viewers would send the token" in capsys.readouterr().err
+    tls = ("--tls", tmp_path / "cert.pem", tmp_path / "key.pem")
+    with command(*args, *tls, lines=2) as (_, (_, page)):
+        url = page.removeprefix("dashboard on ").replace("0.0.0.0", "127.0.0.1")
+        assert url.startswith("https://")
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        asked = urllib.request.Request(f"{url}api/numbers")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(asked, context=context)
+        asked.add_header("Authorization", "Bearer s3cret+&")
+        with urllib.request.urlopen(asked, context=context) as answer:
+            assert "default" in json.loads(answer.read())["tables"]
+        with pytest.raises(OSError):  # nothing is said without it
+            ask(url, "/api/numbers", authorization="Bearer s3cret+&")
+
+
 def test_a_killed_process_leaves_no_page(tmp_path):
     (tmp_path / "row.json").write_text(json.dumps(EXAMPLE))
     args = ("serve", "--example", tmp_path / "row.json", "--dashboard", 0)
@@ -180,7 +212,7 @@ def test_top_of_a_server(capsys):
         args = ["top", where, "--table", "online", "--once", "--json", "--interval", "0.05"]
         assert main(args) == 0
         told = json.loads(capsys.readouterr().out)
-        assert told["tables"]["online"]["rows"] == 50 and len(told["clients"]) == 2
+        assert told["tables"]["online"]["rows"] == 50 and told["clients"] == []
         assert main([*args, "--samples-per-s", "5"]) == 2
         assert "--samples-per-s: nothing is drawn" in capsys.readouterr().err
         assert main(["top", where, "--once", "--json"]) == 2

@@ -77,3 +77,16 @@ def test_what_cannot_be_read(text, said):
 
 def test_no_episodes():
     assert search("return>3 goal>1", table(0)).shape == (0,)
+
+
+def test_ids_of_63_bits_are_compared_exactly():
+    episodes = table(3)
+    episodes["writer"] = [8510331805512549370, 8510331805512549371, 8510331805512549372]
+    for text, expected in {
+        "writer=8510331805512549371": [False, True, False],
+        "writer!=8510331805512549371": [True, False, True],
+        "writer=8510331805512549371..8510331805512549372": [False, True, True],
+        "writer<8510331805512549371": [True, False, False],
+        "writer=99999999999999999999999": [False, False, False],
+    }.items():
+        assert search(text, episodes).tolist() == expected, text

@@ -59,7 +59,7 @@ def test_all_that_the_servers_own_page_shows(kind, tmp_path):
             table = told.tables["default"]
             assert (table["rows"], table["episodes"], table["rows_out"]) == (110, 5, len(drawn))
             assert table["limiter"]["samples_per_insert"] == 4.0
-            assert told.server["connections"] == 2 and len(told.clients) == 2
+            assert told.server["connections"] == 1 and told.clients == []  # who watches is none
             ages = source.ages("default")
             assert ages["of"] == "what the learner draws" and ages["rows"]["count"] == len(drawn)
             assert ages["rows"]["mean"] == pytest.approx(np.mean(110 - drawn))
@@ -317,7 +317,7 @@ def test_requests_that_make_no_sense():
                 kind, payload = source.ask(**asked)
                 assert kind == Type.REPLY and said in json.loads(payload)["message"], asked
             for payload in (b"", b"[]", b"{", b"\xff", b'{"what": NaN}'):
-                kind, answer = source._client.asking.request(Type.WATCH, payload, 10.0)
+                kind, answer = source._session.request(Type.WATCH, payload, 10.0)
                 assert kind == Type.REPLY and "error" in json.loads(answer)
             assert source.numbers().tables["default"]["rows"] == 10
 

@@ -160,6 +160,9 @@ def test_known_traffic_is_counted_exactly(process: bool) -> None:
             age = value(series, "table_sampled_age_rows", table="online")
             assert age == online["sampled_age_rows"] and 1 <= age <= 12
             assert 0 <= value(series, "table_sampled_age_s", table="online") < 600
+            ages = [k for k in series if k[0] == "contig_table_sampled_age_s"]
+            assert len(ages) == 1  # of the other table nothing was drawn
+            assert scrape(port)[ages[0]] == series[ages[0]]  # as old as it was when it was drawn
             assert value(series, "uptime_s") > 0 and value(series, "bytes_held") > 0
             rates = [k for k in series if k[0] == "contig_client_rows_per_s"]
             assert {dict(k[1])["table"] for k in rates} == set(tables)

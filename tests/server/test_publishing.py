@@ -23,6 +23,7 @@ from contig import (
 from contig.client.publishing import publication
 from contig.server.publications import Publications
 from contig.wire import Type
+from tests.client.serving import free_port
 from tests.server import items
 from tests.waiting import Task, until
 
@@ -140,6 +141,57 @@ def test_the_ingest_process_is_killed_meanwhile() -> None:
                 assert server.weights_version == version
             newest = until(lambda: actor.weights(11, 1.0), "the newest weights")
             assert newest.version == 12 and same(newest.tree, 12)
+
+
+@pytest.mark.parametrize("rows", [8, 3 << 20], ids=["small", "more than requests may have"])
+def test_a_server_that_is_started_anew_has_them_again(rows: int) -> None:
+    """Whoever joins it gets the learner's last weights, while the learner waits for a batch."""
+    port, row = free_port(), {"x": 1.0, "next": {"done": False}}
+    tree = {"w": np.arange(rows, dtype=np.float32)}
+
+    def server(takes_weights: bool = True) -> Server:
+        buffer = ReplayBuffer(LazyTensorStorage(100, example=row), batch_size=4)
+        transport = TcpTransport(port=port, takes_weights=takes_weights)
+        return Server(buffer=buffer, transport=transport).start()
+
+    first = server()
+    with RemoteReplayBuffer(HOST, port) as learner:
+        learner.publish(6, {"w": np.zeros(rows, np.float32)})
+        learner.publish(7, tree)
+        waiting = Task(learner.sample)
+        first.close(final=False)
+        second = server()
+        with TcpClient(HOST, port) as actor:
+            newest = until(lambda: actor.weights(-1, 1.0), "the weights are there again")
+            assert newest.version == 7 and np.array_equal(newest.tree["w"], tree["w"])
+            actor.extend({"x": np.arange(8), "next": {"done": np.zeros(8, bool)}})
+            assert len(waiting.result()) == 4  # what was asked before is answered, too
+        learner.publish(8, tree)
+        assert second.weights_version == 8
+        second.close(final=False)
+        third = server(takes_weights=False)  # it is not told what it would refuse
+        with TcpClient(HOST, port) as actor:
+            actor.extend({"x": np.arange(8), "next": {"done": np.zeros(8, bool)}})
+            actor.wait(LIMIT_S)
+        assert len(learner.sample()) == 4 and third.weights_version is None
+    third.close()
+
+
+def test_weights_of_another_learner_are_not_put_back() -> None:
+    """A connection that was lost is no reason to publish what is old by now."""
+    transport = TcpTransport(takes_weights=True, max_restarts=10)
+    with Server(items.example(), 4, transport) as server:
+        with TcpClient(HOST, server.port) as one, TcpClient(HOST, server.port) as other:
+            one.publish(1, weights(1))
+            other.publish(2, weights(2))
+            pid = server.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: server.pid not in (None, pid), "it is started again")
+            one.weights(5, 0.0)  # answered: it is back, and so is what it asked for before
+            assert server.weights_version == 2
+            one.publish(3, weights(3))
+            assert server.weights_version == 3
 
 
 def test_a_server_that_is_dropped_is_not_kept() -> None:

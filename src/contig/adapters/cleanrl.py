@@ -53,6 +53,7 @@ class ReplayBuffer(StepBuffer):
         buffer_size: rows.
         observation_space, action_space: of one env.
         device: where samples go; "auto": a GPU if there is one.
+        n_envs: envs that are stepped together.
         optimize_memory_usage: next observations are exact in any case; with it, and without
             `handle_timeout_termination`, the oldest step of a full buffer is not drawn, as there.
         handle_timeout_termination: whether infos are those of each env, with

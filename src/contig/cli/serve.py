@@ -111,8 +111,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="serve the dashboard here; 0: any free one (default: nowhere)",
     )  # fmt: skip
     how.add_argument(
+<<<<<<< HEAD
         "--dashboard-host", type=text, metavar="HOST",
         help="with --dashboard: where (default: 127.0.0.1); elsewhere viewers need the token",
+=======
+        "--dashboard-host", metavar="HOST",
+        help="with --dashboard: where (default: 127.0.0.1); elsewhere with TLS and the token",
+>>>>>>> w-dev20
     )  # fmt: skip
     levels = ("debug", "info", "warning", "error")
     how.add_argument("--log-level", choices=levels, help="of log lines on stderr (default: info)")
@@ -141,7 +146,8 @@ def _serve(server: Server, config: ServeConfig, page: PageOptions | None, stop: 
         server.start()
         shown = None
         if page is not None:
-            shown = server.dashboard(page.port, host=page.host, token=page.token).url
+            told = {"host": page.host, "token": page.token, "tls": page.tls}
+            shown = server.dashboard(page.port, **told).url
         _announce(server, config, shown)
         while not stop.wait(_LOOK_S):
             server.check()

@@ -92,16 +92,23 @@ class ServeConfig:
 
     def page(self) -> PageOptions | None:
         """How its dashboard is reached, if it is to have one: from elsewhere with what clients
-        need, too. Raises ValueError or ImportError with what is wrong."""
+        need, too: the token, and TLS. Raises ValueError or ImportError with what is wrong."""
         if self["dashboard"] is None:
             if self["dashboard_host"] is not None:
                 host, port = self._spell("dashboard_host"), self._spell("dashboard")
                 raise ValueError(f"{host} has no effect without {port}")
             return None
         check_installed()
-        host = self["dashboard_host"] or "127.0.0.1"
-        token = None if is_loopback(host) else self._token()
-        return PageOptions(host, self["dashboard"], token).checked()
+        host, tls = self["dashboard_host"] or "127.0.0.1", self["tls"]
+        if is_loopback(host):
+            return PageOptions(host, self["dashboard"]).checked()
+        if tls is None:
+            raise ValueError(
+                f"{self._spell('dashboard_host')} {host}: viewers would send the token for all to "
+                f"see: give {self._spell('tls')}, or leave the page on 127.0.0.1"
+            )
+        files = (str(tls[0]), str(tls[1]))
+        return PageOptions(host, self["dashboard"], self._token(), files).checked()
 
     def _check_restarts(self) -> None:
         on_disk = any(own.over(self.every).disk is not None for own in self.tables.values())

@@ -5,7 +5,9 @@
               +-> forgotten, and so is its answer when it comes
 
 A request is known for as long as its asker holds it, so at no moment can an interrupt leave one
-behind. What the server has to answer counts against its bounds, wanted or not.
+behind. Weights that were published stand: a server that is started anew has none, so they are
+published again when it is there, with the same number, by which one that has them knows it. What
+the server has to answer counts against its bounds, wanted or not.
 """
 
 from __future__ import annotations
@@ -26,10 +28,17 @@ class PendingRequest:
     """What was asked, by its number. `answer` is None, or the type, number and payload of a
     frame."""
 
+<<<<<<< HEAD
     __slots__ = ("__weakref__", "answer", "frame", "number")
 
     def __init__(self, number: int, frame: bytes) -> None:
         self.number, self.frame = number, frame
+=======
+    __slots__ = ("__weakref__", "answer", "frame", "key", "kind")
+
+    def __init__(self, key: int, kind: int, frame: bytes) -> None:
+        self.key, self.kind, self.frame = key, kind, frame
+>>>>>>> w-dev20
         self.answer: tuple[int, int, bytes] | None = None
 
 
@@ -47,7 +56,12 @@ class Requests:
         )
         self._coming: dict[int, int] = {}  # what the server has to answer, and their bytes
         self._last = 0
+<<<<<<< HEAD
         self.untaken: set[int] = set()
+=======
+        self._standing: PendingRequest | None = None  # weights that the server is to have
+        self._held = False  # requests are, until these are answered
+>>>>>>> w-dev20
 
     def may_ask(self, kind: int, nbytes: int) -> bool:
         """Whether the server takes another request of this size."""
@@ -60,8 +74,13 @@ class Requests:
         """Has a request sent."""
         self._last += 1
         key = _GET if kind == Type.GET else self._last
+<<<<<<< HEAD
         number = self._last if number is None else number
         asked = PendingRequest(number, wire.frame(kind, number, payload))
+=======
+        frame = wire.frame(kind, self._last if number is None else number, payload)
+        asked = PendingRequest(key, kind, frame)
+>>>>>>> w-dev20
         self._wanted[key] = asked
         if kind == Type.SAMPLE:
             self.untaken.add(number)
@@ -69,19 +88,46 @@ class Requests:
         self._coming[key] = len(payload)  # last: nobody waits for an answer that cannot come
         return asked
 
-    def answered(self, kind: int, number: int, payload: bytes) -> None:
-        """An answer came; what nobody wants any more is dropped."""
+    def stand(self, published: PendingRequest) -> None:
+        """Has weights that were published be so on every server that comes back."""
+        self._standing = published
+        self._wanted.pop(published.key, None)  # nobody waits for its answers any more
+
+    def answered(self, kind: int, number: int, payload: bytes) -> bool:
+        """An answer came; what nobody wants any more is dropped. Whether more is to be sent now."""
         key = _GET if kind == Type.WEIGHTS else number
         self._coming.pop(key, None)
         asked = self._wanted.get(key)
         if asked is not None and asked.answer is None:
             asked.answer = (kind, number, payload)
+        if not self._held or self._standing is None or key != self._standing.key:
+            return False
+        self._held = False
+        for left in self._open():
+            self._inflight.ask(left.frame)
+            self._coming[left.key] = _payload(left)
+        return True
 
-    def again(self) -> list[bytes]:
-        """The server is another one, or has forgotten them: what is to be sent again."""
-        left = {k: r.frame for k, r in self._wanted.items() if r.answer is None}
-        self._coming = {k: len(frame) - wire.HEADER_BYTES for k, frame in left.items()}
-        return list(left.values())
+    def again(self, takes_weights: bool) -> list[bytes]:
+        """The server is another one, or has forgotten them: what is to be sent again.
+
+        Args:
+            takes_weights: whether it takes those that stand.
+        """
+        left, stands = self._open(), self._standing
+        newer = any(r.kind == Type.PUBLISH for r in left)  # those are on their way
+        self._held = False
+        if stands is not None and takes_weights and not newer:
+            together = _payload(stands) + sum(map(_payload, left))
+            fit = together <= wire.MAX_REQUEST_BYTES and len(left) < wire.MAX_REQUESTS
+            self._held = bool(left) and not fit
+            left = [stands] if self._held else [stands, *left]
+        self._coming = {r.key: _payload(r) for r in left}
+        return [r.frame for r in left]
+
+    def _open(self) -> list[PendingRequest]:
+        """Those that somebody waits for, in the order in which they were asked."""
+        return [r for r in self._wanted.values() if r.answer is None]
 
     def goodbye(self) -> bytes:
         """What BYE says: the batches that may be given to others."""
@@ -95,3 +141,8 @@ class Requests:
     def held(self) -> int:
         """Those that somebody holds, answered or not."""
         return len(self._wanted)
+
+
+def _payload(asked: PendingRequest) -> int:
+    """Bytes that count against the server's bounds."""
+    return len(asked.frame) - wire.HEADER_BYTES

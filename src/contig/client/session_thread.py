@@ -290,8 +290,10 @@ class SessionThread:
             wire.raise_refusal(json.loads(payload))
         with self.lock:
             self._proven = True
-            self.requests.answered(kind, number, payload)
+            more = self.requests.answered(kind, number, payload)
         self.inflight.notify()
+        if more:
+            self.kick()
         return True
 
     def _fail(self, error: Exception) -> None:
@@ -333,7 +335,8 @@ class SessionThread:
         """The server is back: drops what it has, sends the rest again. With the lock."""
         self._sock = connection.sock
         self._agree(connection)
-        self.resends += self.inflight.resume(connection.accepted.seen, self.requests.again())
+        asked = self.requests.again(connection.accepted.takes_weights)
+        self.resends += self.inflight.resume(connection.accepted.seen, asked)
         shared = self._shared_of(connection)
         if shared != self._shared:  # what waits was made for another one
             self._shared = shared

@@ -18,6 +18,7 @@ import secrets
 import struct
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -41,7 +42,7 @@ from .session import Session
 from .session_thread import SessionOptions, SessionThread
 from .stream import StreamWriter
 
-__all__ = ["TcpClient"]
+__all__ = ["TcpClient", "asking_session"]
 
 _SLICE_S = 0.25
 _ANSWER_S = 60.0
@@ -280,6 +281,8 @@ class TcpClient:
     def publish(self, version: int, tree: Any, timeout_s: float = 60.0) -> None:
         """Makes weights (a pytree or state dict) the newest for all clients; returns when they are.
 
+        A copy is kept: a server that is started anew gets it when this client is back.
+
         Raises:
             ValueError: the version is negative, or not larger than the one before; or the server
                 takes no weights, or none so large.
@@ -293,7 +296,10 @@ class TcpClient:
                 "TcpTransport(takes_weights=True), as contig serve does"
             )
         payload = publication(version, tree, session.max_frame)
-        read_reply(*session.request(Type.PUBLISH, payload, timeout_s))
+        asked = session.ask(Type.PUBLISH, payload, timeout=timeout_s)
+        kind, _, answer = session.collect(asked, timeout_s)
+        read_reply(kind, answer)
+        session.stand(asked)
 
     @property
     def asking(self) -> Session:
@@ -302,11 +308,8 @@ class TcpClient:
         session.check()
         with self._opening_asking:
             if self._asking is None:
-                address, options = session.address, session.options
-                opening = _opening(secrets.randbelow(2**63 - 1) + 1, None, options.ack)
-                first = wait_for_server(address, opening, options.reconnect_s, session.check)
                 # Whole, or not at all: a signal may come at any time.
-                self._asking = Session(SessionThread(first, address, opening, options, None))
+                self._asking = asking_session(session.address, session.options, session.check)
             return self._asking
 
     # -- life ---------------------------------------------------------------------------------
@@ -357,6 +360,24 @@ class TcpClient:
 
     def __reduce__(self) -> Any:
         raise TypeError("a TcpClient belongs to its process; make one in each")
+
+
+def asking_session(
+    address: ServerAddress, options: SessionOptions, check: Callable[[], None] = lambda: None
+) -> Session:
+    """A connection that asks, and sends no items.
+
+    Args:
+        address, options: see there.
+        check: raises to end the wait for a server that is not there.
+
+    Raises:
+        ConnectionClosedError: there is no server.
+        ValueError: it refuses the token or the table.
+    """
+    opening = _opening(secrets.randbelow(2**63 - 1) + 1, None, options.ack)
+    first = wait_for_server(address, opening, options.reconnect_s, check)
+    return Session(SessionThread(first, address, opening, options, None))
 
 
 def _opening(producer: int, layout: Layout | None, ack: str) -> dict[str, Any]:

@@ -20,8 +20,11 @@ from ..dashboard import Book, Kept, Numbers, Source
 from ..layout import Layout
 from ..tape.episodes import EPISODE
 from ..wire import Type
+from ..wire.tls import client_context
+from .connecting import ServerAddress
 from .replies import read_batch, read_described, read_reply
-from .tcp import TcpClient
+from .session_thread import SessionOptions
+from .tcp import asking_session
 
 __all__ = ["RemoteSource"]
 
@@ -39,7 +42,7 @@ class RemoteSource(Source):
     Args:
         host, port: the server.
         tables: those to show; none: all.
-        client: more arguments for the client (`token`, `tls`, `reconnect_s`).
+        token, tls, reconnect_s: as `TcpClient` takes them.
 
     Raises:
         ConnectionClosedError: there is no server.
@@ -48,13 +51,24 @@ class RemoteSource(Source):
 
     kind = "remote"
 
-    def __init__(self, host: str, port: int, tables: tuple[str, ...] = (), **client: Any) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        tables: tuple[str, ...] = (),
+        *,
+        token: str | None = None,
+        tls: Any = None,
+        reconnect_s: float = 30.0,
+    ) -> None:
         super().__init__()
         self.label = f"{host}:{port}"
         self._shown = tables
-        self._client = TcpClient(host, port, table=(*tables, "default")[0], **client)
+        table = (*tables, "default")[0]
+        address = ServerAddress(host, port, table, token, client_context(tls))
+        self._session = asking_session(address, SessionOptions(reconnect_s=reconnect_s))
         try:
-            if not self._client.asking.thread.first.accepted.watched:
+            if not self._session.thread.first.accepted.watched:
                 raise ValueError(
                     f"the server at {self.label} cannot be watched over the network: update contig "
                     "where it runs, or use its own page, `contig serve --dashboard PORT`"
@@ -67,7 +81,7 @@ class RemoteSource(Source):
 
     def ask(self, **asked: Any) -> tuple[int, bytes]:
         """The type and payload of the answer to a WATCH."""
-        return self._client.asking.request(Type.WATCH, json.dumps(asked).encode(), _ANSWER_S)
+        return self._session.request(Type.WATCH, json.dumps(asked).encode(), _ANSWER_S)
 
     def numbers(self) -> Numbers:
         told = read_reply(*self.ask(what="numbers"))
@@ -96,7 +110,7 @@ class RemoteSource(Source):
         return book
 
     def close(self) -> None:
-        self._client.close(1.0)
+        self._session.close(1.0)
 
 
 class _RemoteBook(Book):

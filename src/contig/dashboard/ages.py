@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,20 @@ from ..convert import as_array
 from ..tape import Storage
 from ..tape.entry import ENTRY, ends_of
 
-__all__ = ["Budget", "RowTimes", "SeenRows", "ages_of", "histogram"]
+__all__ = ["SEEN", "Budget", "RowTimes", "SeenRows", "ages_of", "histogram", "seen_now"]
 
 Array = np.ndarray[Any, Any]
+
+# A row that was drawn, and what was so at that moment: its age is that of the draw, whenever
+# somebody looks.
+SEEN = np.dtype(
+    [
+        ("head", "<i8"),  # the next seq that was to be written
+        ("seq", "<i8"),  # of the row
+        ("time_ns", "<i8"),  # since 1970
+        ("version", "<i8"),  # the newest that was published, or -1
+    ]
+)
 
 _MOST = 256  # rows of one batch
 _KEPT = 64  # batches between two looks
@@ -56,10 +68,17 @@ class SeenRows:
     Args:
         storage: where they are from.
         rows_per_s: how many are looked at.
+        newest: gives the newest version of the policy that was published, or None.
     """
 
-    def __init__(self, storage: Storage, rows_per_s: float) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        rows_per_s: float,
+        newest: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self._tape = storage.tape
+        self._newest = newest
         self._budget = Budget(rows_per_s)
         self._seen: deque[Array] = deque(maxlen=_KEPT)
 
@@ -73,16 +92,22 @@ class SeenRows:
         if not len(seqs):
             return
         self._budget.spend(len(seqs))
-        pairs = np.empty((len(seqs), 2), np.int64)
-        pairs[:, 0], pairs[:, 1] = self._tape.snapshot()[0], seqs
-        self._seen.append(pairs)
+        self._seen.append(seen_now(self._tape.snapshot()[0], seqs, self._newest()))
 
     def take(self) -> Array:
-        """What was seen since the last call: the head at that time, and the seq, ``[n, 2]``."""
+        """What was seen since the last call, as `SEEN`."""
         parts = []
         while self._seen:
             parts.append(self._seen.popleft())
-        return np.concatenate(parts) if parts else np.empty((0, 2), np.int64)
+        return np.concatenate(parts) if parts else np.empty(0, SEEN)
+
+
+def seen_now(head: int, seqs: Array, newest: int | None = None) -> Array:
+    """Rows that are drawn at this moment, as `SEEN`."""
+    out = np.empty(len(seqs), SEEN)
+    out["head"], out["seq"], out["time_ns"] = head, seqs, time.time_ns()
+    out["version"] = -1 if newest is None else newest
+    return out
 
 
 class RowTimes:
@@ -113,6 +138,13 @@ class RowTimes:
             versions = self._fresh()["version"]
             newest = int(versions.max()) if len(versions) else -1
             return None if newest < 0 else newest
+
+    def newest_before(self, heads: Array) -> Array:
+        """The newest version of the rows below each head; -1: none was recorded with them."""
+        with self._lock:
+            entries = self._fresh()
+            newest = np.maximum.accumulate(np.append(-1, entries["version"]))
+            return np.asarray(newest[np.searchsorted(entries["first"], heads)])
 
     def _fresh(self) -> Array:
         """The index, sorted by rows; reading it takes at most a twentieth of the time."""
@@ -156,25 +188,22 @@ def histogram(values: Array, *, whole: bool = False) -> dict[str, Any] | None:
     }
 
 
-def ages_of(pairs: Array, times: RowTimes, newest: int | None) -> dict[str, Any]:
-    """Histograms of what was sampled: ages in rows and in seconds, staleness in versions.
+def ages_of(seen: Array, times: RowTimes, newest: int | None) -> dict[str, Any]:
+    """Histograms of what was sampled, as it was when it was: ages in rows and in seconds,
+    staleness in versions.
 
     Args:
-        pairs: heads and seqs, ``[n, 2]``.
+        seen: the rows, as `SEEN`.
         times: of the storage they are from.
-        newest: the newest version that is known besides those of the rows, or None.
+        newest: the newest version that is known now besides those of the rows, or None.
     """
-    heads, seqs = pairs[:, 0], pairs[:, 1]
-    known, written, versions = times.of(seqs)
+    known, written, versions = times.of(seen["seq"])
+    then = np.maximum(seen["version"], times.newest_before(seen["head"]))
+    versioned = known & (versions >= 0)
     stored = times.newest_version
-    newest = max((v for v in (newest, stored) if v is not None), default=None)
-    stale = None
-    if newest is not None:
-        has = known & (versions >= 0)
-        stale = histogram(newest - versions[has], whole=True)
     return {
-        "rows": histogram(np.maximum(heads - seqs, 0), whole=True),
-        "seconds": histogram(np.maximum(time.time() - written[known], 0.0)),
-        "staleness": stale,
-        "newest_version": newest,
+        "rows": histogram(np.maximum(seen["head"] - seen["seq"], 0), whole=True),
+        "seconds": histogram(np.maximum(seen["time_ns"] / 1e9 - written, 0.0)[known]),
+        "staleness": histogram(np.maximum(then - versions, 0)[versioned], whole=True),
+        "newest_version": max((v for v in (newest, stored) if v is not None), default=None),
     }

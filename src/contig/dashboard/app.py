@@ -110,8 +110,7 @@ class _Api:
         book = self._book(request)
         chosen = _chosen(request, book.episodes())
         body = export(book, chosen, form)
-        name = f"episodes.{'zip' if form == 'npz' else form}"
-        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        headers = {"content-disposition": f'attachment; filename="episodes.{form}"'}
         return Response(body, media_type=FORMATS[form], headers=headers)
 
     def _book(self, request: Request) -> Book:

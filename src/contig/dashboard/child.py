@@ -15,6 +15,7 @@ from ..process.spawn import enter
 from ..tape import SharedStorage, Storage
 from ..tape.disk import DiskStorage
 from ..tape.memory import storage_of_fd
+from .ages import SEEN
 from .numbers import Numbers
 from .serving import PageOptions, PageServer
 from .source import StorageSource, Told
@@ -52,10 +53,10 @@ class _Parent:
             content, raw = self._answer
         if "error" in content:
             raise ServerError(content["error"])
-        pairs = np.frombuffer(raw, np.int64).reshape(-1, 2)
+        rows = np.frombuffer(raw, SEEN)
         seen, at = {}, 0
         for name, count in content["seen"].items():
-            seen[name] = pairs[at : at + count]
+            seen[name] = rows[at : at + count]
             at += count
         return Told(Numbers(**content["numbers"]), seen, content["weights_version"])
 

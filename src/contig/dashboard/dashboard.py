@@ -158,10 +158,10 @@ class _PageProcess:
 
 def _encoded(told: Told) -> tuple[dict[str, Any], bytes]:
     """What is told, as a message: JSON, and rows that were seen, as their bytes."""
-    seen = {name: len(pairs) for name, pairs in told.seen.items()}
+    seen = {name: len(rows) for name, rows in told.seen.items()}
     content = {
         "numbers": told.numbers._asdict(),
         "seen": seen,
         "weights_version": told.weights_version,
     }
-    return content, b"".join(np.ascontiguousarray(p).tobytes() for p in told.seen.values())
+    return content, b"".join(np.ascontiguousarray(rows).tobytes() for rows in told.seen.values())

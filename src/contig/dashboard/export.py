@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..batch import Batch, stack_batches
 from ..convert import as_array
 from ..ragged import Blob, Ragged
 from .book import Book, read_kept, row_bytes
@@ -19,7 +20,7 @@ __all__ = ["FORMATS", "TooLarge", "episode_json", "export"]
 
 Array = np.ndarray[Any, Any]
 
-FORMATS = {"csv": "text/csv", "json": "application/json", "npz": "application/zip"}
+FORMATS = {"csv": "text/csv", "json": "application/json", "npz": "application/octet-stream"}
 _MOST_BYTES = 256 << 20  # of rows in one answer
 _WIDE = ("traj_id", "writer")  # 64 bits, more than a number of JSON has in a page
 
@@ -61,29 +62,41 @@ def export(book: Book, chosen: Array, form: str) -> bytes:
 
 
 def _npz(book: Book, chosen: Array) -> bytes:
-    """A zip with a .npz of each episode: an array per leaf, named by its path; and the table."""
+    """One .npz, as `np.load` reads it: an array per leaf, named by its path, with the rows of all
+    episodes behind each other; `_episodes`, the table; `_offsets`, where each one's rows begin."""
     nbytes = int(chosen["steps"].sum()) * row_bytes(book.layout)
     if nbytes > _MOST_BYTES:
         raise TooLarge(
             f"{len(chosen)} episodes have {nbytes} bytes, and at most {_MOST_BYTES} are exported "
             "from the page: select fewer, or use `contig export` with a directory"
         )
+    read = [_rows(book, number) for number in chosen["id"].tolist()]
+    columns = _columns(read)
+    more = {"_episodes": chosen, "_offsets": np.cumsum([0, *map(len, read)], dtype=np.int64)}
+    for name, array in more.items():
+        while name in columns:  # a leaf's
+            name = f"_{name}"
+        columns[name] = array
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        archive.writestr("episodes.json", export(book, chosen, "json"))
-        for number in chosen["id"].tolist():
-            rows = io.BytesIO()
-            np.savez(rows, allow_pickle=False, **_columns(book, number))
-            archive.writestr(f"episode-{number}.npz", rows.getvalue())
+        for name, array in columns.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
     return out.getvalue()
 
 
-def _columns(book: Book, episode: int) -> dict[str, Array]:
-    batch = read_kept(book, episode, lambda kept: book.read(kept, np.arange(kept.first, kept.end)))
-    out: dict[str, Array] = {}
-    for leaf in batch.layout.leaves:
+def _rows(book: Book, episode: int) -> Batch:
+    return read_kept(book, episode, lambda kept: book.read(kept, np.arange(kept.first, kept.end)))
+
+
+def _columns(read: list[Batch]) -> dict[str, Array]:
+    """The leaves of some episodes: their rows behind each other."""
+    if not read:
+        return {}
+    rows, out = stack_batches(read), dict[str, Array]()
+    for leaf in rows.layout.leaves:
         name = ".".join(str(key) for key in leaf.path)
-        column = batch[leaf.path]
+        column = rows[leaf.path]
         if isinstance(column, (Blob, Ragged)):
             out[f"{name}.values"], out[f"{name}.offsets"] = column.values, column.offsets
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode
 
 from ..arguments import is_loopback
 
@@ -73,28 +73,28 @@ class Guard:
         else:
             await self._app(scope, receive, send_guarded)
 
-    def _is_token(self, given: str) -> bool:
+    def _is_token(self, given: bytes) -> bool:
         assert self._token is not None
-        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token)
+        return hmac.compare_digest(given, self._token)
 
     def _may(self, headers: dict[bytes, bytes], cookie: str) -> bool:
-        scheme, _, given = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-        if scheme.lower() == "bearer" and self._is_token(given.strip()):
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() == b"bearer" and self._is_token(given.strip()):
             return True
         try:
             cookies = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1"))
         except CookieError:
             return False
-        return cookie in cookies and self._is_token(cookies[cookie].value)
+        return cookie in cookies and self._is_token(unquote_to_bytes(cookies[cookie].value))
 
     async def _let_in(self, send: Any, scope: Any, given: str, name: str) -> None:
         """The token of a link becomes a cookie, and leaves the address bar and the history."""
-        if not self._is_token(given):
+        if not self._is_token(given.encode("utf-8", "surrogateescape")):
             await _answer(send, 401, _HELP)
             return
         query = parse_qsl(scope["query_string"].decode("latin-1"))
         rest = urlencode([(k, v) for k, v in query if k != "token"])
-        cookie = SimpleCookie({name: given})
+        cookie = SimpleCookie({name: quote(given, safe="")})  # any text, as a cookie may have it
         told = {"path": "/", "samesite": "Strict", "httponly": True}
         for key, value in {**told, "secure": scope.get("scheme") == "https"}.items():
             cookie[name][key] = value

@@ -97,13 +97,15 @@ def _column(name: str, episodes: Array) -> Array:
     return np.asarray(episodes[name])
 
 
-def _number(term: str, text: str, seconds: bool) -> float:
+def _number(term: str, text: str, seconds: bool) -> float | int:
     if text in ("true", "false"):
-        return float(text == "true")
+        return int(text == "true")
     unit = ""
     if seconds and text[-1:] in _UNITS and text[-1:]:
         text, unit = text[:-1], text[-1]
     try:
+        if not seconds and re.fullmatch(r"[+-]?\d{1,40}", text):
+            return int(text)  # an id has 63 bits, and a float 53
         value = float(text)
     except ValueError:
         raise ValueError(f"{term!r}: expected a number, got {text!r}") from None

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from ..arguments import check_kind, is_loopback, port_number
 from .guard import Guard
@@ -73,7 +74,7 @@ def url_of(options: PageOptions, listening: socket.socket) -> str:
     """What to open in a browser; with the token, if there is one."""
     host, port = options.host, int(listening.getsockname()[1])
     shown = f"[{host}]" if ":" in host else host
-    query = "" if options.token is None else f"?token={options.token}"
+    query = "" if options.token is None else f"?token={quote(options.token, safe='')}"
     return f"{'https' if options.tls else 'http'}://{shown}:{port}/{query}"
 
 

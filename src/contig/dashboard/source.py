@@ -15,7 +15,7 @@ import numpy as np
 
 from ..tape import Storage
 from ..tape.disk import DiskStorage
-from .ages import RowTimes, ages_of
+from .ages import SEEN, RowTimes, ages_of, seen_now
 from .book import Book, StorageBook
 from .numbers import Numbers, table_numbers
 
@@ -34,7 +34,7 @@ class Told(NamedTuple):
 
     Attributes:
         numbers: its counters.
-        seen: by table, rows that were sampled since it was asked last: heads and seqs, ``[n, 2]``.
+        seen: by table, rows that were sampled since it was asked last (`ages.SEEN`).
         weights_version: the newest that was published, or None.
     """
 
@@ -103,7 +103,7 @@ class StorageSource(Source):
         self._per_look = int(min(samples_per_s, _WINDOW))
         self._books = {name: StorageBook(s) for name, s in storages.items()}
         self._times = {name: RowTimes(s) for name, s in storages.items()}
-        self._seen = {name: np.empty((0, 2), np.int64) for name in storages}
+        self._seen = {name: np.empty(0, SEEN) for name in storages}
         self._newest: int | None = None
         self._rng = np.random.default_rng()
         self._lock = threading.Lock()
@@ -123,8 +123,8 @@ class StorageSource(Source):
         else:
             numbers, seen, self._newest = self._ask()
         with self._lock:
-            for name, pairs in seen.items():
-                self._seen[name] = np.concatenate([self._seen[name], pairs])[-_WINDOW:]
+            for name, rows in seen.items():
+                self._seen[name] = np.concatenate([self._seen[name], rows])[-_WINDOW:]
         for name, table in numbers.tables.items():
             self._take_off_own(name, table)
         return numbers
@@ -133,9 +133,8 @@ class StorageSource(Source):
         """Rows of the index only: nothing is read, or counted."""
         head, tail, _, _ = storage.tape.snapshot()
         if head <= tail or self._per_look < 1:
-            return np.empty((0, 2), np.int64)
-        seqs = self._rng.integers(tail, head, self._per_look)
-        return np.stack([np.full(len(seqs), head, np.int64), seqs], 1)
+            return np.empty(0, SEEN)
+        return seen_now(head, self._rng.integers(tail, head, self._per_look))
 
     def _take_off_own(self, name: str, table: dict[str, Any]) -> None:
         """What this page has read was counted as drawn, where counters are shared."""
@@ -149,8 +148,8 @@ class StorageSource(Source):
         if table not in self._storages:
             raise KeyError(self._no_table(table))
         with self._lock:
-            pairs = self._seen[table]
-        told = ages_of(pairs, self._times[table], self._newest)
+            seen = self._seen[table]
+        told = ages_of(seen, self._times[table], self._newest)
         return {**told, "of": _DRAWN_HERE if self._ask is None else _DRAWN_THERE}
 
     def book(self, table: str) -> StorageBook:

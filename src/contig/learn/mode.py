@@ -22,6 +22,9 @@ class set_recurrent_mode(ContextDecorator):
     "recurrent" (or True): rows are sequences, cut where they begin. "sequential" (or False): every
     row is one step of its own; so it is outside of any block. May be nested and shared by threads.
 
+    Args:
+        mode: the one inside.
+
     Raises:
         ValueError: another mode.
     """

@@ -26,10 +26,12 @@ class Watched(Protocol):
 Looked = tuple[Ingress, SeenRows]
 
 
-def look_at_draws(buffer: Watched, rows_per_s: float) -> tuple[Looked, Callable[[], None]]:
+def look_at_draws(
+    buffer: Watched, rows_per_s: float, newest: Callable[[], int | None] = lambda: None
+) -> tuple[Looked, Callable[[], None]]:
     """Has a buffer's draws looked at; what is needed to tell of it, without the buffer itself, and
-    what ends it."""
-    seen = SeenRows(buffer.ingress.storage, rows_per_s)
+    what ends it. `newest` gives the policy's version that was published last."""
+    seen = SeenRows(buffer.ingress.storage, rows_per_s, newest)
     buffer.seen = (*buffer.seen, seen)
     ref = weakref.ref(buffer)
 

@@ -42,7 +42,12 @@ __all__ = [
 
 
 class Request(NamedTuple):
-    """What a buffer asks for: so many groups (rows, or slices of `length` rows)."""
+    """What a buffer asks for.
+
+    Attributes:
+        groups: how many: rows, or slices.
+        length: rows of a slice.
+    """
 
     groups: int
     length: int = 1

@@ -46,6 +46,10 @@ class RelabeledRows:
     """Those rows of a batch that are relabelled. ``rows["observation"]`` is a copy of a column.
 
     `HindsightRelabel` hands it to its functions, in the place of a GoalEnv's `info`.
+
+    Args:
+        batch: all that was drawn.
+        rows: the places in it of those that are relabelled.
     """
 
     def __init__(self, batch: Batch, rows: Array) -> None:

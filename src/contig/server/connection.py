@@ -54,7 +54,7 @@ class Connection(asyncio.BufferedProtocol):
             core.loop, lambda: core.weights.sent(self), lambda: self.gate.shut(Wait.CHOKED)
         )
         self.heard = self._since = time.monotonic()
-        self.forgotten = False
+        self.forgotten = self.watches = False
         self._bytes = 0
         self._blocked_at = self._blocked_s = 0.0
         self._handshake = ServerHandshake(core.token, core.limits.max_frame)
@@ -281,6 +281,7 @@ class Connection(asyncio.BufferedProtocol):
         elif kind == Type.PUBLISH and not self.core.takes_weights:
             raise Refused("type", "this server takes no weights: TcpTransport(takes_weights=True)")
         elif kind in _REQUESTS:
+            self.watches = self.watches or kind == Type.WATCH
             self.core.answers.ask(self, kind, number, payload)
         else:
             raise Refused("type", f"frames of type {kind} do not come from clients")

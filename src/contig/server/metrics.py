@@ -24,6 +24,7 @@ _LONGEST_HEAD = 16 << 10
 
 def core_stats(core: ServerCore) -> dict[str, Any]:
     """All counters of a core, as JSON."""
+    there = [c for c in core.connections.values() if c.stream is not None]
     return {
         **vars(core.stats),
         "rejected": dict(core.stats.rejected),
@@ -33,7 +34,7 @@ def core_stats(core: ServerCore) -> dict[str, Any]:
         "bytes_held": core.memory.bytes_held,
         "open_bytes": sum(t.open_bytes for t in core.tables.values()),
         "tables": {name: table_stats(t) for name, t in core.tables.items()},
-        "clients": [c.stats() for c in core.connections.values() if c.stream is not None],
+        "clients": [c.stats() for c in there if not c.watches],
     }
 
 
@@ -83,6 +84,8 @@ class MetricsPage:
         self._token = token
         self._readers = 0
         self._heads: dict[str, deque[tuple[float, int]]] = {}
+        self._drawn: dict[str, tuple[int, int]] = {}  # rows, and their ages in rows, summed
+        self._ages_s: dict[str, float] = {}
         self._watch()
 
     def _watch(self) -> None:
@@ -93,18 +96,25 @@ class MetricsPage:
             history.append((now, table.rows_in()))
             while history and history[0][0] < now - _HISTORY_S:
                 history.popleft()
+        self._look_at_draws()
         self._core.loop.call_later(1.0, self._watch)
 
-    def _age_s(self, name: str, rows: float) -> float:
-        """How long ago the row that lies so many rows back was written."""
-        history = self._heads.get(name)
-        if not history:
-            return 0.0
-        now, head = history[-1]
-        for then, at in history:
-            if at >= head - rows:
-                return now - then
-        return 0.0
+    def _look_at_draws(self) -> None:
+        """Takes note of how old what was drawn since the last look was."""
+        for name, table in self._core.tables.items():
+            if isinstance(table, TapeTable):
+                rows, ages = table.storage.tape.drawn
+                before = self._drawn.setdefault(name, (rows, ages))
+                if rows > before[0]:
+                    mean = max(ages - before[1], 0) / (rows - before[0])
+                    self._ages_s[name] = self._age_s(self._heads[name], table.rows_in() - mean)
+                    self._drawn[name] = (rows, ages)
+
+    @staticmethod
+    def _age_s(history: deque[tuple[float, int]], row: float) -> float:
+        """How long ago a row was written, as far as that is remembered."""
+        now = time.monotonic()
+        return now - next((then for then, head in history if head >= row), now)
 
     def protocol(self) -> asyncio.StreamReaderProtocol:
         """For a connection that asks for the page."""
@@ -208,12 +218,9 @@ class MetricsPage:
         ):
             found = [(_table(n), float(t[key])) for n, t in tables.items() if key in t]
             metric(f"table_{key}", kind, text, found)
-        ages = [
-            (_table(n), self._age_s(n, t["sampled_age_rows"]))
-            for n, t in tables.items()
-            if "sampled_age_rows" in t
-        ]
-        metric("table_sampled_age_s", "gauge", "mean age of sampled rows, in seconds", ages)
+        self._look_at_draws()
+        ages = [(_table(name), age) for name, age in self._ages_s.items()]
+        metric("table_sampled_age_s", "gauge", "mean age of what was sampled last, then", ages)
         clients = [
             (
                 f'{{peer="{c["peer"]}",table="{_escaped(c["table"])}",producer="{c["producer"]}"}}',

@@ -26,6 +26,7 @@ class Peer(Protocol):
         out: what it writes.
         heard: when something came, by the monotonic clock.
         forgotten: its memory does not count any more.
+        watches: it looks at the server, as a dashboard does, and is no client of its tables.
     """
 
     number: int
@@ -39,6 +40,7 @@ class Peer(Protocol):
     out: FrameWriter
     heard: float
     forgotten: bool
+    watches: bool
 
     @property
     def waiting(self) -> bool:

@@ -55,11 +55,19 @@ class ToldByServer:
     """
 
     def __init__(self, server: Watched, samples_per_s: float) -> None:
-        buffers = server.buffers
-        looked = {name: look_at_draws(b, samples_per_s) for name, b in buffers.items()}
+        buffers, find = server.buffers, weakref.ref(server)
+
+        def newest() -> int | None:
+            there = find()
+            try:
+                return None if there is None else there.weights_version
+            except RuntimeError:  # the board is torn: no draw fails because somebody looks
+                return None
+
+        looked = {name: look_at_draws(b, samples_per_s, newest) for name, b in buffers.items()}
         self._tables = {name: (ingress, seen) for name, ((ingress, seen), _) in looked.items()}
         self._ends = [end for _, end in looked.values()]
-        self._server, self._name = weakref.ref(server), server.name
+        self._server, self._name = find, server.name
         self.storages: dict[str, Storage] = {name: b.storage for name, b in buffers.items()}
         try:
             self.label = f"on port {server.port}"

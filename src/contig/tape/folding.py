@@ -49,6 +49,7 @@ class FoldedSteps(NamedTuple):
     Attributes:
         rows: seqs of all groups, int64.
         lengths: rows of each group, at most as many as the recipe has discounts.
+        recipe: how a group becomes one row.
     """
 
     rows: Array

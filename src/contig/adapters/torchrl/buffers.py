@@ -64,7 +64,8 @@ class ReplayBuffer(TapeBuffer):
         collate_fn: a function of the TensorDict, before transforms.
         pin_memory: samples are in pinned memory, where there is a CUDA device.
         prefetch: batches that are drawn, and transformed, ahead.
-        transform: a TorchRL transform, or a function of a TensorDict; `transform_factory` makes it.
+        transform: a TorchRL transform, or a function of a TensorDict.
+        transform_factory: makes it, in place of `transform`.
         batch_size: rows of a sample, unless `sample` is told otherwise.
         dim_extend: the time dim of `ndim` batch dims, which is the last.
         generator: of random numbers; torch's own if None. Samplers' are seeded from it.

@@ -201,9 +201,10 @@ class Collector(_AsTorchRL, OwnCollector):
     """Steps an environment with a policy, in this process; gives out TensorDicts.
 
     Args:
-        create_env_fn: an environment of TorchRL's, Gymnasium's or contig's, or what makes one, with
-            `create_env_kwargs`.
-        policy: as in TorchRL; None: random actions. `policy_factory` makes it.
+        create_env_fn: an environment of TorchRL's, Gymnasium's or contig's, or what makes one.
+        create_env_kwargs: that it is called with.
+        policy: as in TorchRL; None: random actions.
+        policy_factory: makes it, in place of `policy`.
         frames_per_batch, total_frames, ..., replay_buffer: as in contig.Collector; never more than
             `total_frames`.
         storing_device: where batches go.
@@ -241,8 +242,8 @@ class MultiCollector(_AsTorchRL, OwnMultiCollector):
     """Steps environments in worker processes; gives out TensorDicts.
 
     Args:
-        create_env_fn: for each worker an environment or what makes one; or one for all, with
-            `num_workers`.
+        create_env_fn: for each worker an environment or what makes one; or one for all.
+        num_workers: how many, with one for all.
         policy, policy_factory, frames_per_batch, ..., exploration_type: as in `Collector`.
         create_env_kwargs: for all, or one for each.
         sync, cat_results: as in contig.MultiCollector.

@@ -50,8 +50,8 @@ class LazyMemmapStorage(DiskStorage):
 
     Args:
         max_size: rows to keep.
-        scratch_dir: where; a temporary directory, removed at the end, if None. One that has rows of
-            an earlier run is opened with them only if `existsok`.
+        scratch_dir: where; a temporary directory, removed at the end, if None.
+        existsok: whether one that has rows of an earlier run is opened, with them.
         device, ndim: as in `LazyTensorStorage`.
         compilable, shared_init, auto_cleanup: without effect here.
         options: of `contig.DiskStorage`.

@@ -133,8 +133,10 @@ class Pane {
 const OWN = new Set(["id", "traj_id", "first", "steps", "return", "terminated", "truncated", "trimmed", "complete", "writer", "policy_version", "time"]);
 
 export class EpisodeView {
-  constructor(table, ids, goes) {
+  // `list` is where Esc goes: the list as it was left.
+  constructor(table, ids, goes, list) {
     this.table = table;
+    this.list = list;
     this.ids = ids;
     this.goes = goes;
     this.step = this.first = 0;
@@ -144,8 +146,6 @@ export class EpisodeView {
     this.build();
     this.load();
   }
-
-  list() { return `#/${encodeURIComponent(this.table)}/episodes`; }
 
   build() {
     const link = (id, other) => `#/${encodeURIComponent(this.table)}/episode/${id}${other === undefined ? "" : `/${other}`}`;
@@ -160,7 +160,7 @@ export class EpisodeView {
     this.speed.value = "1";
     this.said = el("p", { class: "wrong", role: "status", hidden: true });
     this.node = el("div", { id: "episode" },
-      el("div", { class: "bar" }, el("a", { class: "button", href: this.list() }, "← Episodes"),
+      el("div", { class: "bar" }, el("a", { class: "button", href: this.list }, "← Episodes"),
         el("a", { class: "button", href: link(Math.max(this.ids[0] - 1, 0)) }, "Previous"), el("a", { class: "button", href: link(this.ids[0] + 1) }, "Next"),
         el("form", { class: "group", onsubmit: (event) => { event.preventDefault(); if (other.value !== "") this.goes(link(this.ids[0], Number(other.value))); } }, "side by side with", other, el("button", {}, "Show")),
         this.ids.length > 1 ? el("a", { class: "button", href: link(this.ids[0]) }, "Only one") : null,
@@ -228,7 +228,7 @@ export class EpisodeView {
     else if (event.key === "ArrowRight") this.seek(this.step + far);
     else if (event.key === "Home") this.seek(this.first);
     else if (event.key === "End") this.seek(this.last);
-    else if (event.key === "Escape") this.goes(this.list());
+    else if (event.key === "Escape") this.goes(this.list);
     else return false;
     return true;
   }

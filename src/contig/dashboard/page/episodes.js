@@ -31,7 +31,7 @@ export class EpisodesView {
     this.box.value = this.query;
     this.said = el("p", { id: "found", role: "status" });
     this.about = el("p", { class: "note", id: "about", hidden: true });
-    this.body = el("div", { class: "scroll", id: "list" });
+    this.body = el("div", { class: "scroll", id: "list", tabindex: -1 });
     this.compare = el("button", { type: "button", id: "compare", onclick: () => this.compareChosen() }, "Compare");
     this.exports = ["csv", "json", "npz"].map((form) => el("a", { class: "button", download: true, "data-as": form }, form.toUpperCase()));
     this.what = el("span", { class: "muted" });
@@ -64,15 +64,18 @@ export class EpisodesView {
     this.load();
   }
 
-  remember() {
+  // A link to what is searched for, sorted by and selected.
+  address() {
     const asked = new URLSearchParams();
     if (this.query) asked.set("q", this.query);
     if (this.sort !== "-id") asked.set("sort", this.sort);
     if (this.offset) asked.set("at", this.offset);
     if (this.chosen.size) asked.set("sel", [...this.chosen].join(","));
     const text = asked.toString();
-    history.replaceState(null, "", `#/${encodeURIComponent(this.table)}/episodes${text ? `?${text}` : ""}`);
+    return `#/${encodeURIComponent(this.table)}/episodes${text ? `?${text}` : ""}`;
   }
+
+  remember() { history.replaceState(null, "", this.address()); }
 
   async load() {
     const asked = new URLSearchParams({ query: this.query, sort: this.sort, offset: this.offset, limit: PAGE });
@@ -98,7 +101,7 @@ export class EpisodesView {
   columns() {
     const now = Date.now() / 1000;
     const plain = [
-      ["id", "id", (e) => el("a", { href: this.link(e.id), "data-id": e.id }, `#${e.id}`), "number"],
+      ["id", "id", (e) => el("a", { href: this.link(e.id), "data-id": e.id, "data-focus": `link ${e.id}` }, `#${e.id}`), "number"],
       ["return", "return", (e) => short(e.return), "number"],
       ["steps", "length", (e) => whole(e.steps), "number"],
       [null, "end", (e) => el("span", { class: `badge ${ending(e)}` }, ending(e)), ""],
@@ -123,18 +126,19 @@ export class EpisodesView {
       const turned = this.sort.replace("-", "") === key;
       const sorted = turned ? (this.sort.startsWith("-") ? "descending" : "ascending") : null;
       const label = key === null || Array.isArray(episodes[0] && episodes[0][key]) ? name
-        : el("button", { type: "button", class: "sort", onclick: () => this.sortBy(key) }, name, turned ? (sorted === "ascending" ? " ↑" : " ↓") : "");
+        : el("button", { type: "button", class: "sort", "data-focus": `sort ${key}`, onclick: () => this.sortBy(key) }, name, turned ? (sorted === "ascending" ? " ↑" : " ↓") : "");
       return el("th", { class: kind, "aria-sort": sorted }, label);
     });
     const rows = episodes.map((e) => {
-      const box = el("input", { type: "checkbox", "aria-label": `select episode ${e.id}`, checked: this.chosen.has(e.id), onchange: () => this.choose(e.id) });
+      const box = el("input", { type: "checkbox", "data-focus": `box ${e.id}`, "aria-label": `select episode ${e.id}`, checked: this.chosen.has(e.id), onchange: () => this.choose(e.id) });
       const cells = columns.map(([, , show, kind]) => el("td", { class: kind }, show(e)));
       return el("tr", { "data-row": e.id, class: e.id === this.focused ? "here" : "", ondblclick: () => this.goes(this.link(e.id)) }, el("td", {}, box), ...cells);
     });
-    const active = document.activeElement && this.body.contains(document.activeElement) ? document.activeElement.dataset.id : null;
+    const active = this.body.contains(document.activeElement) ? document.activeElement.dataset.focus || "" : null;
     this.body.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, el("th", {}), ...head)), el("tbody", {}, ...rows)));
     if (!episodes.length) this.body.replaceChildren(el("p", { class: "note" }, this.query ? "No episode is like that." : "There are no episodes yet."));
-    if (active) this.body.querySelector(`a[data-id="${active}"]`)?.focus();
+    // The keyboard stays where it is, or, if that is gone, at the list.
+    if (active !== null) (this.body.querySelector(`[data-focus="${CSS.escape(active)}"]`) || this.body).focus({ preventScroll: true });
     this.place.textContent = found ? `${whole(this.offset + 1)} to ${whole(Math.min(this.offset + PAGE, found))}` : "";
     this.back.disabled = !this.offset;
     this.on.disabled = this.offset + PAGE >= found;

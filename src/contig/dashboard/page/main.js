@@ -12,6 +12,7 @@ import { LiveView } from "./live.js";
 
 const byId = (id) => document.getElementById(id);
 const EVERY_MS = 1000;
+const lists = new Map(); // by table: the list of episodes as it was left
 let view = null, tables = [], shown = null;
 
 function goes(hash) {
@@ -29,9 +30,13 @@ function theme(next) {
   return now;
 }
 
+function decoded(text) {
+  try { return decodeURIComponent(text); } catch { return text; } // typed by hand: a name of nothing
+}
+
 function parse() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  const [table, place, ...ids] = path.split("/").map(decodeURIComponent);
+  const [table, place, ...ids] = path.split("/").map(decoded);
   return { table: tables.includes(table) ? table : tables[0], place: place || "", ids, asked: new URLSearchParams(query || "") };
 }
 
@@ -42,9 +47,10 @@ function route() {
   byId("to-live").href = name;
   byId("to-episodes").href = `${name}/episodes`;
   byId("table").value = table;
+  if (view instanceof EpisodesView) lists.set(view.table, view.address());
   if (view) view.close();
   const numbers = ids.filter((id) => /^\d{1,15}$/.test(id)).map(Number).slice(0, 2);
-  if (place === "episode" && numbers.length) view = new EpisodeView(table, numbers, goes);
+  if (place === "episode" && numbers.length) view = new EpisodeView(table, numbers, goes, lists.get(table) || `${name}/episodes`);
   else if (place === "episodes") view = new EpisodesView(table, asked, goes);
   else view = new LiveView(table);
   byId("to-live").toggleAttribute("aria-current", view instanceof LiveView);
@@ -95,7 +101,7 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   if (byId("keys").open) return;
-  if (event.key === " " && event.target.matches?.("button, a, input")) return;
+  if (event.key === " " && event.target.matches?.("button, a, input:not([type=range])")) return;
   if (event.target.matches?.("input[type=range]") && event.key.startsWith("Arrow")) return;
   if (view && view.key(event)) event.preventDefault();
   else if (event.key === "1") goes(byId("to-live").hash);
