@@ -4,7 +4,7 @@ from .device import DeviceRows, DeviceStorage
 from .folding import FoldedSteps, Recipe
 from .memory import LazyTensorStorage, SharedStorage, storage_of_fd
 from .queue import BatchQueue
-from .snapshot import PackedRows, Snapshot
+from .snapshot import PackedRows, Rows, Snapshot
 from .storage import Storage
 from .writer import Writer
 
@@ -15,6 +15,7 @@ __all__ = [
     "Snapshot",
     "LazyTensorStorage",
     "PackedRows",
+    "Rows",
     "Recipe",
     "SharedStorage",
     "FoldedSteps",

@@ -28,6 +28,7 @@ from ..segment import Segment
 from ..sharing import stacks_of
 from ..snapshot import Snapshot
 from ..storage import Storage
+from ..taking_in import asked_for
 from . import first_load
 from .appender import Appender, StagedWriter
 from .committer import Lag
@@ -373,6 +374,8 @@ class DiskStorage(Storage):
                 if self._schema is None:
                     assert layout is not None
                     like = contents.rows.slots if isinstance(contents.rows, LinkedRows) else None
+                    if like is None:
+                        self.asked = asked_for(self.asked, layout, contents)
                     restoring.create(self._describe(layout, fields, like), self._options)
                 else:
                     restoring.replace(self._files())
