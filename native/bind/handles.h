@@ -284,6 +284,7 @@ void bind_fields(nb::module_& m, nb::class_<TapeHandle>& tape);
 void bind_stored(nb::module_& m, nb::class_<TapeHandle>& tape);
 void bind_slots(nb::module_& m, nb::class_<TapeHandle>& tape);
 void bind_stored_slots(nb::module_& m, nb::class_<TapeHandle>& tape);
+void bind_compact(nb::module_& m);
 void bind_gather(nb::module_& m);
 void bind_writer(nb::module_& m);
 void bind_view(nb::module_& m);

@@ -80,6 +80,41 @@ void restore(TapeHandle& t, Bytes records, uint64_t tail, uint64_t head, State e
   });
 }
 
+// The same of compact rows, of the tape's own form or for one that stores nothing once.
+void restore_compact(TapeHandle& t, const SharedForm& form, Record rows, Record slots,
+                     uint64_t tail, uint64_t head, State entries, uint64_t index_tail,
+                     uint64_t index_head, uint64_t trajectories, std::optional<Records> fields,
+                     std::optional<Record> blobs) {
+  Tape& tape = t.tape;
+  const uint64_t n = head - tail, n_slots = slots.shape(0) / form.slot_bytes();
+  if (rows.shape(0) != n * form.row_bytes() || slots.shape(0) % form.slot_bytes() != 0 ||
+      entries.shape(0) != (index_head - index_tail) * W::count)
+    throw std::invalid_argument("restore: the checkpoint's parts do not fit together");
+  if (tape.checked() ||
+      (tape.form() ? !tape.form().same_rows(form) : form.record_end() > tape.record_size()))
+    throw std::invalid_argument("restore: rows of another form than the tape's");
+  if (!references_below(form, rows.data(), n, n_slots))
+    throw std::invalid_argument("restore: rows refer to observations that are not there");
+  const uint8_t* each = fields_of_entries(tape, fields, index_head - index_tail);
+  const CompactRows compact{rows.data(), slots.data(), n_slots};
+  std::vector<Column> columns;
+  kept_columns(form, rows.data(), &columns);
+  Rows from;
+  from.n = n;
+  from.compact = &compact;
+  from.columns = columns.data();
+  from.n_columns = columns.size();
+  if (blobs) {
+    from.blobs = blobs->data();
+    from.blob_bytes = blobs->shape(0);
+  }
+  with_lock(tape, t.lock_timeout_s, kKeepGil, [&] {
+    tape.restore(from, tail, head, entries.data(), index_tail, index_head, trajectories, each,
+                 &form);
+    return 0;
+  });
+}
+
 }  // namespace
 
 void bind_restore(nb::class_<TapeHandle>& tape) {
@@ -87,6 +122,10 @@ void bind_restore(nb::class_<TapeHandle>& tape) {
            nb::arg("entries"), nb::arg("index_tail"), nb::arg("index_head"),
            nb::arg("trajectories"), nb::arg("fields").noconvert() = nb::none(),
            nb::arg("blobs").noconvert() = nb::none())
+      .def("restore_compact", &restore_compact, nb::arg("form"), nb::arg("rows").noconvert(),
+           nb::arg("slots").noconvert(), nb::arg("tail"), nb::arg("head"), nb::arg("entries"),
+           nb::arg("index_tail"), nb::arg("index_head"), nb::arg("trajectories"),
+           nb::arg("fields").noconvert() = nb::none(), nb::arg("blobs").noconvert() = nb::none())
       .def("prepare_restore", &prepare_restore)
       .def("restore_stored", &restore_stored, nb::arg("tail"), nb::arg("head"), nb::arg("entries"),
            nb::arg("index_tail"), nb::arg("index_head"), nb::arg("trajectories"),

@@ -41,7 +41,8 @@ void bind_slots(nb::module_& m, nb::class_<TapeHandle>& tape) {
       .def_prop_ro("stack", &SharedForm::stack)
       .def_prop_ro("slot_bytes", &SharedForm::slot_bytes)
       .def_prop_ro("references", &SharedForm::references)
-      .def_prop_ro("row_bytes", &SharedForm::row_bytes);
+      .def_prop_ro("row_bytes", &SharedForm::row_bytes)
+      .def("stored", &SharedForm::stored, nb::arg("offset"));
   tape.def("attach_slots",
            [](TapeHandle& t, Bytes memory, const SharedForm& form) {
              if (memory.shape(0) < t.tape.header().slots_bytes)

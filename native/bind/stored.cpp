@@ -128,9 +128,9 @@ void check_row(const TapeHandle& t, uint64_t seq) {
 
 // What is appended, as it is going to be in files.
 void WriterHandle::stage(const Rows& rows) {
-  if (rows.compact != nullptr)
-    throw std::invalid_argument("stage: rows with slots of their own, for rows in files");
   if (tape_.tape.form()) return stage_slots(rows);
+  if (rows.compact != nullptr)
+    throw std::invalid_argument("stage: rows with slots of their own, for whole rows in files");
   const Tape& tape = tape_.tape;
   const uint64_t size = tape.record_size(), stride = tape.stride();
   const uint64_t capacity = tape.header().capacity;

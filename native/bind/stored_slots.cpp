@@ -89,6 +89,17 @@ nb::tuple encode(SlotEncoder& encoder, Record records, Seqs parts, uint64_t firs
   return nb::make_tuple(out, slots);
 }
 
+// Slots that come once, and that rows in files are too far apart to share, are stored several
+// times: a frame must not become any number of bytes here.
+void check_growth(const CompactRows& came, const SlotPlan& plan, uint64_t slot_bytes) {
+  constexpr uint64_t kMost = 64 << 20;
+  if (plan.slots() * slot_bytes <= kMost || plan.slots() <= 2 * came.n_slots) return;
+  throw std::invalid_argument(
+      "observations of one item take " + std::to_string(plan.slots() * slot_bytes) +
+      " bytes in files, and came as " + std::to_string(came.n_slots * slot_bytes) +
+      ": rows that share them are too far apart. Send shorter parts of trajectories");
+}
+
 }  // namespace
 
 uint64_t SlotColumns::copy_stored(const Tape& tape, const int64_t* rows, const Filling& f) const {
@@ -126,6 +137,7 @@ void WriterHandle::stage_slots(const Rows& rows) {
   const RingSlots older(tape.blobs(), slot_bytes);
   const SlotPlan& plan = writer_.plan_stored(room_, older);
   room_.bytes = plan.slots() * slot_bytes;
+  if (rows.compact != nullptr) check_growth(*rows.compact, plan, slot_bytes);
   if (room_.bytes > h.blob_most)
     throw std::invalid_argument("an append of " + std::to_string(rows.n) + " rows has " +
                                 std::to_string(room_.bytes) +

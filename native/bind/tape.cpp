@@ -184,6 +184,7 @@ void bind_tape(nb::module_& m) {
   bind_stored(m, tape);
   bind_slots(m, tape);
   bind_stored_slots(m, tape);
+  bind_compact(m);
   tape.def(nb::init<Bytes, int>(), nb::arg("control"), nb::arg("fd"))
       .def_rw("lock_timeout_s", &TapeHandle::lock_timeout_s)
       .def("close", [](TapeHandle& t) { t.closed = true; })

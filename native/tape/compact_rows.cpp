@@ -30,6 +30,14 @@ bool check_references(const SharedForm& form, const uint8_t* rows, uint64_t n, u
   return true;
 }
 
+bool references_below(const SharedForm& form, const uint8_t* rows, uint64_t n, uint64_t n_slots) {
+  uint64_t most = 0;
+  for (uint64_t i = 0; i < n; ++i, rows += form.row_bytes())
+    for (uint64_t j = 0; j < form.references(); ++j)
+      most = std::max<uint64_t>(most, reference(rows, j));
+  return n == 0 || most < n_slots;
+}
+
 uint64_t slots_of(const SharedForm& form, const uint8_t* rows, uint64_t n) {
   uint64_t slots = 0;
   for (uint64_t i = 0; i < n; ++i, rows += form.row_bytes())
@@ -140,6 +148,17 @@ void Tape::copy_compact_in(const CompactRows& from, uint64_t skip, uint64_t seq)
     store_bytes(to + behind, from.rows + (skip + i) * form_.row_bytes() + behind,
                 form_.row_bytes() - behind);
   });
+}
+
+void Tape::expand_in(const CompactRows& from, const SharedForm& form, uint64_t n, uint64_t seq) {
+  for (uint64_t done = 0; done < n;) {
+    auto* to = const_cast<uint8_t*>(row(seq + done));
+    const uint64_t together = std::min(n - done, mask_ + 1 - ((seq + done) & mask_));
+    std::memset(to, 0, together * stride_);  // what lies between leaves
+    const CompactRows rest{from.rows + done * form.row_bytes(), from.slots, from.n_slots};
+    expand_rows(form, rest, together, stride_, to);
+    done += together;
+  }
 }
 
 }  // namespace contig

@@ -24,6 +24,8 @@ struct CompactRows {
 // to how many.
 bool check_references(const SharedForm& form, const uint8_t* rows, uint64_t n, uint64_t most,
                       uint64_t* n_slots);
+// Whether each of them refers to one of the first `n_slots`, in whatever order.
+bool references_below(const SharedForm& form, const uint8_t* rows, uint64_t n, uint64_t n_slots);
 // How many slots rows refer to that were checked.
 uint64_t slots_of(const SharedForm& form, const uint8_t* rows, uint64_t n);
 

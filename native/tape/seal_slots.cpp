@@ -40,6 +40,25 @@ class KeptLeaves {
   std::vector<Piece> pieces_;
 };
 
+// New slots of a plan, out of rows as they came.
+void take_observations(const SharedForm& form, const Observations& from, const SlotPlan& plan,
+                       uint8_t* bytes) {
+  for (const SlotSource& source : plan.sources()) {
+    from.take(form, source, bytes);
+    bytes += form.slot_bytes();
+  }
+}
+
+void take_slots(const SharedForm& form, const CompactRows& from, const SlotPlan& plan,
+                uint8_t* bytes) {
+  for (const SlotSource& source : plan.sources()) {
+    for (const SharedLeaf& leaf : form.leaves())
+      std::memcpy(bytes + leaf.at, from.slots + source.row * form.slot_bytes() + leaf.at,
+                  leaf.frame_bytes);
+    bytes += form.slot_bytes();
+  }
+}
+
 // Both checksums, behind a record; `at` says where the bytes of a slot are.
 template <class At>
 void seal(uint8_t* row, uint64_t size, const StoredSlots& found, const RowSums& sums, uint64_t seq,
@@ -83,10 +102,11 @@ void seal_slots(const StoredShape& shape, const SlotPlan& plan, const Rows& rows
   const SharedForm& form = *shape.form;
   const uint64_t size = stored_bytes(form), slot_bytes = form.slot_bytes();
   if (plan.rows() != rows.n - skip) throw std::logic_error("slots: a plan of other rows");
-  const Observations from(rows, form, shape.record_size);
   std::fill_n(bytes, plan.slots() * slot_bytes, uint8_t{0});  // what lies between leaves
-  for (size_t s = 0; s < plan.slots(); ++s)
-    from.take(form, plan.sources()[s], bytes + s * slot_bytes);
+  if (rows.compact != nullptr)
+    take_slots(form, *rows.compact, plan, bytes);
+  else
+    take_observations(form, Observations(rows, form, shape.record_size), plan, bytes);
   const KeptLeaves kept(form, rows, shape.record_size);
   const auto at = [&](uint64_t slot) {
     const uint8_t* there =
@@ -102,8 +122,10 @@ void seal_slots(const StoredShape& shape, const SlotPlan& plan, const Rows& rows
       std::memcpy(out + 4 * j, &low, sizeof low);
     }
     kept.put(skip + i, out);
-    const uint64_t own = next;
-    while (next < plan.slots() && plan.sources()[next].row == skip + i) ++next;
+    const uint64_t own = next;  // a new one is first referred to by the row that it is new with
+    for (uint64_t j = 0; j < form.references(); ++j)
+      if (plan.references(i)[j] >= plan.head())
+        next = std::max(next, plan.references(i)[j] - plan.head() + 1);
     const BlobPlace place{(plan.head() + own) * slot_bytes, (next - own) * slot_bytes};
     store_place(out + stored_place(form), place);
     StoredSlots found;

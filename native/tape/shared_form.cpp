@@ -66,6 +66,19 @@ SharedForm::SharedForm(std::vector<SharedLeaf> leaves, std::vector<KeptLeaf> kep
   record_end_ = end;
 }
 
+bool SharedForm::same_rows(const SharedForm& other) const {
+  const auto leaf = [](const SharedLeaf& a, const SharedLeaf& b) {
+    return a.offset == b.offset && a.next_offset == b.next_offset && a.bytes == b.bytes &&
+           a.frames == b.frames && a.inner == b.inner;
+  };
+  const auto kept = [](const KeptLeaf& a, const KeptLeaf& b) {
+    return a.offset == b.offset && a.bytes == b.bytes;
+  };
+  return std::equal(leaves_.begin(), leaves_.end(), other.leaves_.begin(), other.leaves_.end(),
+                    leaf) &&
+         std::equal(kept_.begin(), kept_.end(), other.kept_.begin(), other.kept_.end(), kept);
+}
+
 uint64_t SharedForm::stored(uint64_t offset) const {
   if (leaves_.empty()) return offset;
   for (const KeptLeaf& leaf : kept_)

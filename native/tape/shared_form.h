@@ -52,6 +52,9 @@ class SharedForm {
   uint64_t row_bytes() const { return row_bytes_; }
   uint64_t record_end() const { return record_end_; }  // of a record, behind its last leaf
 
+  // Whether compact rows of another form are the same; not whether slots are encoded.
+  bool same_rows(const SharedForm& other) const;
+
   // Where a row has a leaf that comes in at `offset` of a record. Throws if it is none that stays.
   uint64_t stored(uint64_t offset) const;
   // Whether what comes in at `offset` is in slots: which leaf, and whether it is the next one's.

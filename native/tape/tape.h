@@ -174,10 +174,11 @@ class Tape {
   // lock.
   void prepare(const uint64_t* entries, uint64_t index_tail, uint64_t index_head);
   // Fills an empty tape from a checkpoint, rows [tail, head); without records, they are in their
-  // places; without fields, they are zero. With the lock.
+  // places; without fields, they are zero. Compact ones are of the tape's own form, or, if it
+  // stores nothing once, of `form`. With the lock.
   void restore(const Rows& rows, uint64_t tail, uint64_t head, const uint64_t* entries,
                uint64_t index_tail, uint64_t index_head, uint64_t trajectories,
-               const uint8_t* fields = nullptr);
+               const uint8_t* fields = nullptr, const SharedForm* form = nullptr);
 
   // An entry's fields, `fields().room()` bytes; false: it is gone.
   bool read_fields(uint64_t number, uint8_t* out) const;
@@ -329,6 +330,8 @@ class Tape {
   void copy_observations_in();
   void copy_kept_in(const Rows& rows, uint64_t skip, uint64_t seq);
   void copy_compact_in(const CompactRows& from, uint64_t skip, uint64_t seq);
+  // Whole rows of compact ones.
+  void expand_in(const CompactRows& from, const SharedForm& form, uint64_t n, uint64_t seq);
   // The references of a row of the plan, where the row begins.
   void put_references(uint64_t number, uint8_t* to) const {
     const uint64_t* references = plan_.references(number);

@@ -347,9 +347,9 @@ void Tape::prepare(const uint64_t* entries, uint64_t index_tail, uint64_t index_
 
 void Tape::restore(const Rows& rows, uint64_t tail, uint64_t head, const uint64_t* entries,
                    uint64_t index_tail, uint64_t index_head, uint64_t trajectories,
-                   const uint8_t* fields) {
+                   const uint8_t* fields, const SharedForm* form) {
   prepare(entries, index_tail, index_head);
-  const bool records = rows.records != nullptr;
+  const bool records = rows.records != nullptr || rows.compact != nullptr;
   if (records) reserve_data(0, head > tail ? h_->capacity : 0);
   if (has_slots())
     plan_entries(records ? &rows : nullptr, tail, entries, index_head - index_tail, index_tail);
@@ -380,6 +380,8 @@ void Tape::restore(const Rows& rows, uint64_t tail, uint64_t head, const uint64_
     map_slots();
     copy_slots_in(rows, 0, tail);
     h_->slots_at.store(head, release);
+  } else if (rows.compact != nullptr) {
+    expand_in(*rows.compact, *form, rows.n, tail);
   } else if (records) {
     copy_in(rows, 0, tail);
   }

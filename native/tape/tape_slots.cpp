@@ -78,7 +78,10 @@ void Tape::plan_entries(const Rows* rows, uint64_t tail, const uint64_t* entries
   const uint64_t k = form_.stack(), head = slot_head();
   plan_.start(&form_, &slots_, tail, head, kNone, slots_.shape().reach);
   if (rows == nullptr) return;
-  observations_.set(*rows, form_, record_size_);
+  if (rows->compact != nullptr)
+    plan_.start_compact(rows->compact->n_slots);
+  else
+    observations_.set(*rows, form_, record_size_);
   std::vector<uint64_t> led_to(n * k, kNone), before(k);
   for (uint64_t i = 0; i < n; ++i) {
     const uint64_t* e = entries + i * W::count;
@@ -91,7 +94,11 @@ void Tape::plan_entries(const Rows* rows, uint64_t tail, const uint64_t* entries
     const uint64_t prev = e[W::prev] - base;
     const bool known = e[W::prev] >= base && prev < i;
     if (known) std::copy_n(led_to.begin() + static_cast<int64_t>(prev * k), k, before.begin());
-    plan_.add_run(observations_, first - tail, end - first, known ? before.data() : nullptr);
+    const uint64_t* of = known ? before.data() : nullptr;
+    if (rows->compact != nullptr)
+      plan_.add_compact_run(*rows->compact, first - tail, end - first, of);
+    else
+      plan_.add_run(observations_, first - tail, end - first, of);
     plan_.led_to(plan_.rows() - 1, led_to.data() + i * k);
   }
   if (plan_.rows() != rows->n) throw std::invalid_argument("restore: rows of no entry");

@@ -212,6 +212,20 @@ class Tape:
     def stored_end(self, seq: int, /) -> int: ...
     def stored_beyond(self, position: int, /) -> int: ...  # the first row with bytes from there on
     def stored_within(self, stride: int, nbytes: int, /) -> int: ...  # the first that fits
+    def restore_compact(
+        self,
+        form: SharedForm,
+        rows: Array,
+        slots: Array,
+        tail: int,
+        head: int,
+        entries: Array,
+        index_tail: int,
+        index_head: int,
+        trajectories: int,
+        fields: Array | None = None,
+        blobs: Array | None = None,
+    ) -> None: ...
     def prepare_restore(self, entries: Array, index_tail: int, index_head: int, /) -> None: ...
     def restore_stored(
         self,
@@ -653,6 +667,21 @@ class SharedForm:
     def references(self) -> int: ...
     @property
     def row_bytes(self) -> int: ...
+    def stored(self, offset: int) -> int: ...  # where a row has a leaf that stays
+
+class CompactCopy:
+    def __init__(self, tape: Tape) -> None: ...
+    def copy(self, first: int, out: Array) -> tuple[Block, int]: ...  # new slots, rows gone below
+
+class Compactor:
+    def __init__(self, form: SharedForm, record_size: int) -> None: ...
+    def add(self, records: Array, parts: Array, out: Array) -> None: ...
+    @property
+    def slots(self) -> Array: ...  # until the next `add`
+
+def expand_compact(
+    form: SharedForm, rows: Array, slots: Array, record_size: int, out: Array
+) -> None: ...
 
 class SlotEncoder:
     def __init__(self, form: SharedForm, record_size: int, stride: int, reach: int) -> None: ...

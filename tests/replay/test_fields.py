@@ -36,7 +36,7 @@ def test_they_come_back(tmp_path: Path) -> None:
     buffer = filled()
     buffer.save(tmp_path / "saved")
     there = sorted(p.name for p in (tmp_path / "saved").iterdir())
-    assert there == ["checkpoint.json", "fields.bin", "index.bin", "records.bin"]
+    assert there == ["checkpoint.json", "fields.bin", "index.bin", "records.bin", "slots.bin"]
     for storage in (LazyTensorStorage(50), LazyTensorStorage(50, fields=FIELDS)):
         again = ReplayBuffer(storage)
         again.load(tmp_path / "saved")
@@ -97,7 +97,7 @@ def test_shards_into_another_number_of_shards(tmp_path: Path) -> None:
 
 
 def test_without_fields_a_checkpoint_is_what_it_was(tmp_path: Path) -> None:
-    buffer = ReplayBuffer(LazyTensorStorage(20))
+    buffer = ReplayBuffer(LazyTensorStorage(20, share_next=False))
     buffer.extend(rows(range(4), "...t"))
     buffer.save(tmp_path / "saved")
     meta = json.loads((tmp_path / "saved" / "checkpoint.json").read_text())

@@ -8,12 +8,14 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from contig import (
+    DiskStorage,
     RateLimiter,
     RateLimitError,
     ReplayBuffer,
@@ -45,10 +47,14 @@ def step(who: int, episode: int, number: int) -> Any:
     return {**row, "next": {**row["next"], "data": _following(row)[0]}}
 
 
-def table(name: str, **options: Any) -> ReplayBuffer:
+def table(name: str, disk: Path | None = None, **options: Any) -> ReplayBuffer:
     example = items.row_example(WIDTH)
     example["next"] = {**example["next"], "data": example["data"]}
-    storage = SharedStorage(200_000, name=name, example=example)
+    storage: Any
+    if disk is None:
+        storage = SharedStorage(200_000, name=name, example=example)
+    else:
+        storage = DiskStorage(disk, 200_000, example=example)
     assert storage.schema is not None and storage.schema.sharing is not None
     return ReplayBuffer(storage, batch_size=4, **options)
 
@@ -71,10 +77,12 @@ def _send(client: TcpClient, who: int, episode: int, writer: Any) -> None:
     writer.end_episode(truncated=True)
 
 
-def test_a_proxy_that_cuts(name: str) -> None:
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_a_proxy_that_cuts(name: str, where: str, tmp_path: Path) -> None:
     """Frames come in part, twice, and again in other connections."""
-    buffer, count = table(name), 400
-    transport = TcpTransport(max_frame=64 << 10)
+    disk = tmp_path / "runs" if where == "disk" else None
+    buffer, count = table(name, disk), 400 if disk is None else 150
+    transport = TcpTransport(max_frame=64 << 10, in_process=disk is not None)
     with (
         Server(buffer=buffer, transport=transport) as server,
         Proxy(server.port, 3) as proxy,
@@ -125,12 +133,12 @@ def test_an_ingest_process_that_is_killed(name: str) -> None:
     buffer.storage.close()
 
 
-@pytest.mark.parametrize("process", [False, True])
-def test_a_table_that_takes_a_part(name: str, process: bool) -> None:
+@pytest.mark.parametrize("where", ["here", "process", "disk"])
+def test_a_table_that_takes_a_part(name: str, where: str, tmp_path: Path) -> None:
     """A limiter lets rows in bit by bit: slots of items that are in serve those behind them."""
     limiter = RateLimiter(1.0, min_size=1, error_buffer=5, timeout_s=0.2)
-    buffer = table(name, limiter=limiter)
-    transport = TcpTransport(in_process=not process)
+    buffer = table(name, tmp_path / "runs" if where == "disk" else None, limiter=limiter)
+    transport = TcpTransport(in_process=where != "process")
     with Server(buffer=buffer, transport=transport) as server:
         with TcpClient("127.0.0.1", server.port) as client:
             writer = client.writer()

@@ -31,6 +31,7 @@ from ..replay.saved_rows import is_checkpoint, saved_rows
 from ..tape.disk import DiskStorage
 from ..tape.disk.repair import Damage, repair, verify
 from ..tape.episodes import field_column
+from ..tape.sharing import SharedLeaf, Sharing
 from .failure import fail, one_line
 from .picture import save_picture
 from .progress import Progress
@@ -134,6 +135,8 @@ def _inspect_checkpoint(args: argparse.Namespace) -> int:
             print(f"{args.path}: a checkpoint, {rows:,} rows, {episodes:,} episodes")
             if rows:
                 print(f"  {_bytes_per_step(saved.nbytes, rows, saved.layout)}")
+            if contents.rows.sharing is not None:
+                print(f"  stored once: {_once(contents.rows.sharing)}")
             _print_leaves(saved.layout, saved.fields)
             for ordinal, reason in saved.quarantine.items():
                 print(f"episode {ordinal} is set aside: {reason}", file=sys.stderr)
@@ -178,6 +181,8 @@ def _print_summary(storage: DiskStorage, e: Array) -> None:
     print(f"{storage.path}: {size}, {len(e):,} episodes")
     if layout is not None and len(storage):
         print(f"  {_bytes_per_step(storage.nbytes, len(storage), layout)}")
+    if storage.schema is not None and storage.schema.sharing is not None:
+        print(f"  stored once: {_once(storage.schema.sharing)}")
     _print_leaves(layout, storage.fields)
 
 
@@ -196,6 +201,18 @@ def _bytes_per_step(nbytes: int, rows: int, layout: Layout) -> str:
         return text  # in the plain form they have no size either
     plain = layout.decoded.record_size
     return f"{text}, {step / plain:.2f} of the plain form's {plain:,}"
+
+
+def _once(sharing: Sharing) -> str:
+    """Leaves that are stored once, as in "pixels (4 frames), state, and what is below next"."""
+
+    def named(leaf: SharedLeaf) -> str:
+        return ".".join(map(str, leaf.path)) + (
+            f" ({leaf.frames} frames)" if leaf.frames > 1 else ""
+        )
+
+    names = ", ".join(named(x) for x in sharing.leaves)
+    return f"{names}, and the same below next" if sharing.paired else names
 
 
 def _field_columns(storage: DiskStorage) -> list[str]:

@@ -111,13 +111,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="serve the dashboard here; 0: any free one (default: nowhere)",
     )  # fmt: skip
     how.add_argument(
-<<<<<<< HEAD
         "--dashboard-host", type=text, metavar="HOST",
-        help="with --dashboard: where (default: 127.0.0.1); elsewhere viewers need the token",
-=======
-        "--dashboard-host", metavar="HOST",
         help="with --dashboard: where (default: 127.0.0.1); elsewhere with TLS and the token",
->>>>>>> w-dev20
     )  # fmt: skip
     levels = ("debug", "info", "warning", "error")
     how.add_argument("--log-level", choices=levels, help="of log lines on stderr (default: info)")

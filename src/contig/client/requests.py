@@ -28,17 +28,10 @@ class PendingRequest:
     """What was asked, by its number. `answer` is None, or the type, number and payload of a
     frame."""
 
-<<<<<<< HEAD
-    __slots__ = ("__weakref__", "answer", "frame", "number")
+    __slots__ = ("__weakref__", "answer", "frame", "key", "kind", "number")
 
-    def __init__(self, number: int, frame: bytes) -> None:
-        self.number, self.frame = number, frame
-=======
-    __slots__ = ("__weakref__", "answer", "frame", "key", "kind")
-
-    def __init__(self, key: int, kind: int, frame: bytes) -> None:
-        self.key, self.kind, self.frame = key, kind, frame
->>>>>>> w-dev20
+    def __init__(self, key: int, kind: int, number: int, frame: bytes) -> None:
+        self.key, self.kind, self.number, self.frame = key, kind, number, frame
         self.answer: tuple[int, int, bytes] | None = None
 
 
@@ -56,12 +49,9 @@ class Requests:
         )
         self._coming: dict[int, int] = {}  # what the server has to answer, and their bytes
         self._last = 0
-<<<<<<< HEAD
         self.untaken: set[int] = set()
-=======
         self._standing: PendingRequest | None = None  # weights that the server is to have
         self._held = False  # requests are, until these are answered
->>>>>>> w-dev20
 
     def may_ask(self, kind: int, nbytes: int) -> bool:
         """Whether the server takes another request of this size."""
@@ -74,13 +64,8 @@ class Requests:
         """Has a request sent."""
         self._last += 1
         key = _GET if kind == Type.GET else self._last
-<<<<<<< HEAD
         number = self._last if number is None else number
-        asked = PendingRequest(number, wire.frame(kind, number, payload))
-=======
-        frame = wire.frame(kind, self._last if number is None else number, payload)
-        asked = PendingRequest(key, kind, frame)
->>>>>>> w-dev20
+        asked = PendingRequest(key, kind, number, wire.frame(kind, number, payload))
         self._wanted[key] = asked
         if kind == Type.SAMPLE:
             self.untaken.add(number)

@@ -214,7 +214,6 @@ class Session:
         assert asked.answer is not None
         return asked.answer
 
-<<<<<<< HEAD
     def take_first(self, line: deque[PendingRequest], timeout: float | None) -> PendingRequest:
         """Waits until one of some SAMPLE requests is answered, and removes the oldest that is: its
         batch is the caller's now. Batches that nobody takes are given back by `close`."""
@@ -231,12 +230,11 @@ class Session:
         self._wait_for(attempt, timeout, "answer")
         assert taken is not None
         return taken
-=======
+
     def stand(self, published: PendingRequest) -> None:
         """Has weights that were published be so on every server that comes back."""
         with self.lock:
             self.thread.requests.stand(published)
->>>>>>> w-dev20
 
     # -- the end ------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
     checkpoint.json   format, layout, keys, bounds, random numbers, sampler, limiter counters;
                       size and CRC-32 of every other file
     records.bin       the rows, as they lie on the tape; of a storage on disk instead
+    slots.bin         observations that are stored once, if rows refer to some (see `saved_once`)
     extents/          its files, linked, each row with its checksum
     index.bin         the index's live entries, 16 little-endian words each
     fields.bin        a record for each of them, if trajectories have fields
@@ -35,6 +36,7 @@ from ..tape.episodes import read_index
 from ..tape.fields import check_fields, fields_layout
 from .folder import Kind, new_directory, reading
 from .saved_bytes import read_bytes, save_bytes
+from .saved_once import RECORDS_FILE, mapped, read_once, save_once
 from .state_files import FilesWithSums, decode, encode, file_image
 
 __all__ = [
@@ -54,8 +56,8 @@ log = logging.getLogger("contig.replay")
 
 # 1: without salts in what is linked, sampler states by slot; read as well. 3: with fields of
 # trajectories, or leaves of any size; others are written as 2, for contigs that know neither.
-# 4: linked rows whose observations are stored once.
-FORMAT = 4
+# 4: linked rows whose observations are stored once. 5: the same of rows in memory.
+FORMAT = 5
 _CHUNK_BYTES = 16 << 20
 
 
@@ -92,7 +94,9 @@ def write(buffer: Saveable, folder: Path) -> None:
     any_size = layout is not None and bool(layout.variable)
     meta["format"] = 3 if "fields" in meta or any_size else 2
     if (meta["extents"] or {}).get("slots") is not None:
-        meta["format"] = FORMAT
+        meta["format"] = 4
+    if "shared" in meta:
+        meta["format"] = 5
     arrays: list[np.ndarray[Any, Any]] = []
     meta["sampler"] = buffer.sampler.name
     meta["state"] = encode(buffer.state(), arrays)
@@ -119,7 +123,7 @@ _KIND = Kind(
     "a checkpoint of a ReplayBuffer",
     META,
     re.compile(
-        rf"{re.escape(META)}|records\.bin|index\.bin|fields\.bin|blobs\.bin|array-\d+\.npy"
+        rf"{re.escape(META)}|records\.bin|slots\.bin|index\.bin|fields\.bin|blobs\.bin|array-\d+\.npy"
         r"|extents/|extents/\d{8,}\.(rec|bin)(\.tmp)?"
     ),
     _fault,
@@ -156,13 +160,17 @@ def _try_rows(storage: Storage, out: FilesWithSums) -> dict[str, Any]:
     numbers = np.ascontiguousarray(entries["number"])
     fields = None if schema.fields is None else storage.tape.fields_of(numbers)
     first = min(table.tail, head)
-    blobs: dict[str, int] = {}
+    more: dict[str, Any] = {} if schema.fields is None else {"fields": schema.fields.to_json()}
     linked = storage.link_rows(out.directory, first, head)
     if linked is None:
         tails = [first]
-        out.write("records.bin", _chunks(storage, first, head, tails))
+        sharing = save_once(storage, first, head, tails, out)
+        if sharing is None:
+            out.write(RECORDS_FILE, _chunks(storage, first, head, tails))
+        else:
+            more["shared"] = sharing.to_json()
         if schema.layout.variable:
-            blobs = {"blob_first": save_bytes(storage, head, tails, out.write)}
+            more["blob_first"] = save_bytes(storage, head, tails, out.write)
     else:
         tails = [int(storage.tape.snapshot()[1])]
     tail = min(max(tails), head)
@@ -171,14 +179,13 @@ def _try_rows(storage: Storage, out: FilesWithSums) -> dict[str, Any]:
         out.write("fields.bin", [np.ascontiguousarray(fields[ends > tail]).reshape(-1).data])
     return {
         "layout": schema.layout.to_json(),
-        **({} if schema.fields is None else {"fields": schema.fields.to_json()}),
+        **more,
         "keys": schema.boundaries.to_json(),
         "file_first": first,
         "tail": tail,
         "head": head,
         "trajectories": int(storage.tape.trajectories),
         "extents": linked,
-        **blobs,
         "quarantine": {str(o): reason for o, reason in storage.quarantined.items()},
     }
 
@@ -337,19 +344,20 @@ def read_contents(
     linked = meta.get("extents")
     if linked is not None:
         rows: Any = LinkedRows.saved(path / "extents", layout, linked)
+    elif meta.get("shared") is not None:
+        rows = read_once(path, meta, layout)
     else:
-        if meta["files"]["records.bin"][0] != (head - first) * record_size:
-            raise ValueError("records.bin does not have the rows it should have")
-        # Mapped, so that only what fits is read; nothing has no mapping.
-        nothing: Any = np.zeros(0, np.uint8)
-        mapped = files.mapped(path / "records.bin") if head > first else nothing
+        if meta["files"][RECORDS_FILE][0] != (head - first) * record_size:
+            raise ValueError(f"{RECORDS_FILE} does not have the rows it should have")
+        # Mapped, so that only what fits is read.
+        records = mapped(path / RECORDS_FILE, (head - first) * record_size)
         blobs = read_bytes(path, meta, layout) if layout.variable else None
-        rows = PackedRows(np.asarray(mapped), first, record_size, blobs)
-    records = None
+        rows = PackedRows(records, first, record_size, blobs)
+    given = None
     if fields is not None:
-        records = np.frombuffer(files.read(path / "fields.bin"), np.uint8)
-        records = records.reshape(len(entries), fields.record_size)
-    return Snapshot(rows, tail, head, entries, meta["trajectories"], records)
+        given = np.frombuffer(files.read(path / "fields.bin"), np.uint8)
+        given = given.reshape(len(entries), fields.record_size)
+    return Snapshot(rows, tail, head, entries, meta["trajectories"], given)
 
 
 def read_meta(path: Path) -> dict[str, Any]:

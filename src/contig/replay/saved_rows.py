@@ -14,9 +14,11 @@ from ..errors import LayoutError
 from ..layout import Layout
 from ..tape import Snapshot
 from ..tape.disk import files
+from ..tape.sharing import Sharing
 from .checkpoint import META, read_contents, read_layouts, read_meta, verify
 from .folder import reading
 from .saved_bytes import BYTES_FILE
+from .saved_once import SLOTS_FILE
 
 __all__ = ["SavedRows", "is_checkpoint", "saved_rows"]
 
@@ -94,7 +96,11 @@ def saved_rows(path: Path, check: bool = True) -> Iterator[SavedRows]:
 
 def _nbytes(meta: dict[str, Any], layout: Layout) -> int:
     rows, linked = int(meta["head"]) - int(meta["tail"]), meta.get("extents")
-    if linked is None:
-        return rows * layout.record_size + int(meta["files"].get(BYTES_FILE, (0,))[0])
-    _, tail, head = linked.get("blobs") or (0, 0, 0)
-    return rows * int(linked["stride"]) + int(head) - int(tail)
+    if linked is not None:
+        _, tail, head = linked.get("blobs") or (0, 0, 0)
+        return rows * int(linked["stride"]) + int(head) - int(tail)
+    each, shared = layout.record_size, meta.get("shared")
+    if shared is not None:
+        each = int(Sharing.from_json(shared).native(layout).row_bytes)
+    more = (int(meta["files"].get(name, (0,))[0]) for name in (BYTES_FILE, SLOTS_FILE))
+    return rows * each + sum(more)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,32 @@ class FilesWithSums:
         self.sums: dict[str, list[int]] = {}
 
     def write(self, name: str, pieces: Iterable[Any]) -> None:
-        size = crc = 0
+        with self.file(name) as file:
+            for piece in pieces:
+                file.write(piece)
+
+    @contextmanager
+    def file(self, name: str) -> Iterator[FileWithSum]:
+        """One that is written piece by piece, perhaps beside others; synced at the end."""
         fd = files.create(self.directory / name, 0)
         try:
-            for piece in pieces:
-                crc = zlib.crc32(piece, crc)
-                size = files.pwrite_all(fd, piece, size)
+            file = FileWithSum(fd)
+            yield file
             files.fsync(fd)
         finally:
             files.close(fd)
-        self.sums[name] = [size, crc]
+        self.sums[name] = [file.size, file.crc]
+
+
+class FileWithSum:
+    """A file that grows: its size and checksum so far."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self.size, self.crc = fd, 0, 0
+
+    def write(self, piece: Any) -> None:
+        self.crc = zlib.crc32(piece, self.crc)
+        self.size = files.pwrite_all(self._fd, piece, self.size)
 
 
 def file_image(array: np.ndarray[Any, Any]) -> memoryview:

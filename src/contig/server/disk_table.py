@@ -15,12 +15,11 @@ from .tables import Outcome, Sender, Table, Taken, TapeTable
 __all__ = ["DiskTable"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_MOST_STAGED = 64 << 20  # bytes that rows of one append would have whole
 
 
 class DiskTable(TapeTable):
     """Items go to a storage on disk that this process writes to."""
-
-    compact = False  # rows are encoded for files from whole records
 
     def __init__(self, ingress: Ingress, disk: DiskStorage) -> None:
         super().__init__(ingress)
@@ -47,7 +46,19 @@ class DiskTable(TapeTable):
         return Table.take_frames(self, receiver, socket, sender, patience_s)
 
     def _append(self, writer: Any, receiver: Any, sender: Sender, most: int) -> Any:
-        return writer.accept(receiver, sender.producer, most, sender.next)
+        """A frame in one append, or, if its rows come with observations once and would be more
+        than a frame has whole, in several: those that share nothing here take that much."""
+        at_once = max(_MOST_STAGED // self.record_size, 1)
+        seen, items, rows, gap = writer.accept(
+            receiver, sender.producer, min(most, at_once), sender.next
+        )
+        added = items
+        while added and seen < receiver.number + receiver.runs and rows < most:
+            seen, added, more, gap = writer.accept(
+                receiver, sender.producer, min(most - rows, at_once), sender.next
+            )
+            items, rows = items + added, rows + more
+        return seen, items, rows, gap
 
     @property
     def ticket(self) -> int:

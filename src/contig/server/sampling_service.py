@@ -90,19 +90,9 @@ def _layout_of(buffer: ReplayBuffer[Any], alive: Callable[[], bool]) -> Layout:
     return layout
 
 
-<<<<<<< HEAD
 def _draw(
-    buffer: ReplayBuffer, payload: bytes, max_frame: int, alive: Callable[[], bool]
+    buffer: ReplayBuffer[Any], payload: bytes, max_frame: int, alive: Callable[[], bool]
 ) -> tuple[Batch, Lent]:
-=======
-def _batch(
-    buffer: ReplayBuffer[Any],
-    number: int,
-    payload: bytes,
-    max_frame: int,
-    alive: Callable[[], bool],
-) -> list[Any]:
->>>>>>> w-cli20
     if len(payload) != 8:
         raise ValueError("SAMPLE: expected 8 bytes")
     (size,) = struct.unpack("<Q", payload)

@@ -248,7 +248,6 @@ class TapeTable(Table):
     """Items go to a storage, those of each producer through a writer of its own."""
 
     kind = "tape"
-    compact = True  # observations that are stored once may come once
 
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
@@ -264,10 +263,7 @@ class TapeTable(Table):
         schema = self.storage.schema
         if schema is None:
             return None
-        told = dict(json.loads(schema.to_bytes()))
-        if not self.compact:
-            told.pop("shared", None)
-        return told
+        return dict(json.loads(schema.to_bytes()))
 
     @property
     def record_size(self) -> int:

@@ -5,7 +5,7 @@ from .folding import FoldedSteps, Recipe
 from .memory import LazyTensorStorage, SharedStorage, storage_of_fd
 from .queue import BatchQueue
 from .schema import Wide
-from .snapshot import PackedRows, Snapshot
+from .snapshot import PackedRows, Rows, Snapshot
 from .storage import Storage
 from .writer import Writer
 
@@ -16,6 +16,7 @@ __all__ = [
     "Snapshot",
     "LazyTensorStorage",
     "PackedRows",
+    "Rows",
     "Recipe",
     "SharedStorage",
     "FoldedSteps",

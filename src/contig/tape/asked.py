@@ -92,6 +92,19 @@ class Asked:
             return replace(self, stack=paying(coded, recognised(coded, columns)))
         return replace(self, stack=with_axes(layout, columns, self.stack))
 
+    def as_stored(self, layout: Layout, sharing: Sharing) -> Asked:
+        """With what was stored once elsewhere, as far as nobody said what is here."""
+        if self.share_next is False:
+            return self
+        coded, stacks = self._coded(layout), self.stack
+        if stacks is None:
+            kept = (
+                x for x in sharing.leaves if x.frames > 1 and not coded.by_path[x.path].variable
+            )
+            stacks = {x.path: Stack(x.frames, x.leading) for x in kept} or None
+        share = self.share_next or (sharing.paired and not self.codecs) or None
+        return replace(self, share_next=share, stack=stacks)
+
     def shown(self, layout: Layout, example: Any) -> Asked:
         """As `looked_at`, in an example of a row: a real step shows its stacks, zeros do not."""
         paths, values, _ = flatten(example, is_column)

@@ -11,10 +11,13 @@ import numpy as np
 from .. import _native
 from .entry import NONE, ends_of, flags_of, join, steps_of
 from .packed_bytes import Packed, RecordPlaces
+from .sharing import Sharing
 
 __all__ = ["Snapshot", "PackedRows", "Rows"]
 
 Array = np.ndarray[Any, Any]
+
+_PIECE_BYTES = 16 << 20  # of records that are looked at together
 
 
 class Rows(ABC):
@@ -22,10 +25,14 @@ class Rows(ABC):
 
     Attributes:
         places: where their records have leaves of any size, if they have any.
+        sharing: what of them is stored once where they are; None: nothing is.
+        mapped: whether reading them copies nothing.
     """
 
     record_size: int
     places: RecordPlaces | None = None
+    sharing: Sharing | None = None
+    mapped = False
 
     @abstractmethod
     def read(self, first: int, last: int) -> Array:
@@ -40,6 +47,16 @@ class Rows(ABC):
         """The same with the bytes of leaves of any size, for rows that have some."""
         raise TypeError(f"{type(self).__name__} has no leaves of any size")
 
+    def spans(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Rows [first, last) in pieces that are best read at a time."""
+        step = max(_PIECE_BYTES // max(self.record_size, 1), 1)
+        for at in range(first, last, step):
+            yield at, min(at + step, last)
+
+    def some(self, starts: Array, counts: Array) -> Rows:
+        """Spans of them, one behind another, with seqs from 0 on."""
+        return _SomeRows(self, starts, counts)
+
 
 class PackedRows(Rows):
     """Records in memory, the first of them with this seq.
@@ -51,6 +68,8 @@ class PackedRows(Rows):
         blobs: bytes of leaves of any size, if they have some; where they are in the records; and
             the position of the first of them.
     """
+
+    mapped = True
 
     def __init__(
         self,
@@ -87,6 +106,7 @@ class _SomeRows(Rows):
 
     def __init__(self, rows: Rows, starts: Array, counts: Array) -> None:
         self.record_size, self.places = rows.record_size, rows.places
+        self.sharing = rows.sharing
         self._rows, self._starts, self._counts = rows, starts, counts
         self._firsts = np.cumsum(counts) - counts
 
@@ -117,6 +137,8 @@ class _JoinedRows(Rows):
 
     def __init__(self, parts: Sequence[Rows], counts: Sequence[int]) -> None:
         self.record_size, self.places = parts[0].record_size, parts[0].places
+        if all(part.sharing == parts[0].sharing for part in parts):
+            self.sharing = parts[0].sharing
         self._parts = parts
         self._ends = np.cumsum(counts)
 
@@ -180,7 +202,8 @@ class Snapshot(NamedTuple):
         """
         if self.rows.places is None or self.tail == self.head:
             return self
-        each = self.rows.places.row_bytes(self.rows.read(self.tail, self.head))
+        places, spans = self.rows.places, self.rows.spans(self.tail, self.head)
+        each = np.concatenate([places.row_bytes(self.rows.read(*span)) for span in spans])
         if each.max() > blob_bytes:
             raise ValueError(
                 f"a row has {each.max()} bytes in leaves of any size, and the storage's ring has "
@@ -195,6 +218,14 @@ class Snapshot(NamedTuple):
         counts = ends_of(mine) - starts
         before = np.cumsum(counts) - counts
         return np.asarray(np.repeat(starts - before, counts) + np.arange(int(counts.sum())))
+
+    def parts(self, first: int, last: int) -> Array:
+        """Trajectories of rows [first, last), and how many of them in turn: int64, in pairs."""
+        starts, ends = self.entries["first"], ends_of(self.entries)
+        low, high = np.searchsorted(ends, first, "right"), np.searchsorted(starts, last, "left")
+        counts = np.minimum(ends[low:high], last) - np.maximum(starts[low:high], first)
+        pairs = np.stack([self.entries["ordinal"][low:high], counts], axis=1)
+        return np.ascontiguousarray(pairs, np.int64).reshape(-1)
 
     @staticmethod
     def joined(parts: Sequence[Snapshot]) -> Snapshot:
@@ -234,7 +265,7 @@ class Snapshot(NamedTuple):
             at = np.searchsorted(numbers, to)
             known = numbers[np.minimum(at, len(old) - 1)] == to
             new[link] = np.where(to == NONE, NONE, np.where(known, at + 1, 0))
-        rows = _SomeRows(self.rows, old["first"] + cut, steps)
+        rows = self.rows.some(old["first"] + cut, steps)
         fields = _some(self.fields, mine)
         return Snapshot(rows, 0, int(steps.sum()), new, self.trajectories, fields)
 

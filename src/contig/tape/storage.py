@@ -26,10 +26,10 @@ from .described import DescribedTape
 from .episodes import EpisodeReader, read_episodes
 from .fields import Given, check_fields, pack_fields
 from .folding import FoldedSteps, Recipe
-from .recognition import columns_in
 from .schema import ExtraLeaf, Schema, Wide
 from .segment import Segment
 from .snapshot import Snapshot
+from .taking_in import asked_for, put_rows, rows_for
 from .writer import Writer
 
 __all__ = ["Storage"]
@@ -127,23 +127,21 @@ class Storage(DescribedTape):
         layout: Layout | None,
         fields: Layout | None,
     ) -> None:
-        blobs = None
         if contents.rows.places is not None:
             contents = contents.fitting(self._ring_for(layout))
-        index = contents.numbered()
+        schema = self.schema
+        if schema is None:
+            assert layout is not None
+            self.asked = asked_for(self.asked, layout, contents)
+            schema = self.asked.schema(layout, fields)
         # What can fail comes before a layout is fixed.
-        if contents.rows.places is None:
-            records = contents.rows.read(contents.tail, contents.head)
-        else:
-            records, blobs = contents.rows.pack(contents.tail, contents.head)
-        self.tape.prepare_restore(*index)
+        rows = rows_for(contents, schema)
+        self.tape.prepare_restore(*contents.numbered())
         if layout is not None:
-            if self.schema is None:
-                self.asked = self.asked.looked_at(layout, columns_in(layout, records))
-            self.publish(layout, fields)
-        tail, head = contents.tail, contents.head
-        counts = (*index, contents.trajectories)
-        self.tape.restore(records, tail, head, *counts, contents.fields, blobs)
+            published = self.publish(layout, fields)
+            if published.sharing != schema.sharing:  # by another process, meanwhile
+                rows = rows_for(contents, published)
+        put_rows(self.tape, rows, contents)
         self.restored += 1
         self.tape.inserted, self.tape.sampled = limiter
 
@@ -243,6 +241,11 @@ class Storage(DescribedTape):
         """Rows by seq as records, one after another, where leaves of any size are places of bytes.
         0, or the seq below which rows were evicted meanwhile."""
         return int(self.tape.gather_records(seqs, out))
+
+    def rows_once(self) -> Any:
+        """What copies rows as they are stored, where that is observations once; None: they are
+        whole, or in files."""
+        return _native.CompactCopy(self.tape) if self.tape.slots_range[1] else None
 
     def as_rows(self, tree: Any, batch_ndim: int) -> Batch:
         """Data with so many batch dims, whatever `ndim` is, for `extend`."""

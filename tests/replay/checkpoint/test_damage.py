@@ -24,7 +24,7 @@ from tests.replay.checkpoint.buffers import (
     write_meta,
 )
 
-FILES = ("checkpoint.json", "records.bin", "index.bin", "array-0.npy")
+FILES = ("checkpoint.json", "records.bin", "slots.bin", "index.bin", "array-0.npy")
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,8 @@ def test_other_json(whole: Path, tmp_path: Path, instead: Any) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["format", "layout", "keys", "file_first", "tail", "head", "trajectories", "state", "limiter"],
+    ["format", "layout", "keys", "file_first", "tail", "head", "trajectories", "state", "limiter"]
+    + ["shared"],
 )
 def test_missing_entry(whole: Path, tmp_path: Path, key: str) -> None:
     refused(edited(whole, tmp_path, lambda meta: meta.pop(key)))
@@ -178,6 +179,10 @@ def test_missing_entry(whole: Path, tmp_path: Path, key: str) -> None:
         {"state": {}},
         {"state": {"rng": [1, 2], "sampler": {}}},
         {"layout": []},
+        {"shared": {}},
+        {"shared": []},
+        {"shared": {"leaves": [], "paired": True}},
+        {"shared": {"leaves": [[["next", "reward"], 1, True]], "paired": True}},
         {"keys": {}},
         {"state": {"rng": [1, 2, 3, 4], "sampler": {"__array__": 7}}},
         {"state": {"rng": [1, 2, 3, 4], "sampler": {"__array__": "../../index"}}},

@@ -20,11 +20,11 @@ from tests.replay.checkpoint.faults import faults
 from tests.tape.disk.conftest import fast_path  # noqa: F401
 
 ERRORS = pytest.mark.parametrize("number", (errno.EIO, errno.ENOSPC), ids=("EIO", "ENOSPC"))
-KINDS = pytest.mark.parametrize("kind", ("memory", "disk"))
+KINDS = pytest.mark.parametrize("kind", ("memory", "once", "disk"))
 
 
 def make(kind: str, path: Path) -> ReplayBuffer:
-    storage: Any = contig.LazyTensorStorage(CAPACITY)
+    storage: Any = contig.LazyTensorStorage(CAPACITY, share_next=kind == "once")
     if kind == "disk":
         storage = DiskStorage(path, CAPACITY, rows_per_extent=16)
     return buffer_of(storage, "prioritized")
@@ -68,6 +68,7 @@ def test_save(kind: str, number: int, fast_path: Path) -> None:  # noqa: F811
             buffer = make(kind, store)
             assert contents(buffer.storage) == now
         buffer.save(path)
+        assert (path / "slots.bin").exists() == (kind == "once")
         assert loaded(path) == now
         assert os.listdir(path.parent) == ["a"], "leftovers"
     assert failed > 10

@@ -21,8 +21,9 @@ def test_no_pickle(tmp_path: Path, name: str) -> None:
     buffer = buffer_of(world.storage, name)
     images(buffer, 3)
     buffer.save(tmp_path / "a")
-    layout = world.storage.layout
-    assert layout is not None
+    assert world.storage.schema is not None
+    form = world.storage.schema.shared_form
+    assert form is not None
     for file in (tmp_path / "a").iterdir():
         data = file.read_bytes()
         if file.suffix == ".npy":
@@ -31,7 +32,9 @@ def test_no_pickle(tmp_path: Path, name: str) -> None:
         elif file.name == "checkpoint.json":
             assert isinstance(read_meta(tmp_path / "a"), dict)
         elif file.name == "records.bin":
-            assert len(data) == len(buffer) * layout.record_size
+            assert len(data) == len(buffer) * form.row_bytes
+        elif file.name == "slots.bin":
+            assert len(data) % form.slot_bytes == 0
         else:
             assert file.name == "index.bin" and len(data) % 128 == 0
         # Protocols 2 to 5 begin so.

@@ -27,7 +27,11 @@ if way == "renames":  # a file system on which names cannot change places
 def rows(number):
     n = 64
     done = np.arange(n) % 8 == 7
-    return {"x": 1000 * number + np.arange(n), "next": {"done": done}}
+    x = 1000 * number + np.arange(n)
+    if kind != "once":
+        return {"x": x, "next": {"done": done}}
+    seen = np.repeat(x[:, None], 8, 1)
+    return {"x": x, "seen": seen, "next": {"seen": seen + 1, "done": done}}
 
 def trajectory(number):
     return {"actions": np.full((4, 2, 3), number, np.float32), "rewards": np.full((4, 2), number)}
@@ -73,6 +77,9 @@ def found(path):
         x = loaded[:]["x"]
         numbers = {int(x[0]) // 1000}
         assert x.tolist() == rows(int(x[0]) // 1000)["x"].tolist(), x
+        if kind == "once":
+            assert (loaded[:]["seen"] == x[:, None]).all()
+            assert (loaded[:]["next", "seen"] == x[:, None] + 1).all()
         loaded.sample()
     (number,) = numbers
     return int(number)
@@ -122,6 +129,7 @@ for before in ("nothing", "earlier") if (kind, way) == ("memory", "exchange") el
         outcomes.append((before, number))
         # The next save cleans up, whatever is there now.
         save(first, path)
+        assert os.path.exists(f"{path}/slots.bin") == (kind == "once")
         assert found(path) == 1
         assert os.listdir(f"{where}/out") == [before], os.listdir(f"{where}/out")
         if before == "nothing":
@@ -135,7 +143,7 @@ print(len(outcomes), left, *sorted({number for before, number in outcomes if bef
 
 
 @pytest.mark.parametrize("way", ["exchange", "renames"])
-@pytest.mark.parametrize("kind", ["memory", "disk", "trajectories"])
+@pytest.mark.parametrize("kind", ["memory", "once", "disk", "trajectories"])
 def test_killed_at_every_step(kind: str, way: str) -> None:
     # In memory: a disk would spend a minute on syncing.
     with tempfile.TemporaryDirectory(dir="/dev/shm") as where:

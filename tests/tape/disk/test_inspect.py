@@ -237,7 +237,7 @@ def test_a_storage_in_use(store: Path, capsys: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_checkpoints(tmp_path: Path, kind: str, capsys: Any) -> None:
-    """Rows of one in memory are whole, those of one on disk as they are there."""
+    """Rows are as they are stored, in memory or on disk."""
     n, seen = 40, np.random.default_rng(0).normal(size=(41, 60))
     flags = {"reward": np.zeros(n, np.float32), "done": np.arange(n) % 10 == 9}
     rows = {"state": seen[:-1], "next": {"state": seen[1:], **flags}}
@@ -249,11 +249,14 @@ def test_checkpoints(tmp_path: Path, kind: str, capsys: Any) -> None:
         buffer.extend(rows)
         buffer.save(tmp_path / "saved")
         plain = storage.layout.record_size
-        step = storage.nbytes / n if kind == "disk" else plain
+        form = storage.schema.shared_form  # of ten steps each, eleven observations
+        once = form.row_bytes + form.slot_bytes * 44 / 40
+        step = storage.nbytes / n if kind == "disk" else once
     lines, said = inspect(capsys, tmp_path / "saved", "--verify")
     assert lines[0] == f"{tmp_path / 'saved'}: a checkpoint, 40 rows, 4 episodes"
     told = f"{step:,.0f} bytes a step in files, {step / plain:.2f} of the plain form's {plain:,}"
     assert lines[1].strip() == told
+    assert lines[2] == "  stored once: state, and the same below next"
     assert "  state: float64[60]" in lines
     assert said == "40 rows checked: whole\n"
     name = "records.bin" if kind == "memory" else "extents/00000000.rec"

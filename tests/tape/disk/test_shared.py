@@ -296,6 +296,7 @@ def test_a_checkpoint_is_damaged(tmp_path: Path) -> None:
         with pytest.raises(LayoutError, match="damaged"):
             memory.load(tmp_path / "saved")
         assert memory.storage.schema is None
+        data[1000] ^= 1
         file.write_bytes(data[:-5])
         with pytest.raises(LayoutError, match="00000000.bin"):
             memory.load(tmp_path / "saved")

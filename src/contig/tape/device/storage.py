@@ -197,21 +197,41 @@ class DeviceStorage(Storage):
         fields: Layout | None,
     ) -> None:
         index = contents.numbered()
-        tail, head = contents.tail, contents.head
-        records = contents.rows.read(tail, head)
+        tail, head, rows = contents.tail, contents.head, contents.rows
         self.tape.prepare_restore(*index)
+        if self._rows is None:  # damaged rows are found before a layout is fixed
+            for span in rows.spans(tail, head):
+                rows.read(*span)
         if layout is not None:
             self.publish(layout, fields)
+        marks = np.zeros((head - tail, self.parts.marks.record_size), np.uint8)
+        for first, last in rows.spans(tail, head):
+            self._copy_marks(rows.read(first, last), marks[first - tail : last - tail])
+        with self.rows_lock:
+            counts = (*index, contents.trajectories)
+            self.tape.restore(marks.reshape(-1), tail, head, *counts, contents.fields, None)
+            for first, last in rows.spans(tail, head):
+                others = self._others_of(rows.read(first, last), last - first)
+                self.memory.write(first, others, last - first, last - first)
+            self.restored += 1
+        self.tape.inserted, self.tape.sampled = limiter
+
+    def _copy_marks(self, records: Array, marks: Array) -> None:
+        """What is on the host of some rows."""
         assert self._rows is not None
-        whole, rows = self._rows.layout, head - tail
-        records = records.reshape(rows, whole.record_size)
-        marks = np.zeros((rows, self.parts.marks.record_size), np.uint8)
+        whole = self._rows.layout
+        records = records.reshape(len(marks), whole.record_size)
         for leaf in self.parts.marks.leaves:
             if leaf.path in whole.by_path:
-                marks[:, leaf.offset : leaf.offset + leaf.nbytes] = _bytes_of(
-                    records, whole, leaf.path
-                )
-        others = {
+                part = _bytes_of(records, whole, leaf.path)
+                marks[:, leaf.offset : leaf.offset + leaf.nbytes] = part
+
+    def _others_of(self, records: Array, rows: int) -> dict[Path, Array]:
+        """What is on the device of them."""
+        assert self._rows is not None
+        whole = self._rows.layout
+        records = records.reshape(rows, whole.record_size)
+        return {
             path: np.ascontiguousarray(_bytes_of(records, whole, path))
             .view(place.dtype)
             .reshape(rows, *place.shape)
@@ -219,13 +239,6 @@ class DeviceStorage(Storage):
             else np.empty((rows, *place.shape), place.dtype)
             for path, place in self.parts.others.items()
         }
-        with self.rows_lock:
-            counts = (*index, contents.trajectories)
-            self.tape.restore(marks.reshape(-1), tail, head, *counts, contents.fields, None)
-            if rows:
-                self.memory.write(tail, others, rows, rows)
-            self.restored += 1
-        self.tape.inserted, self.tape.sampled = limiter
 
     # -- reading ------------------------------------------------------------------------------
 

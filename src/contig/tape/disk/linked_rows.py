@@ -81,6 +81,7 @@ class LinkedRows(Rows):
         if (bool(layout.variable) or slots is not None) != (blobs is not None):
             raise ValueError("leaves of any size without their bytes, or the other way round")
         self.folder, self.blobs, self.slots, self._stored_size = folder, blobs, slots, stored_size
+        self.sharing = None if slots is None else slots.sharing
         self.record_size, self.stride, self.rows_per_extent = record_size, stride, rows_per_extent
         self.salts: Salts = tuple((int(first), int(salt)) for first, salt in salts)
         self._leaves = np.array([(x, 1) for x in layout.blob_offsets], np.int64).reshape(-1)

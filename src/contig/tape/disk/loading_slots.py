@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import _native
-from ..entry import ends_of
 from ..snapshot import Snapshot
 from .changes import Salts
 from .linked_rows import LinkedRows
@@ -72,7 +71,9 @@ class SlotPieces:
         )
         for first, last in self._spans():
             records, base = self._contents.rows.read(first, last), int(encoder.head)
-            rows, blobs = encoder.encode(records, self._parts(first, last), first, self._salts)
+            rows, blobs = encoder.encode(
+                records, self._contents.parts(first, last), first, self._salts
+            )
             there = np.asarray(memoryview(rows)), np.asarray(memoryview(blobs))
             yield SlotPiece(first, *there, base)
 
@@ -81,12 +82,3 @@ class SlotPieces:
         step = max(_PIECE_BYTES // self._slots.layout.record_size, 1)
         for first in range(self._first, head, step):
             yield first, min(first + step, head)
-
-    def _parts(self, first: int, last: int) -> Any:
-        """Trajectories of rows, and how many of them in turn: int64, in pairs."""
-        entries = self._contents.entries
-        starts, ends = entries["first"], ends_of(entries)
-        low, high = np.searchsorted(ends, first, "right"), np.searchsorted(starts, last, "left")
-        counts = np.minimum(ends[low:high], last) - np.maximum(starts[low:high], first)
-        parts = np.stack([entries["ordinal"][low:high], counts], axis=1)
-        return np.ascontiguousarray(parts, np.int64).reshape(-1)

@@ -24,12 +24,12 @@ from ..asked import Asked
 from ..encoding import check_codecs, codecs_of
 from ..fields import Given, check_fields, fields_layout
 from ..folding import FoldedSteps
-from ..recognition import ROWS_LOOKED_AT, columns_in
 from ..schema import ExtraLeaf, Schema
 from ..segment import Segment
 from ..snapshot import Snapshot
 from ..stacks import stacks_of
 from ..storage import Storage
+from ..taking_in import asked_for
 from . import first_load
 from .appender import Appender, StagedWriter
 from .committer import Lag
@@ -382,17 +382,12 @@ class DiskStorage(Storage):
                     assert layout is not None
                     like = contents.rows.slots if isinstance(contents.rows, LinkedRows) else None
                     if like is None:
-                        self._look_at(layout, contents)
+                        self.asked = asked_for(self.asked, layout, contents)
                     restoring.create(self._describe(layout, fields, like), self._options)
                 else:
                     restoring.replace(self._files())
             finally:
                 self.restored += int(restoring.counts)
-
-    def _look_at(self, layout: Layout, contents: Snapshot) -> None:
-        first = contents.tail
-        records = contents.rows.read(first, min(first + ROWS_LOOKED_AT, contents.head))
-        self.asked = self.asked.looked_at(layout, columns_in(layout, records))
 
     def link_rows(self, folder: Path, first: int, head: int) -> dict[str, Any] | None:
         with self._appending:
