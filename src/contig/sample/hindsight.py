@@ -52,7 +52,7 @@ class RelabeledRows:
         self._batch, self._rows = batch, rows
 
     def __getitem__(self, key: Any) -> Any:
-        return self._batch[key][self._rows]
+        return self._batch.take(self._batch[key], self._rows)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -184,8 +184,9 @@ class HindsightRelabel(OuterSampler):
         places = np.flatnonzero(batch[RELABELED])
         if not len(places):
             return batch
-        goals = draw.aside[_GOAL][places]
-        achieved = batch[(*NEXT, *self.achieved)][places]  # before anything is replaced
+        goals = batch.take(draw.aside[_GOAL], places)
+        # Before anything is replaced.
+        achieved = batch.take(batch[(*NEXT, *self.achieved)], places)
         for path in (self.desired, (*NEXT, *self.desired)):
             if path in layout.by_path:
                 _put(batch, path, places, goals)
