@@ -173,7 +173,7 @@ class _Blocks:
         self._streams, self._most = streams, most
         self._lock = threading.Lock()
         self._used: list[tuple[Any, Any]] = []  # with the events after which they are free
-        self._held: list[tuple[Any, Any]] = []  # the same, of others' blocks
+        self._held: list[tuple[Any, Any]] = []  # the same, of those that are not used again
 
     def take(self, nbytes: int) -> Any:
         with self._lock:
@@ -186,8 +186,11 @@ class _Blocks:
     def hold(self, block: Any, event: Any) -> None:
         """Keeps somebody else's block alive until an event."""
         with self._lock:
-            self._held = [x for x in self._held if not self._streams.done(x[1])]
-            self._held.append((block, event))
+            self._hold(block, event)
+
+    def _hold(self, block: Any, event: Any) -> None:
+        self._held = [x for x in self._held if not self._streams.done(x[1])]
+        self._held.append((block, event))
 
     def give(self, block: Any, event: Any) -> None:
         """Gives a block back, which is in use until an event."""
@@ -197,6 +200,7 @@ class _Blocks:
                 if len(self._used[smallest][0]) >= len(block) or not self._streams.done(
                     self._used[smallest][1]
                 ):
+                    self._hold(block, event)
                     return
                 del self._used[smallest]
             self._used.append((block, event))

@@ -30,7 +30,7 @@ from contig.testing import World, episode, identity, interleaved, row
 
 torch = pytest.importorskip("torch")
 
-from tests.tape.device.rows import goals, pair, same, tensors  # noqa: E402
+from tests.tape.device.rows import goals, pair, rollout, same, tensors  # noqa: E402
 
 
 def fill(storages: Any, episodes: int = 12) -> None:
@@ -273,22 +273,10 @@ def test_an_ensemble_of_devices():
 
 
 def test_a_rollout_goes_over():
-    from contig import RolloutStorage
-
     counts = []
     for storage in pair(100):
-        rollout = RolloutStorage(3, 4, (2,), actions_shape=(1,), device="cpu")
-        for t in range(4):
-            step = RolloutStorage.Transition()
-            step.observations = torch.tensor([[n, t] for n in range(3)], dtype=torch.float32)
-            step.actions = torch.zeros(3, 1)
-            step.rewards = torch.full((3,), float(t))
-            step.dones = torch.tensor([t == 2, False, False])
-            step.values = step.actions_log_prob = torch.zeros(3, 1)
-            step.action_mean = step.action_sigma = torch.zeros(3, 1)
-            rollout.add_transitions(step)
         buffer = ReplayBuffer(storage, output="numpy")
-        seqs = rollout.to_replay(buffer)
+        seqs = rollout().to_replay(buffer)
         batch = buffer[seqs]
         assert batch["observation"].tolist() == [[n, t] for n in range(3) for t in range(4)]
         counts.append(storage.episodes()[["first", "steps", "return", "complete"]].tolist())

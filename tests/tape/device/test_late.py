@@ -144,12 +144,11 @@ def test_writes_and_reads_on_several_streams_are_in_order(streams):
     writer = storage.writer()
     writer.extend(tensors(episode(0, 10)))
     aside = streams.side()
-    main, streams._now = streams._now, aside
     streams.calls.clear()
-    storage.gather(np.arange(4))
-    assert ("wait", aside.name) in streams.calls  # for the write, on another stream
-    batch, _ = storage.gather(np.arange(4))
-    streams._now = main
+    with streams.on(aside):
+        storage.gather(np.arange(4))
+        assert ("wait", aside.name) in streams.calls  # for the write, on another stream
+        batch, _ = storage.gather(np.arange(4))
     streams.calls.clear()
     kept = len(streams.kept)
     assert identity(batch) == [(0, t) for t in range(4)]
