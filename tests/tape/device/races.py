@@ -58,8 +58,8 @@ class Races(TorchDispatchMode):
     def _use(self, function: Any, tensor: torch.Tensor, mark: Any) -> None:
         memory = _memory(tensor)
         written = self.written.get(memory)
-        if written is None or not tensor.numel():
-            return
+        if written is None or not tensor.numel() or self.streams.is_pinned(tensor):
+            return  # of page-locked blocks, others know when they are free
         assert self.streams.is_after(written), f"{function}: {mark} uses what {written} makes"
         if written[0] != mark[0] and memory not in self.lasting:
             kept = {_memory(x) for x in self.streams.kept}
