@@ -25,7 +25,7 @@ import numpy as np
 from .. import _native
 from ..arguments import whole
 from ..batch import Batch
-from ..convert import as_array, is_tensor
+from ..convert import Places, as_array, is_tensor
 from ..errors import NothingEligibleError
 from ..keys import DONE, MASK, NEXT, RELABELED, REWARD, TERMINATED, TRUNCATED
 from ..layout import Layout
@@ -124,7 +124,7 @@ class HindsightRelabel(OuterSampler):
         goals = self._goals(index, rng, lasts)
         if inner.lengths is not None:
             each = np.repeat(np.arange(inner.groups), inner.lengths)
-            chosen, goals = chosen[each], goals[each]
+            chosen, goals = chosen[each], Places(each).of(goals)
         return inner._replace(
             columns={**inner.columns, RELABELED: chosen},
             aside={_GOAL: goals},
