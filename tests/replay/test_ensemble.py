@@ -111,3 +111,17 @@ def test_empty_empties_every_member():
     ensemble = ReplayBufferEnsemble(*members())
     ensemble.empty()
     assert len(ensemble) == 0 and [s.rows for s in ensemble.stats()] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("output", ["torch", "tensordict", "numpy"])
+def test_batches_go_where_those_of_its_members_go(output):
+    device = None if output == "numpy" else "meta"
+    buffers = members(2, output=output, device=device)
+    for options in ({}, {"output": output}):
+        batch = ReplayBufferEnsemble(*buffers, batch_size=4, seed=0, **options).sample()
+        assert output == "numpy" or batch["uid"].is_meta
+    if device is not None:
+        elsewhere = ReplayBufferEnsemble(*buffers, batch_size=4, device="cpu").sample()
+        assert elsewhere["uid"].device.type == "cpu"
+        plain = ReplayBufferEnsemble(*buffers, batch_size=4, output="numpy").sample()
+        assert isinstance(plain["uid"], np.ndarray)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import threading
 from typing import Any
@@ -25,7 +26,8 @@ from contig import (
     SliceSampler,
     TrajectorySampler,
 )
-from contig.convert import fits_unseen
+from contig.batch import stack_batches
+from contig.convert import cast, fits_unseen
 from contig.testing import World, episode, identity, interleaved, row
 
 torch = pytest.importorskip("torch")
@@ -139,6 +141,37 @@ def test_leaves_are_views_of_one_gathered_tensor():
 
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32"]
 DTYPES += ["float64", "complex64", "complex128"]
+
+
+@pytest.mark.parametrize("name", [*DTYPES, "uint16", "uint32", "uint64", "float8_e5m2"])
+def test_goals_of_any_dtype(name):
+    """Relabelled rows have what their trajectory achieved, byte by byte."""
+    x = (torch.arange(24).reshape(12, 2) % 7).to(getattr(torch, name))
+    none = torch.zeros_like(x)
+    done = torch.arange(12) == 11
+    after = {"achieved_goal": x, "desired_goal": none, "reward": torch.ones(12), "done": done}
+    with DeviceStorage(40, "cpu") as storage:
+        storage.writer().extend({"achieved_goal": x, "desired_goal": none, "next": after})
+        sampler = HindsightRelabel(
+            "final", k=3, reward_fn=lambda achieved, goal, rows: np.zeros(len(rows))
+        )
+        batch = ReplayBuffer(storage, sampler, batch_size=16, seed=0).sample()
+        chosen = batch["collector", "relabeled"].numpy()
+        for path in ("desired_goal", ("next", "desired_goal")):
+            goals = batch[path].view(torch.uint8).numpy().reshape(16, -1)
+            assert (goals[chosen] == x[-1:].view(torch.uint8).numpy().reshape(1, -1)).all()
+            assert (goals[~chosen] == 0).all()
+
+
+def test_rewards_have_no_gradient():
+    network = torch.nn.Linear(2, 1)
+    for storage, form in zip(pair(60), (tensors, lambda x: x)):
+        storage.writer().extend(form(goals(0, 20)))
+        relabel = HindsightRelabel(
+            reward_fn=lambda achieved, goal, rows: network(torch.as_tensor(achieved))[:, 0]
+        )
+        batch = ReplayBuffer(storage, relabel, batch_size=6, seed=0, output="torch").sample()
+        assert not batch["next", "reward"].requires_grad
 
 
 def test_any_dtypes_in_any_order_come_back():
@@ -270,6 +303,43 @@ def test_an_ensemble_of_devices():
     buffers = [ReplayBuffer(s, seed=n) for n, s in enumerate(storages)]
     batch = ReplayBufferEnsemble(*buffers, sample_from_all=True, seed=0).sample(8)
     assert [n for n, _ in identity(batch)] == batch["buffer_ids"].tolist()
+
+
+def test_an_ensemble_of_devices_and_the_host():
+    buffers = [ReplayBuffer(s) for s in pair(50)]
+    for members in (buffers, buffers[::-1]):
+        with pytest.raises(LayoutError, match="buffers\\[1\\]: its rows are in"):
+            ReplayBufferEnsemble(*members)
+    batches = []
+    for buffer in buffers:
+        buffer.extend(episode(0, 5))
+        batches.append(buffer.storage.gather(np.arange(5))[0])
+    for parts in (batches, batches[::-1]):
+        with pytest.raises(LayoutError, match="cannot be joined"):
+            stack_batches(parts)
+
+
+def test_devices_have_one_name():
+    """However a device is given, its batches are on it, and need no way over the host."""
+    for name in ("cpu", "cpu:0", torch.device("cpu", 0)):
+        with DeviceStorage(20, name) as storage:
+            rows = tensors(episode(0, 8))
+            storage.writer().extend(rows)
+            assert str(storage.device) == "cpu"
+            batch = storage.gather(np.arange(4))[0]
+            for where in (None, "cpu", "cpu:0"):
+                there = batch.torch(where)["observation"]
+                assert there.data_ptr() == batch["observation"].data_ptr()
+
+
+def test_other_devices():
+    """Of rows that are elsewhere, all of a batch is on the device that was asked for."""
+    pytest.importorskip("tensordict")
+    with DeviceStorage(20, "cpu") as storage:
+        storage.writer().extend(tensors(episode(0, 8)))
+        for output in ("torch", "tensordict"):
+            batch = ReplayBuffer(storage, batch_size=4, output=output, device="meta").sample()
+            assert batch["observation"].is_meta and batch["next", "reward"].is_meta
 
 
 def test_a_rollout_goes_over():
@@ -406,6 +476,28 @@ def test_dtypes_whose_values_all_fit(given, wanted, kept):
     assert fits_unseen(getattr(torch, given), getattr(torch, wanted)) == kept
 
 
+NUMBERS = ["bool", "uint8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64"]
+NUMBERS += ["complex64", "complex128"]
+
+
+def test_what_fits_unseen_is_what_any_storage_takes():
+    """The largest and smallest values that there are, as host memory casts them."""
+    for given, wanted in itertools.product(NUMBERS, NUMBERS):
+        if "complex" in given:  # numpy has no limits of these
+            continue
+        limits = np.array([0, 1], given)
+        if given != "bool":
+            info = (np.finfo if "float" in given else np.iinfo)(given)
+            some = [0.5] if "float" in given else []
+            limits = np.array([info.min, info.max, *some], given)
+        try:
+            cast(limits, np.dtype(wanted), ("x",))
+            taken = True
+        except ValueError:
+            taken = False
+        assert fits_unseen(getattr(torch, given), getattr(torch, wanted)) == taken, (given, wanted)
+
+
 def test_tensordicts_stay_what_they_are():
     tensordict = pytest.importorskip("tensordict")
     with DeviceStorage(50, "cpu") as storage:
@@ -461,6 +553,16 @@ def test_rows_whose_write_failed_are_never_drawn(monkeypatch):
         monkeypatch.undo()
         writer.extend(tensors(episode(2, 5)))
         assert identity(storage.gather(np.arange(10, 15))[0]) == [(2, t) for t in range(5)]
+
+
+def test_options_that_it_does_not_have():
+    for name, value in {"codecs": {"x": "zstd"}, "share_next": True, "stack": {"x": 4}}.items():
+        with pytest.raises(TypeError, match=f"{name}= is for storages in host memory.*Lazy"):
+            DeviceStorage(10, "cpu", **{name: value})
+    with pytest.raises(TypeError, match="no argument nonsense="):
+        DeviceStorage(10, "cpu", nonsense=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match='"meta".*no values'):
+        DeviceStorage(10, "meta")
 
 
 def test_devices_that_are_not_there():
