@@ -3,11 +3,12 @@
     side stream     copies when somebody waits for it, as late as it may
     current stream  does at once what it is given: tensors of the CPU are its device's
 
-Each thread has a current stream of its own, and `on` gives it another one. `mark` and `is_after` say
-whether what a stream is given now comes behind something that another one was given.
+Each thread has a current stream of its own, and `on` gives it another one. `mark` and `is_after`
+say whether what a stream is given now comes behind something that another one was given.
 
 What is used before its copy was waited for has other bytes, and so has a page-locked block that is
-filled again, or given back, while it is being copied. Put it in the place of `contig.convert.transfers.streams_of`.
+filled again, or given back, while it is being copied. Put it in the place of
+`contig.convert.transfers.streams_of`.
 """
 
 from __future__ import annotations

@@ -122,7 +122,9 @@ def test_late_rows_of_a_thread_that_has_ended():
         assert len(storage) == 6
         storage.flush()
         assert ids(storage) == [0, 1, 2]
-        assert identity(storage.gather(np.arange(9))[0]) == [(n, t) for n in range(3) for t in (0, 1, 2)]
+        assert identity(storage.gather(np.arange(9))[0]) == [
+            (n, t) for n in range(3) for t in (0, 1, 2)
+        ]
 
 
 def test_late_rows_of_a_writer_that_nobody_has_any_more():

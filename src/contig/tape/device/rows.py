@@ -221,7 +221,9 @@ class DeviceRows(Batch):
             raise LayoutError("only a batch whose tree is a mapping can become a TensorDict")
         whole = RaggedBlock(self._all, self._columns, self._block)
         flat = named_tensors(whole, self._tensors(device), self._shape)
-        return to_tensordict(flat, self._shape, self.device if device is None else device_of(device))
+        return to_tensordict(
+            flat, self._shape, self.device if device is None else device_of(device)
+        )
 
     def jax(self, copy: bool = True) -> Any:
         return self.host().jax(copy)

@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Never, NamedTuple
+from typing import Any, NamedTuple, Never
 
 import numpy as np
 
