@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from .convert import moved, pinned_copy, plain_tree, register_nodes, to_tensordict, to_torch
+from .convert import (
+    as_array,
+    moved,
+    pinned_copy,
+    plain_tree,
+    register_nodes,
+    to_tensordict,
+    to_torch,
+)
 from .errors import LayoutError
 from .forms import (
     block_tensors,
@@ -353,9 +361,13 @@ class Batch:
         out._extras = extras
         return out
 
+    def take(self, column: Any, places: Array) -> Any:
+        """Some rows of a column, which is where this batch's are."""
+        return column[places]
+
     def put(self, path: Path, places: Array, values: Any) -> None:
-        """Replaces a leaf of some rows."""
-        self[path][places] = values
+        """Replaces a leaf of some rows of a flat batch."""
+        self[path][places] = as_array(values)
 
     def stored(self, but: Collection[Path] = ()) -> Any:
         """The tree without what a sampler added: what a buffer would store.
@@ -408,8 +420,9 @@ def stack_batches(batches: Sequence[Batch]) -> Batch:
             raise LayoutError(
                 "batches of different layouts cannot be joined:\n" + first.layout.diff(other.layout)
             )
-    if hasattr(first, "joined"):  # leaves of it are elsewhere
-        return first.joined(batches[1:])  # type: ignore[no-any-return]
+    for batch in batches:
+        if hasattr(batch, "joined"):  # leaves of it are elsewhere
+            return batch.joined(batches)  # type: ignore[no-any-return]
     rows = [len(b) for b in batches]
     if first.layout.ragged:
         return _stack_ragged(batches, sum(rows))

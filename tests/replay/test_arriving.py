@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contig import Batch, LazyTensorStorage, ReplayBuffer, SliceSampler
+from contig import Batch, DeviceStorage, LazyTensorStorage, ReplayBuffer, SliceSampler
 from contig.convert import Transfers, transfers
 from contig.testing import OrderedStreams, World, episode, identity
 
@@ -97,6 +97,53 @@ def test_what_is_in_page_locked_memory_is_not_copied_there_again(streams):
     there = [sender.send(mine.numpy(), aside=True) for _ in range(3)]
     assert len(streams.blocks) == 1
     assert all(x.tensor().tolist() == list(range(20)) for x in there)
+
+
+def test_page_locked_memory_is_held_until_its_copy_has_ended(streams):
+    sender = Transfers(streams, blocks=1)
+    mine = streams.pinned(20)
+    mine.copy_(torch.arange(20, dtype=torch.uint8))
+    there = sender.send(mine.numpy(), aside=True)
+    del mine  # nobody else has it; what was given back has other bytes
+    assert there.tensor().tolist() == list(range(20))
+    other = streams.pinned(20)
+    other.fill_(7)
+    sender.send(other.numpy(), aside=True)  # the first one is let go
+    assert streams.blocks[0].tolist() != list(range(20))
+
+
+def test_page_locked_memory_is_the_hosts_whatever_the_default(streams):
+    """A default device, or inference mode, is whoever computes' and not the pool's."""
+    sender = Transfers(streams, blocks=1)
+    with torch.inference_mode():
+        sender.send(np.full(10, 1, np.uint8))
+    streams.run()
+    assert sender.send(np.full(10, 2, np.uint8)).tensor().tolist() == [2] * 10
+    assert len(streams.blocks) == 1
+
+
+def test_cuda_pins_memory_of_the_host(monkeypatch):
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch, "empty", lambda *_, **options: asked.append(options))
+    transfers.CudaStreams("cuda").pinned(4)
+    assert asked == [{"dtype": torch.uint8, "device": "cpu", "pin_memory": True}]
+
+
+def test_a_prefetching_thread_has_a_stream_of_its_own(streams):
+    """Rows on a device that are gathered ahead: the consumer's stream waits for the thread's."""
+    storage = DeviceStorage(200, "cpu")
+    world = World(storage)
+    world.write(4)
+    buffer = ReplayBuffer(storage, batch_size=8, seed=0, prefetch=1)
+    buffer.sample()
+    for _ in range(4):
+        streams.calls.clear()
+        streams.kept.clear()
+        batch = buffer.sample()
+        assert ("wait", "current") in streams.calls and streams.kept
+        assert identity(batch) == [world.step_at[s] for s in batch["index"].tolist()]
+    assert ("record", "thread 1") in streams.calls
+    buffer.close()
 
 
 def test_growing_batches_take_the_place_of_small_blocks(streams):

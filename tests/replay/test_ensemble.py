@@ -148,3 +148,17 @@ def test_hindsight_beside_demonstrations(wrap, options):
     assert seen == ({False} if "sample_from_all" in options else {False, True})
     plain = ReplayBufferEnsemble(demos, batch_size=8, seed=0).sample()
     assert ("collector", "relabeled") not in plain
+
+
+@pytest.mark.parametrize("output", ["torch", "tensordict", "numpy"])
+def test_batches_go_where_those_of_its_members_go(output):
+    device = None if output == "numpy" else "meta"
+    buffers = members(2, output=output, device=device)
+    for options in ({}, {"output": output}):
+        batch = ReplayBufferEnsemble(*buffers, batch_size=4, seed=0, **options).sample()
+        assert output == "numpy" or batch["uid"].is_meta
+    if device is not None:
+        elsewhere = ReplayBufferEnsemble(*buffers, batch_size=4, device="cpu").sample()
+        assert elsewhere["uid"].device.type == "cpu"
+        plain = ReplayBufferEnsemble(*buffers, batch_size=4, output="numpy").sample()
+        assert isinstance(plain["uid"], np.ndarray)

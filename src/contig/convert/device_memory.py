@@ -17,9 +17,20 @@ import numpy as np
 
 from ..tree import Path
 from .tensors import to_torch
-from .transfers import Arriving, Fetched, Transfers, Turns, device_of
+from .transfers import Arriving, Fetched, Transfers, Turns, device_of, packed, sent, unpacked
 
-__all__ = ["DeviceMemory", "Place", "Reading", "is_tensor", "joined", "same_values", "torch_dtype"]
+__all__ = [
+    "DeviceMemory",
+    "Place",
+    "Places",
+    "Reading",
+    "fits_unseen",
+    "is_tensor",
+    "joined",
+    "put_rows",
+    "stacked",
+    "torch_dtype",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -39,7 +50,7 @@ class Reading(NamedTuple):
     """Leaves of some rows, and what to wait for on other streams before they are used."""
 
     leaves: dict[Path, Any]
-    arriving: Arriving | None
+    arriving: Arriving
 
 
 def is_tensor(value: Any) -> bool:
@@ -62,19 +73,21 @@ def torch_dtype(dtype: np.dtype[Any]) -> Any:
     return to_torch(np.empty(0, dtype)).dtype
 
 
-def same_values(given: Any, wanted: Any) -> bool:
-    """Whether a torch dtype becomes another without a look at the values: a device would have to be
-    waited for."""
+def fits_unseen(given: Any, wanted: Any) -> bool:
+    """Whether `cast` takes every value of a torch dtype in another one, so that nobody has to look
+    at them: a device would have to be waited for."""
     import torch
 
     if given == wanted or given == torch.bool:
         return True
-    if given.is_complex or wanted == torch.bool:
+    if wanted == torch.bool or (given.is_complex and not wanted.is_complex):
         return False
-    if given.is_floating_point:  # larger than the largest of these are infinities
-        return bool(wanted.is_floating_point and torch.finfo(wanted).max >= torch.finfo(given).max)
-    if wanted.is_floating_point:
-        return bool(torch.finfo(wanted).max >= torch.iinfo(given).max)
+    if wanted.is_floating_point or wanted.is_complex:  # rounded; larger ones would be infinities
+        real = given.is_floating_point or given.is_complex
+        largest = torch.finfo(given).max if real else torch.iinfo(given).max
+        return bool(torch.finfo(wanted).max >= largest)
+    if given.is_floating_point:
+        return False
     mine, other = torch.iinfo(given), torch.iinfo(wanted)
     return bool(other.min <= mine.min and mine.max <= other.max)
 
@@ -96,8 +109,9 @@ class DeviceMemory:
         self.device, self.capacity, self._places = device_of(device), capacity, places
         # A record is a multiple of its largest item, so that this many words are, too.
         self._words = -(-max(record, 1) // _WORD)
-        self._rows = torch.empty((capacity, self._words), dtype=torch.int64, device=self.device)
-        self._all = self._views(self._rows)
+        with torch.inference_mode(False):  # whoever writes first: others write, too
+            self._rows = torch.empty((capacity, self._words), dtype=torch.int64, device=self.device)
+            self._all = self._views(self._rows)
         self._transfers = Transfers.to(self.device)
         self._turns = Turns(None if self._transfers is None else self._transfers.streams)
 
@@ -133,14 +147,15 @@ class DeviceMemory:
 
     # -- writing ------------------------------------------------------------------------------
 
-    def stage(self, columns: Mapping[Path, Any], rows: int) -> Any:
-        """Rows as records of their own: the columns may be changed afterwards."""
+    def stage(self, columns: Mapping[Path, Any], rows: int) -> Arriving:
+        """Rows as records of their own, int64 ``[rows, words]``: the columns may be changed
+        afterwards."""
         import torch
 
         records = torch.empty((rows, self._words), dtype=torch.int64, device=self.device)
         for path, view in self._views(records).items():
             view.copy_(_tensor(columns[path]))
-        return records
+        return self._turns.made(records)
 
     def write(self, first: int, columns: Mapping[Path, Any], rows: int, kept: int) -> None:
         """The last `kept` of some rows, the first of them with this seq.
@@ -156,8 +171,9 @@ class DeviceMemory:
                 view[at : at + end - start].copy_(column)
         self._turns.wrote()
 
-    def write_staged(self, first: int, records: Any, kept: int) -> None:
-        """The last `kept` of some records."""
+    def write_staged(self, first: int, staged: Arriving, kept: int) -> None:
+        """The last `kept` of some staged rows."""
+        records = staged.tensor()
         self._turns.before_write()
         for start, end, at in self._stretches(first, kept):
             skip = len(records) - kept + start
@@ -174,9 +190,11 @@ class DeviceMemory:
     def fetch(self, tensors: Sequence[Any], copy: bool = False) -> Fetched:
         """Tensors of this device as arrays of the host, in one copy; on the CPU the same memory,
         unless it is to be a `copy`."""
-        if self._transfers is None:
+        if self._transfers is not None:
+            return self._transfers.fetch(tensors)
+        if self.device.type == "cpu":
             return Fetched([x.clone() if copy else x for x in tensors])
-        return self._transfers.fetch(tensors)
+        return Fetched(unpacked(packed(tensors).cpu(), tensors))
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -207,8 +225,7 @@ class DeviceMemory:
         """One leaf of rows by seq, in memory of its own."""
         self._turns.before_read()
         column = self._all[path].index_select(0, self._slots(seqs))
-        arriving = self._turns.read(column)
-        return column if arriving is None else arriving.tensor()
+        return self._turns.read(column).tensor()
 
 
 def _tensor(column: Any) -> Any:
@@ -220,3 +237,42 @@ def joined(columns: Sequence[Any]) -> Any:
     import torch
 
     return torch.cat(list(columns))
+
+
+def stacked(rows: Sequence[Any]) -> Any:
+    """Tensors of one shape as rows of one."""
+    import torch
+
+    return torch.stack(list(rows))
+
+
+class Places:
+    """Numbers of rows, int64, on whatever devices they are needed: sent there once. Not
+    thread-safe."""
+
+    def __init__(self, numbers: Array) -> None:
+        self.numbers = np.ascontiguousarray(numbers, np.int64)
+        self._sent: dict[Any, Arriving] = {}
+
+    def on(self, device: Any) -> Any:
+        """They as a tensor of a device, for the calling thread's stream."""
+        import torch
+
+        if device not in self._sent:
+            self._sent[device] = sent(self.numbers.view(np.uint8), device)
+        return self._sent[device].tensor().view(torch.int64)
+
+    def of(self, column: Any) -> Any:
+        """These rows of a column, an array or a tensor."""
+        return column[self.on(column.device) if is_tensor(column) else self.numbers]
+
+
+def put_rows(column: Any, places: Any, values: Any) -> None:
+    """Writes to some rows of a tensor, by a tensor of places, what is on its device."""
+    import torch
+
+    values = values.detach().to(column.dtype)
+    signed = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+    if column.dtype in signed:  # torch writes no rows of these; their bits are as good
+        column, values = (x.view(signed[column.dtype]) for x in (column, values))
+    column[places] = values

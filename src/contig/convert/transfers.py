@@ -86,7 +86,7 @@ class CudaStreams:
     def pinned(self, nbytes: int) -> Any:
         import torch
 
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def is_pinned(self, block: Any) -> bool:
         return bool(block.is_pinned())
@@ -124,7 +124,7 @@ class CudaStreams:
 
 
 def device_of(device: Any) -> Any:
-    """A torch device; of CUDA, with its number.
+    """A torch device as its tensors name it: of CUDA with its number, of the CPU without.
 
     Raises:
         ValueError: torch knows no such device, or has none of that kind.
@@ -144,12 +144,22 @@ def device_of(device: Any) -> Any:
             )
         if found.index is None:
             return torch.device("cuda", torch.cuda.current_device())
-    return found
+        return found
+    return torch.device("cpu") if found.type == "cpu" else torch.empty(0, device=found).device
 
 
 def streams_of(device: Any) -> Streams | None:
     """The streams of a device; None: it has none, and copies are done when they return."""
     return CudaStreams(device) if device.type == "cuda" else None
+
+
+def page_locked(streams: Streams, nbytes: int) -> Any:
+    """A page-locked tensor of bytes, which is written to again by whoever comes next: in inference
+    mode or not."""
+    import torch
+
+    with torch.inference_mode(False):
+        return streams.pinned(nbytes)
 
 
 class _Blocks:
@@ -163,7 +173,7 @@ class _Blocks:
         self._streams, self._most = streams, most
         self._lock = threading.Lock()
         self._used: list[tuple[Any, Any]] = []  # with the events after which they are free
-        self._held: list[tuple[Any, Any]] = []  # the same, of others' blocks
+        self._held: list[tuple[Any, Any]] = []  # the same, of those that are not used again
 
     def take(self, nbytes: int) -> Any:
         with self._lock:
@@ -171,13 +181,16 @@ class _Blocks:
                 if len(block) >= nbytes and self._streams.done(event):
                     del self._used[i]
                     return block
-        return self._streams.pinned(nbytes)
+        return page_locked(self._streams, nbytes)
 
     def hold(self, block: Any, event: Any) -> None:
         """Keeps somebody else's block alive until an event."""
         with self._lock:
-            self._held = [x for x in self._held if not self._streams.done(x[1])]
-            self._held.append((block, event))
+            self._hold(block, event)
+
+    def _hold(self, block: Any, event: Any) -> None:
+        self._held = [x for x in self._held if not self._streams.done(x[1])]
+        self._held.append((block, event))
 
     def give(self, block: Any, event: Any) -> None:
         """Gives a block back, which is in use until an event."""
@@ -187,26 +200,49 @@ class _Blocks:
                 if len(self._used[smallest][0]) >= len(block) or not self._streams.done(
                     self._used[smallest][1]
                 ):
+                    self._hold(block, event)
                     return
                 del self._used[smallest]
             self._used.append((block, event))
 
 
 class Arriving:
-    """A block on its way to the device."""
+    """Tensors that one stream makes, for whoever uses them on others.
 
-    def __init__(self, streams: Streams, tensor: Any, stream: Any, event: Any) -> None:
-        self._streams, self._tensor = streams, tensor
+    Args:
+        streams: their device's; None: it has none, and they are there.
+        tensors: all of them, wherever their memory is.
+        stream, event: what makes them, and when it has done so.
+    """
+
+    def __init__(
+        self, streams: Streams | None, tensors: Sequence[Any], stream: Any = None, event: Any = None
+    ) -> None:
+        self._streams, self._tensors = streams, tensors
         self._stream, self._event = stream, event
 
+    @staticmethod
+    def made(streams: Streams | None, tensors: Sequence[Any]) -> Arriving:
+        """Tensors that the calling thread's stream was just given to make, or to change."""
+        if streams is None:
+            return Arriving(None, tensors)
+        current = streams.current()
+        return Arriving(streams, tensors, current, streams.record(current))
+
+    def after(self, tensors: Sequence[Any]) -> Arriving:
+        """`made` of other tensors of the same device."""
+        return Arriving.made(self._streams, tensors)
+
     def tensor(self) -> Any:
-        """The block on the device, uint8. What the calling thread does with it on its stream begins
-        after the copy; the thread itself does not wait."""
-        current = self._streams.current()
-        if current != self._stream:
-            self._streams.wait(current, self._event)
-            self._streams.keep(self._tensor, current)
-        return self._tensor
+        """The first of them. What the calling thread does with any of them on its stream begins
+        when they are made; the thread itself does not wait."""
+        if self._streams is not None:
+            current = self._streams.current()
+            if current != self._stream:
+                self._streams.wait(current, self._event)
+                for tensor in self._tensors:
+                    self._streams.keep(tensor, current)
+        return self._tensors[0] if self._tensors else None
 
 
 class Fetched:
@@ -222,6 +258,38 @@ class Fetched:
         if self._streams is not None:
             self._streams.finish(self._event)
         return [as_array(tensor) for tensor in self._tensors]
+
+
+_ROUND = 16  # any dtype can be viewed at a multiple of it
+
+
+def _room(tensor: Any) -> int:
+    nbytes = int(tensor.numel()) * int(tensor.element_size())
+    return -(-nbytes // _ROUND) * _ROUND
+
+
+def packed(tensors: Sequence[Any]) -> Any:
+    """The bytes of tensors of one device in one tensor of it."""
+    import torch
+
+    sizes = [_room(x) for x in tensors]
+    whole = torch.zeros(sum(sizes), dtype=torch.uint8, device=tensors[0].device)
+    at = 0
+    for tensor, size in zip(tensors, sizes):
+        part = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        whole[at : at + len(part)].copy_(part)
+        at += size
+    return whole
+
+
+def unpacked(whole: Any, tensors: Sequence[Any]) -> list[Any]:
+    """Views of what `packed` made of tensors, wherever it is now."""
+    out, at = [], 0
+    for tensor in tensors:
+        nbytes = int(tensor.numel()) * int(tensor.element_size())
+        out.append(whole[at : at + nbytes].view(tensor.dtype).view(tensor.shape))
+        at += _room(tensor)
+    return out
 
 
 class Transfers:
@@ -257,36 +325,23 @@ class Transfers:
             tensor = streams.to_device(source, stream)
             event = streams.record(stream)
             self._blocks.hold(source, event)
-            return Arriving(streams, tensor, stream, event)
+            return Arriving(streams, (tensor,), stream, event)
         pinned = self._blocks.take(len(block))
         part = pinned[: len(block)]
         part.copy_(source)
         tensor = streams.to_device(part, stream)
         event = streams.record(stream)
         self._blocks.give(pinned, event)
-        return Arriving(streams, tensor, stream, event)
+        return Arriving(streams, (tensor,), stream, event)
 
     def fetch(self, tensors: Sequence[Any]) -> Fetched:
         """Begins to copy tensors of the device to the host, all in one copy."""
-        import torch
-
-        streams = self.streams
-        flat = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors]
-        sizes = [-(-len(x) // 16) * 16 for x in flat]  # any dtype can be viewed at a multiple of 16
-        whole = torch.zeros(sum(sizes), dtype=torch.uint8, device=flat[0].device)
-        at = 0
-        for part, size in zip(flat, sizes):
-            whole[at : at + len(part)].copy_(part)
-            at += size
+        streams, whole = self.streams, packed(tensors)
         # Not of the pool: arrays of it are handed out.
-        block, stream = streams.pinned(len(whole)), streams.current()
+        block, stream = page_locked(streams, len(whole)), streams.current()
         streams.to_host(whole, block, stream)
         event = streams.record(stream)
-        there, at = [], 0
-        for tensor, part, size in zip(tensors, flat, sizes):
-            there.append(block[at : at + len(part)].view(tensor.dtype).view(tensor.shape))
-            at += size
-        return Fetched(there, streams, event)
+        return Fetched(unpacked(block, tensors), streams, event)
 
     def _side_stream(self) -> Any:
         with self._lock:
@@ -299,17 +354,22 @@ _shared: dict[Any, Transfers] = {}
 _sharing = threading.Lock()
 
 
-def moved(block: Array, device: Any) -> Any:
-    """A block of bytes as a tensor of a device, for the calling thread's stream; in one copy, or
-    none if it is there already."""
+def sent(block: Array, device: Any) -> Arriving:
+    """A block of bytes on its way to a device, on the calling thread's stream; in one copy, or none
+    if it is there already."""
     where = device_of(device)
     with _sharing:
         transfers = _shared.get(where)
         if transfers is None and (made := Transfers.to(where)) is not None:
             transfers = _shared[where] = made
     if transfers is None:
-        return to_torch(block).to(where)
-    return transfers.send(block).tensor()
+        return Arriving(None, (to_torch(block).to(where),))
+    return transfers.send(block)
+
+
+def moved(block: Array, device: Any) -> Any:
+    """A block of bytes as a tensor of a device, for the calling thread's stream; as `sent`."""
+    return sent(block, device).tensor()
 
 
 def pinned_copy(block: Array) -> Array | None:
@@ -356,10 +416,14 @@ class Turns:
             if stream != current:
                 self._streams.wait(current, event)
 
-    def read(self, tensor: Any) -> Any:
-        """A tensor that was read just now, for whoever uses it on another stream; as `Arriving`."""
+    def read(self, tensor: Any) -> Arriving:
+        """A tensor that was read just now, for whoever uses it on another stream."""
         if self._streams is None:
-            return None
+            return Arriving(None, (tensor,))
         current = self._streams.current()
         event = self._read[current] = self._streams.record(current)
-        return Arriving(self._streams, tensor, current, event)
+        return Arriving(self._streams, (tensor,), current, event)
+
+    def made(self, tensor: Any) -> Arriving:
+        """A tensor of one's own that was made just now, likewise."""
+        return Arriving.made(self._streams, (tensor,))

@@ -157,7 +157,7 @@ class ReplayBuffer(Samples[Out_co]):
         self.batch_size = None if batch_size is None else whole("batch_size", batch_size, 1, "rows")
         prefetch = whole("prefetch", prefetch, 0, "a number of batches")
         self.sample_timeout_s = seconds("sample_timeout_s", sample_timeout_s)
-        self.output = output_of(output, device, self.storage)
+        self.output, self.device = output_of(output, device, self.storage), device
         self._transfers = transfers_to(device, self.storage, prefetch + 2)
         self._output: Callable[[Batch], Out_co] = to_output(
             self.output, device, self._transfers, self.storage.device

@@ -11,6 +11,7 @@ from .. import _native
 from ..arguments import check_kind, whole, whole_numbers
 from ..batch import Batch, stack_batches
 from ..convert import as_array
+from ..errors import LayoutError
 from ..keys import RELABELED
 from ..sample import Rng
 from ..sample.hindsight import relabels
@@ -44,18 +45,36 @@ def _shares(p: Any, members: int) -> np.ndarray[Any, Any]:
     return weights
 
 
+def _one_place(buffers: Sequence[ReplayBuffer]) -> Any:
+    """The device that all members' rows are on; None: in host memory. Raises LayoutError."""
+    places = [b.storage.device for b in buffers]
+    for i, place in enumerate(places):
+        if place != places[0]:
+            mine, other = (x or "host memory" for x in (place, places[0]))
+            raise LayoutError(
+                f"buffers[{i}]: its rows are in {mine}, those of buffers[0] in {other}, and a "
+                "batch has rows of one place; use storages of one kind on one device"
+            )
+    return places[0]
+
+
 class ReplayBufferEnsemble(Samples[Out_co]):
     """Samples from all of its members, or from each with its own probability.
 
     Batches are flat, the members' rows one after another, with `buffer_ids` saying whose they are.
 
     Args:
-        buffers: the members; their rows must have one layout. Beside one with HindsightRelabel
-            the others' rows have ``("collector", "relabeled")`` too: False.
+        buffers: the members; their rows must have one layout, and be in host memory or on one
+            device. Beside one with HindsightRelabel the others' rows have
+            ``("collector", "relabeled")`` too: False.
         sample_from_all: an equal share of every member in every batch.
         p: probabilities of the members, drawn for each row or slice; uniform if None.
         batch_size: rows of a batch of the ensemble; members get their share of it.
-        seed, output, device: as in ReplayBuffer.
+        seed: as in ReplayBuffer.
+        output, device: as in ReplayBuffer; None: the first member's.
+
+    Raises:
+        LayoutError: members whose rows are on different devices.
     """
 
     @overload
@@ -121,9 +140,11 @@ class ReplayBufferEnsemble(Samples[Out_co]):
         self.p = None if p is None else _shares(p, len(buffers))
         self.batch_size = None if batch_size is None else whole("batch_size", batch_size, 1, "rows")
         self._relabels = any(relabels(b.sampler) for b in buffers)
-        own = next((b.output for b in buffers), "numpy")
-        on = next((b.storage.device for b in buffers), None)
-        self._output: Callable[[Batch], Out_co] = to_output(output or own, device, on=on)
+        first = buffers[0]
+        output = first.output if output is None else output
+        if device is None and output in ("torch", "tensordict"):
+            device = first.device
+        self._output: Callable[[Batch], Out_co] = to_output(output, device, on=_one_place(buffers))
         self._rng = Rng(seed)
 
     def __repr__(self) -> str:

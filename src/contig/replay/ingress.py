@@ -176,6 +176,11 @@ class Ingress:
             self._await_rows(data, go_on)
         return data
 
+    def _stacked(self, data: Any) -> Any:
+        """A list of rows as a batch; of a storage on a device, without a detour."""
+        as_rows = None if self.storage.device is None else self.storage.as_rows
+        return stack_rows(data, self.storage.schema, as_rows)
+
     def _batch(self, data: Any, batch_ndim: int) -> Batch:
         return Batch.from_tree(self._told(data, batch_ndim), batch_ndim)
 
@@ -191,7 +196,7 @@ class Ingress:
         return count_rows(self._told(data, batch_ndim), batch_ndim)
 
     def _await_rows(self, data: Any, go_on: Callable[[], None]) -> None:
-        data = stack_rows(data, self.storage.schema)
+        data = self._stacked(data)
         self.await_room(self._count(data, self.storage.batch_ndim(data)), go_on)
 
     def _transform_step(self, step: Batch) -> Any:

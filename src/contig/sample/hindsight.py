@@ -25,7 +25,7 @@ import numpy as np
 from .. import _native
 from ..arguments import whole
 from ..batch import Batch
-from ..convert import as_array, is_tensor
+from ..convert import Places, as_array, is_tensor
 from ..errors import NothingEligibleError
 from ..keys import FLAGS, MASK, NEXT, RELABELED, REWARD, TERMINATED
 from ..layout import Layout
@@ -56,7 +56,7 @@ class RelabeledRows:
         self._batch, self._rows = batch, rows
 
     def __getitem__(self, key: Any) -> Any:
-        return self._batch[key][self._rows]
+        return self._batch.take(self._batch[key], self._rows)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -129,7 +129,7 @@ class HindsightRelabel(OuterSampler):
         goals = self._goals(index, rng, lasts)
         if inner.lengths is not None:
             each = np.repeat(np.arange(inner.groups), inner.lengths)
-            chosen, goals = chosen[each], goals[each]
+            chosen, goals = chosen[each], Places(each).of(goals)
         return inner._replace(
             columns={**inner.columns, RELABELED: chosen},
             aside={_GOAL: goals},
@@ -191,8 +191,9 @@ class HindsightRelabel(OuterSampler):
         places = np.flatnonzero(batch[RELABELED])
         if not len(places):
             return batch
-        goals = draw.aside[_GOAL][places]
-        achieved = batch[(*NEXT, *self.achieved)][places]  # before anything is replaced
+        goals = batch.take(draw.aside[_GOAL], places)
+        # Before anything is replaced.
+        achieved = batch.take(batch[(*NEXT, *self.achieved)], places)
         for path in (self.desired, (*NEXT, *self.desired)):
             if path in layout.by_path:
                 _put(batch, path, places, goals)

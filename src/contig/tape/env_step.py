@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import _native
 from ..batch import Batch
-from ..convert import as_array, is_tensor, jagged_parts, leaf_spec, plain_tree
+from ..convert import Places, as_array, is_tensor, jagged_parts, leaf_spec, plain_tree
 from ..errors import LayoutError
 from ..layout import Layout, is_column, pair_of
 from ..ragged import Ragged
@@ -142,11 +142,12 @@ def _take(step: Any, kept: Array, rows: int, any_size: bool) -> Any:
         return step[kept]
     tree, _ = plain_tree(step)
     paths, leaves, structure = flatten(tree, _is_rows if any_size else is_column)
-    taken = [_rows_of(leaf, path, kept, rows) for path, leaf in zip(paths, leaves)]
+    places = Places(kept)
+    taken = [_rows_of(leaf, path, places, rows) for path, leaf in zip(paths, leaves)]
     return unflatten(structure, iter(taken))
 
 
-def _rows_of(leaf: Any, path: Path, kept: Array, rows: int) -> Any:
+def _rows_of(leaf: Any, path: Path, kept: Places, rows: int) -> Any:
     parts = jagged_parts(leaf) or pair_of(leaf)
     if parts is not None:
         leaf = Ragged(*parts)
@@ -155,7 +156,10 @@ def _rows_of(leaf: Any, path: Path, kept: Array, rows: int) -> Any:
     shape = (len(column),) if lists else tuple(column.shape)
     if shape[:1] != (rows,):
         raise LayoutError(f"{show_path(path)}: shape {list(shape)}, expected [{rows}, ...]")
-    return [column[i] for i in kept] if isinstance(column, list) else column[kept]
+    if lists:
+        numbers = kept.numbers
+        return [column[i] for i in numbers] if isinstance(column, list) else column[numbers]
+    return kept.of(column)
 
 
 def _is_rows(node: Any) -> bool:

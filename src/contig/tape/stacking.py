@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..batch import Batch
-from ..convert import as_array, plain_tree, tensordict_shape
+from ..convert import as_array, is_tensor, plain_tree, stacked, tensordict_shape
 from ..errors import LayoutError
 from ..layout import Layout, Leaf, is_column, pair_of
 from ..ragged import Ragged
@@ -44,8 +44,14 @@ def _dims(column: Any) -> tuple[int, ...]:
     return (len(column), *_dims(column[0])) if isinstance(column, list) and column else ()
 
 
-def stack_rows(data: Any, schema: Schema | None) -> Any:
+AsRows = Callable[[Any, int], Batch]  # a tree, and how many batch dims it has
+
+
+def stack_rows(data: Any, schema: Schema | None, as_rows: AsRows | None = None) -> Any:
     """A list of rows (TensorDicts, Batches, dicts) as a Batch; anything else as it is.
+
+    Args:
+        as_rows: of a storage on a device, what makes the batch: tensors stay where they are.
 
     Raises:
         LayoutError: the rows differ, or they could also be one tree.
@@ -64,10 +70,10 @@ def stack_rows(data: Any, schema: Schema | None) -> Any:
                 "give one dict of stacked arrays, or the storage an example of a row; for a tree, "
                 "give the storage an example of that"
             )
-    return _stacked(data, schema)
+    return _stacked(data, schema, as_rows)
 
 
-def _stacked(rows: Any, schema: Schema | None) -> Any:
+def _stacked(rows: Any, schema: Schema | None, as_rows: AsRows | None) -> Any:
     trees = [_tree(row) for row in rows]
     paths, _, structure = flatten(trees[0][0])
     columns: list[list[Any]] = [[] for _ in paths]
@@ -82,7 +88,7 @@ def _stacked(rows: Any, schema: Schema | None) -> Any:
     any_size = {} if schema is None else {x.path for x in schema.layout.leaves if x.ragged}
     if any_size:
         return _stacked_any_size(columns, paths, structure, any_size, trees[0][1])
-    columns = [[as_array(leaf) for leaf in column] for column in columns]
+    columns = [_of_one_kind(column, as_rows is not None) for column in columns]
     for path, column in zip(paths, columns):
         odd_one = next((i for i, x in enumerate(column) if x.shape != column[0].shape), None)
         if odd_one is not None:
@@ -90,8 +96,16 @@ def _stacked(rows: Any, schema: Schema | None) -> Any:
                 f"{show_path(path)}: shape {list(column[odd_one].shape)} in row {odd_one} of the "
                 f"list, {list(column[0].shape)} in row 0"
             )
-    stacked = unflatten(structure, (np.stack(column) for column in columns))
-    return Batch.from_tree(stacked, 1 + len(trees[0][1]))
+    each = (stacked(c) if is_tensor(c[0]) else np.stack(c) for c in columns)
+    return (as_rows or Batch.from_tree)(unflatten(structure, each), 1 + len(trees[0][1]))
+
+
+def _of_one_kind(column: list[Any], tensors: bool) -> list[Any]:
+    """Leaves that can be stacked: arrays, or tensors of one device where those may stay."""
+    if tensors and all(is_tensor(x) for x in column):
+        if all(x.device == column[0].device and x.dtype == column[0].dtype for x in column):
+            return column
+    return [as_array(leaf) for leaf in column]
 
 
 def _stacked_any_size(
@@ -107,13 +121,13 @@ def _stacked_any_size(
             f"a list of rows with leaves of any size: each is one row, got batch shape "
             f"{list(shape)}; give one Batch or TensorDict with all of them"
         )
-    stacked: list[Any] = []
+    out: list[Any] = []
     for path, column in zip(paths, columns):
         if path in any_size:
-            stacked.append([x[0] if isinstance(x, Ragged) else x for x in column])
+            out.append([x[0] if isinstance(x, Ragged) else x for x in column])
         else:
-            stacked.append(np.stack([as_array(x) for x in column]))
-    return unflatten(structure, iter(stacked))
+            out.append(np.stack([as_array(x) for x in column]))
+    return unflatten(structure, iter(out))
 
 
 def _tree(row: Any) -> tuple[Any, tuple[int, ...]]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from contig import DeviceStorage, LazyTensorStorage
 from contig.testing import episode
 
 Tree = Any
@@ -41,7 +42,45 @@ def goals(number: int, length: int) -> Tree:
 
 def pair(capacity: int, **options: Any) -> Any:
     """A storage on the device and one in host memory."""
-    import contig
+    here = LazyTensorStorage(capacity, share_next=False, stack={}, **options)
+    return DeviceStorage(capacity, "cpu", **options), here
 
-    here = contig.LazyTensorStorage(capacity, share_next=False, stack={}, **options)
-    return contig.DeviceStorage(capacity, "cpu", **options), here
+
+def marks_apart(tree: Tree, name: str = "") -> Tree:
+    """A tree as tensors, of which only marks have values: whoever looks at others fails."""
+    if isinstance(tree, dict):
+        return {key: marks_apart(value, key) for key, value in tree.items()}
+    tensor = torch.tensor(np.asarray(tree))
+    return tensor if name in MARKS else tensor.to("meta")
+
+
+MARKS = {"reward", "done", "terminated", "truncated", "traj_ids", "is_init", "policy_version"}
+
+
+class Valueless(DeviceStorage):
+    """Rows that have no values: what takes one to the host, or sends it, is an error or is seen."""
+
+    needs_values = False
+
+    def __init__(self, capacity: int, **options: Any) -> None:
+        super().__init__(capacity, "meta", **options)
+
+
+def rollout(device: str = "cpu", envs: int = 3, length: int = 4) -> Any:
+    """A filled RolloutStorage: observations say which env and step they are of."""
+    from contig import RolloutStorage
+
+    out = RolloutStorage(envs, length, (2,), actions_shape=(1,), device=device)
+    for t in range(length):
+        step = RolloutStorage.Transition()
+        step.observations = torch.tensor([[n, t] for n in range(envs)], dtype=torch.float32)
+        step.actions = torch.zeros(envs, 1)
+        step.rewards = torch.full((envs,), float(t))
+        step.dones = torch.tensor([t == 2, *[False] * (envs - 1)])
+        step.values = step.actions_log_prob = torch.zeros(envs, 1)
+        step.action_mean = step.action_sigma = torch.zeros(envs, 1)
+        for name, value in list(vars(step).items()):
+            if isinstance(value, torch.Tensor):
+                setattr(step, name, value.to(device))
+        out.add_transitions(step)
+    return out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from contig.testing import World, episode, identity, interleaved
 
 torch = pytest.importorskip("torch")
 
-from tests.tape.device.rows import goals, tensors  # noqa: E402
+from tests.tape.device.rows import goals, rollout, tensors  # noqa: E402
 
 pytestmark = [
     pytest.mark.cuda,
@@ -131,3 +133,195 @@ def test_values_that_might_change_are_refused():
         storage.writer().extend(
             {"x": torch.zeros(3, dtype=torch.float64, device="cuda"), "done": done}
         )
+
+
+# -- streams --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def no_waits() -> Iterator[None]:
+    """Whatever waits for the device by a stream, or by a pageable copy, raises; events do not."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def busy(stream: Any) -> None:
+    """Has a stream work for a while, so that whoever does not wait for it is too early."""
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_writes_and_samples_on_other_streams(late):
+    storage = DeviceStorage(600, "cuda", late=late)
+    writer = storage.writer()
+    buffer = ReplayBuffer(storage, batch_size=64, seed=0)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    for k, step in enumerate(interleaved(range(1, 65), 8)):
+        rows = tensors(step, "cuda")
+        torch.cuda.synchronize()
+        busy(streams[k % 3])
+        with torch.cuda.stream(streams[k % 3]):
+            writer.add_step(rows)
+        del rows
+        if not len(storage):
+            continue
+        busy(streams[(k + 1) % 3])
+        with torch.cuda.stream(streams[(k + 1) % 3]):
+            batch = buffer.draw()
+            part = batch[np.arange(32)]
+        with torch.cuda.stream(streams[(k + 2) % 3]):
+            for some in (batch, part):
+                out = some.to("cuda")
+                seen = {key: out[key].clone() for key in ("observation", "action", "index")}
+                torch.cuda.current_stream().synchronize()
+                steps = identity({key: seen[key].cpu() for key in ("observation", "action")})
+                assert steps == [(s % 64 + 1, s // 64) for s in seen["index"].tolist()]
+
+
+def test_samples_drawn_ahead_on_another_stream():
+    storage = DeviceStorage(500, "cuda")
+    world = World(storage)
+    world.write(6)
+    buffer = ReplayBuffer(storage, batch_size=64, seed=0, prefetch=3)
+    stream = torch.cuda.Stream()
+    for k in range(50):
+        with torch.cuda.stream(stream if k % 2 else torch.cuda.current_stream()):
+            batch = buffer.sample()
+            seen = {key: batch[key] * 1 for key in ("observation", "action", "index")}
+            torch.cuda.current_stream().synchronize()
+        steps = identity({key: seen[key].cpu() for key in ("observation", "action")})
+        assert steps == [world.step_at[s] for s in seen["index"].tolist()]
+    buffer.close()
+
+
+# -- what waits for nothing -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("output", ["torch", "tensordict"])
+def test_hindsight_waits_for_nothing(output):
+    if output == "tensordict":
+        pytest.importorskip("tensordict")
+    storage = DeviceStorage(200, "cuda")
+    for n in range(4):
+        storage.writer().extend(tensors(goals(n, 40), "cuda"))
+    relabel = HindsightRelabel(reward_fn=lambda a, g, rows: -(a != g).any(-1).double())
+    buffer = ReplayBuffer(storage, relabel, batch_size=32, seed=0, output=output)
+    buffer.sample()
+    with no_waits():
+        for _ in range(5):
+            batch = buffer.sample()
+    assert batch["desired_goal"].is_cuda and batch["next", "reward"].is_cuda
+
+
+def test_rewards_of_the_host():
+    storage = DeviceStorage(100, "cuda")
+    storage.writer().extend(tensors(goals(1, 40), "cuda"))
+    for values in (lambda n: torch.full((n,), -7.0), lambda n: np.full(n, -7.0)):
+        relabel = HindsightRelabel(reward_fn=lambda a, g, rows, v=values: v(len(rows)))
+        batch = ReplayBuffer(storage, relabel, batch_size=16, seed=0).sample()
+        chosen = batch["collector", "relabeled"]
+        assert (batch["next", "reward"][chosen] == -7).all()
+
+
+def test_masks_wait_for_nothing():
+    storage = DeviceStorage(1000, "cuda", late=True)
+    writer = storage.writer()
+    steps = [tensors(step, "cuda") for step in interleaved(range(1, 65), 8)]
+    mask = np.arange(64) % 3 != 0
+    for step in steps[:2]:
+        writer.add_step(step, mask=mask)
+    with no_waits():
+        for step in steps[2:]:
+            writer.add_step(step, mask=mask)
+    storage.flush()
+    rows = identity(storage.gather(np.arange(len(storage)))[0].host())
+    assert rows == [(n, t) for t in range(8) for n in range(1, 65) if (n - 1) % 3]
+
+
+def test_lists_and_leaves_of_ones_own_wait_for_nothing():
+    storage = DeviceStorage(100, "cuda")
+    storage.writer().extend(tensors(episode(1, 20), "cuda"))
+
+    class Twice:
+        def on_sample(self, batch: Any) -> Any:
+            return batch.with_leaves({"twice": batch["observation"] * 2})
+
+    buffer = ReplayBuffer(storage, batch_size=8, seed=0, transform=Twice())
+    buffer.sample()
+    with no_waits():
+        batch = buffer.sample()
+    assert torch.equal(batch["twice"], batch["observation"] * 2)
+
+
+# -- the rest of what works on it -----------------------------------------------------------------
+
+
+def test_a_rollout_stays_on_the_device():
+    buffer = ReplayBuffer(DeviceStorage(100, "cuda"), output="numpy")
+    seqs = rollout("cuda").to_replay(buffer)
+    batch = buffer[seqs]
+    assert batch["observation"].tolist() == [[n, t] for n in range(3) for t in range(4)]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_checkpoints(tmp_path, late):
+    source = DeviceStorage(60, "cuda", late=late)
+    buffer = ReplayBuffer(source, batch_size=16, seed=4)
+    for n in range(6):
+        buffer.extend(tensors(episode(n, 8), "cuda"))
+    source.flush()
+    buffer.save(tmp_path / "saved")
+    for target in (DeviceStorage(60, "cuda"), LazyTensorStorage(60)):
+        other = ReplayBuffer(target, batch_size=16, seed=0, output="numpy")
+        other.load(tmp_path / "saved")
+        assert identity(other[:]) == [(n, t) for n in range(6) for t in range(8)]
+
+
+def test_who_writes_first_may_be_in_inference_mode():
+    storage = DeviceStorage(60, "cuda")
+    with torch.inference_mode():
+        storage.writer().extend(tensors(episode(0, 8), "cuda"))
+    storage.writer().extend(tensors(episode(1, 8), "cuda"))
+    assert len(storage) == 16
+
+
+def test_a_default_device_is_not_that_of_page_locked_memory():
+    torch.set_default_device("cuda")
+    try:
+        storage = LazyTensorStorage(60)
+        World(storage).write(3)
+        buffer = ReplayBuffer(storage, batch_size=8, device="cuda", prefetch=1)
+        assert buffer.sample()["observation"].is_cuda
+        buffer.close()
+    finally:
+        torch.set_default_device(None)
+
+
+def test_goals_of_unsigned_numbers():
+    rows = tensors(goals(1, 12), "cuda")
+    for part in (rows, rows["next"]):
+        for key in ("achieved_goal", "desired_goal"):
+            part[key] = part[key].abs().to(torch.uint16)
+    storage = DeviceStorage(60, "cuda")
+    storage.writer().extend(rows)
+    relabel = HindsightRelabel("final", reward_fn=lambda a, g, some: np.zeros(len(some)))
+    batch = ReplayBuffer(storage, relabel, batch_size=16, seed=0).sample()
+    chosen = batch["collector", "relabeled"].cpu()
+    assert (batch["desired_goal"].cpu().to(torch.int32)[chosen] == torch.tensor([1, 12])).all()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch finds one CUDA device only")
+def test_a_second_device():
+    pytest.importorskip("tensordict")
+    storage = DeviceStorage(60, "cuda:1")
+    storage.writer().extend(tensors(episode(0, 10), "cuda:1"))
+    for output in ("torch", "tensordict"):
+        for asked, got in ((None, 1), ("cuda:1", 1), ("cuda:0", 0), ("cuda", 0), (1, 1)):
+            batch = ReplayBuffer(storage, batch_size=8, output=output, device=asked).sample()
+            places = {batch["observation"].device.index, batch["next", "reward"].device.index}
+            assert places == {got}

@@ -25,12 +25,12 @@ from contig import (
     SliceSampler,
     TrajectorySampler,
 )
-from contig.convert import same_values
+from contig.batch import stack_batches
 from contig.testing import World, episode, identity, interleaved, row
 
 torch = pytest.importorskip("torch")
 
-from tests.tape.device.rows import goals, pair, same, tensors  # noqa: E402
+from tests.tape.device.rows import goals, pair, rollout, same, tensors  # noqa: E402
 
 
 def fill(storages: Any, episodes: int = 12) -> None:
@@ -135,30 +135,6 @@ def test_leaves_are_views_of_one_gathered_tensor():
         assert len(owners) == 1
         assert storage.memory.rows.dtype == torch.uint8
         assert storage.memory.rows.shape[0] == 50
-
-
-DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32"]
-DTYPES += ["float64", "complex64", "complex128"]
-
-
-def test_any_dtypes_in_any_order_come_back():
-    torch.manual_seed(0)
-    for order in range(6):
-        generator = np.random.default_rng(order)
-        names = generator.permutation(DTYPES).tolist()
-        shapes = [(), (3,), (1, 2), (0,), (5,)]
-        rows = {
-            f"{i:02d}": (torch.rand(7, *shapes[(i + order) % 5]) * 3).to(getattr(torch, name))
-            for i, name in enumerate(names)
-        }
-        with DeviceStorage(5, "cpu") as storage:
-            seqs = storage.writer().extend({**rows, "done": torch.arange(7) == 6})
-            assert len(seqs) == 5
-            batch, lost = storage.gather(np.ascontiguousarray(seqs[::-1]))
-            assert lost == 0
-            for key, column in rows.items():
-                assert batch[key].dtype == column.dtype
-                assert torch.equal(batch[key], column[2:].flip(0)), key
 
 
 def test_what_is_given_may_be_changed_afterwards():
@@ -272,23 +248,48 @@ def test_an_ensemble_of_devices():
     assert [n for n, _ in identity(batch)] == batch["buffer_ids"].tolist()
 
 
-def test_a_rollout_goes_over():
-    from contig import RolloutStorage
+def test_an_ensemble_of_devices_and_the_host():
+    buffers = [ReplayBuffer(s) for s in pair(50)]
+    for members in (buffers, buffers[::-1]):
+        with pytest.raises(LayoutError, match="buffers\\[1\\]: its rows are in"):
+            ReplayBufferEnsemble(*members)
+    batches = []
+    for buffer in buffers:
+        buffer.extend(episode(0, 5))
+        batches.append(buffer.storage.gather(np.arange(5))[0])
+    for parts in (batches, batches[::-1]):
+        with pytest.raises(LayoutError, match="cannot be joined"):
+            stack_batches(parts)
 
+
+def test_devices_have_one_name():
+    """However a device is given, its batches are on it, and need no way over the host."""
+    for name in ("cpu", "cpu:0", torch.device("cpu", 0)):
+        with DeviceStorage(20, name) as storage:
+            rows = tensors(episode(0, 8))
+            storage.writer().extend(rows)
+            assert str(storage.device) == "cpu"
+            batch = storage.gather(np.arange(4))[0]
+            for where in (None, "cpu", "cpu:0"):
+                there = batch.torch(where)["observation"]
+                assert there.data_ptr() == batch["observation"].data_ptr()
+
+
+def test_other_devices():
+    """Of rows that are elsewhere, all of a batch is on the device that was asked for."""
+    pytest.importorskip("tensordict")
+    with DeviceStorage(20, "cpu") as storage:
+        storage.writer().extend(tensors(episode(0, 8)))
+        for output in ("torch", "tensordict"):
+            batch = ReplayBuffer(storage, batch_size=4, output=output, device="meta").sample()
+            assert batch["observation"].is_meta and batch["next", "reward"].is_meta
+
+
+def test_a_rollout_goes_over():
     counts = []
     for storage in pair(100):
-        rollout = RolloutStorage(3, 4, (2,), actions_shape=(1,), device="cpu")
-        for t in range(4):
-            step = RolloutStorage.Transition()
-            step.observations = torch.tensor([[n, t] for n in range(3)], dtype=torch.float32)
-            step.actions = torch.zeros(3, 1)
-            step.rewards = torch.full((3,), float(t))
-            step.dones = torch.tensor([t == 2, False, False])
-            step.values = step.actions_log_prob = torch.zeros(3, 1)
-            step.action_mean = step.action_sigma = torch.zeros(3, 1)
-            rollout.add_transitions(step)
         buffer = ReplayBuffer(storage, output="numpy")
-        seqs = rollout.to_replay(buffer)
+        seqs = rollout().to_replay(buffer)
         batch = buffer[seqs]
         assert batch["observation"].tolist() == [[n, t] for n in range(3) for t in range(4)]
         counts.append(storage.episodes()[["first", "steps", "return", "complete"]].tolist())
@@ -373,40 +374,6 @@ def test_data_that_does_not_fit_does_not_fix_the_layout():
         storage.writer().extend(tensors(episode(0, 3)))
 
 
-def test_values_are_kept_or_refused():
-    with DeviceStorage(10, "cpu", example=row(0, 0)) as storage:
-        rows = tensors(episode(0, 3))
-        storage.writer().extend({**rows, "action": rows["action"].float()})  # float to double
-        rows["collector"]["traj_ids"] = torch.tensor([0.0, 0.5, 1.0])
-        with pytest.raises(ValueError, match="traj_ids.*0.5"):
-            storage.writer().extend(rows)
-        assert len(storage) == 3
-
-
-@pytest.mark.parametrize(
-    ("given", "wanted", "kept"),
-    [
-        ("float16", "float32", True),
-        ("bfloat16", "float32", True),
-        ("float32", "float64", True),
-        ("float64", "float32", False),
-        ("float32", "bfloat16", False),
-        ("float32", "int64", False),
-        ("bool", "float32", True),
-        ("bool", "uint8", True),
-        ("uint8", "bool", False),
-        ("uint8", "int16", True),
-        ("int16", "uint8", False),
-        ("int64", "float32", True),
-        ("int64", "int32", False),
-        ("complex64", "float32", False),
-    ],
-)
-def test_dtypes_that_keep_every_value(given, wanted, kept):
-    """What is cast on a device without a look at it: int to float as elsewhere, and wider ones."""
-    assert same_values(getattr(torch, given), getattr(torch, wanted)) == kept
-
-
 def test_tensordicts_stay_what_they_are():
     tensordict = pytest.importorskip("tensordict")
     with DeviceStorage(50, "cpu") as storage:
@@ -462,6 +429,16 @@ def test_rows_whose_write_failed_are_never_drawn(monkeypatch):
         monkeypatch.undo()
         writer.extend(tensors(episode(2, 5)))
         assert identity(storage.gather(np.arange(10, 15))[0]) == [(2, t) for t in range(5)]
+
+
+def test_options_that_it_does_not_have():
+    for name, value in {"codecs": {"x": "zstd"}, "share_next": True, "stack": {"x": 4}}.items():
+        with pytest.raises(TypeError, match=f"{name}= is for storages in host memory.*Lazy"):
+            DeviceStorage(10, "cpu", **{name: value})
+    with pytest.raises(TypeError, match="no argument nonsense="):
+        DeviceStorage(10, "cpu", nonsense=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match='"meta".*no values'):
+        DeviceStorage(10, "meta")
 
 
 def test_devices_that_are_not_there():

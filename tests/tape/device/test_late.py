@@ -144,12 +144,11 @@ def test_writes_and_reads_on_several_streams_are_in_order(streams):
     writer = storage.writer()
     writer.extend(tensors(episode(0, 10)))
     aside = streams.side()
-    main, streams._now = streams._now, aside
     streams.calls.clear()
-    storage.gather(np.arange(4))
-    assert ("wait", aside.name) in streams.calls  # for the write, on another stream
-    batch, _ = storage.gather(np.arange(4))
-    streams._now = main
+    with streams.on(aside):
+        storage.gather(np.arange(4))
+        assert ("wait", aside.name) in streams.calls  # for the write, on another stream
+        batch, _ = storage.gather(np.arange(4))
     streams.calls.clear()
     kept = len(streams.kept)
     assert identity(batch) == [(0, t) for t in range(4)]
@@ -158,3 +157,12 @@ def test_writes_and_reads_on_several_streams_are_in_order(streams):
     streams.calls.clear()
     writer.extend(tensors(episode(1, 10)))
     assert ("wait", "current") in streams.calls  # for the read, before it is overwritten
+
+
+def test_marks_come_over_in_one_copy_without_streams_too():
+    """Of devices that have none: one tensor goes over, whatever is in it."""
+    columns = [torch.arange(5), torch.tensor(True), torch.zeros(0, 3), torch.rand(3, 2)[:, :1]]
+    whole = transfers.packed(columns)
+    assert whole.dtype == torch.uint8 and len(whole) % 16 == 0
+    for one, other in zip(transfers.unpacked(whole.clone(), columns), columns):
+        assert one.dtype == other.dtype and torch.equal(one, other)

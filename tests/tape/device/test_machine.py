@@ -1,5 +1,6 @@
 """A DeviceStorage and a LazyTensorStorage get the same appends, in every form, and are the same:
-rows, episodes, counts, and what samplers with the same seed draw from them."""
+rows, episodes, counts, and what samplers with the same seed draw from them. One that is late is the
+same after a flush, and until then returns the seqs of the append before."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from contig import (
+    DeviceStorage,
+    LazyTensorStorage,
     NStepSampler,
     PrioritizedSampler,
     RandomSampler,
@@ -22,7 +25,7 @@ from contig.testing import episode, interleaved, row
 
 pytest.importorskip("torch")
 
-from tests.tape.device.rows import pair, same, tensors
+from tests.tape.device.rows import same, tensors
 
 ends = st.sampled_from(["terminated", "truncated", None])
 EPISODE = ["id", "traj_id", "first", "steps", "return", "terminated", "truncated", "trimmed"]
@@ -35,11 +38,16 @@ SAMPLERS: dict[str, Any] = {
 
 
 class DeviceAndHost(RuleBasedStateMachine):
+    late = False
+
     @initialize(
         capacity=st.integers(1, 40), keep=st.booleans(), sampler=st.sampled_from([*SAMPLERS])
     )
     def begin(self, capacity: int, keep: bool, sampler: str) -> None:
-        self.storages = pair(capacity)
+        self.storages = (
+            DeviceStorage(capacity, "cpu", late=self.late),
+            LazyTensorStorage(capacity, share_next=False, stack={}),
+        )
         self.writers = [s.writer() for s in self.storages]
         self.buffers = [
             ReplayBuffer(s, SAMPLERS[sampler](), batch_size=9, seed=1, output="numpy")
@@ -48,14 +56,25 @@ class DeviceAndHost(RuleBasedStateMachine):
         self.form = tensors if keep else lambda x: x
         self.number, self.open, self.sampler = 0, None, sampler
         self.written = 0
+        self.owed: list[int] | None = None  # seqs that the late one has not returned yet
 
-    def both(self, write: Any, *arguments: Any) -> None:
-        seqs = [
+    def both(self, write: Any, at_once: bool = False) -> None:
+        one, other = (
             np.asarray(write(writer, form)).tolist()
             for writer, form in zip(self.writers, (self.form, lambda x: x))
-        ]
-        assert seqs[0] == seqs[1]
+        )
+        if not self.late or at_once:
+            assert one == other
+            self.owed = None
+        else:
+            assert one == (self.owed or [])
+            self.owed = other
         self.written += 1
+
+    @rule()
+    def flush(self) -> None:
+        self.storages[0].flush()
+        self.owed = None
 
     def new(self) -> int:
         self.number += 1
@@ -79,7 +98,7 @@ class DeviceAndHost(RuleBasedStateMachine):
         n = self.new()
         for t in range(count):
             last = end if t == count - 1 else None
-            self.both(lambda w, form, t=t, last=last: w.add(form(row(n, t, end=last))))
+            self.both(lambda w, form, t=t, last=last: w.add(form(row(n, t, end=last))), True)
         self.open = None
 
     @rule(envs=st.integers(1, 4), length=st.integers(1, 4), end=ends, data=st.data())
@@ -87,6 +106,10 @@ class DeviceAndHost(RuleBasedStateMachine):
         numbers = [self.new() for _ in range(envs)]
         for step in interleaved(numbers, length, end=end):
             mask = np.array(data.draw(st.lists(st.booleans(), min_size=envs, max_size=envs)))
+            if not mask.any():  # nothing is appended, so that nothing is settled
+                for writer in self.writers:
+                    assert writer.add_step(self.form(step), range(envs), mask).tolist() == []
+                continue
             self.both(lambda w, form, s=step, m=mask: w.add_step(form(s), range(envs), m))
         self.open = None
 
@@ -98,7 +121,7 @@ class DeviceAndHost(RuleBasedStateMachine):
         if self.written == 0:
             rows = episode(self.number, length, end="truncated" if truncated else "terminated")
         how = {"truncated": truncated, "terminated": not truncated}
-        self.both(lambda w, form: w.extend_trajectory(form(rows), **how))
+        self.both(lambda w, form: w.extend_trajectory(form(rows), **how), True)
         self.open = None
 
     @rule(length=st.integers(1, 5))
@@ -113,12 +136,14 @@ class DeviceAndHost(RuleBasedStateMachine):
 
     @rule()
     def empty(self) -> None:
+        self.owed = None
         for buffer in self.buffers:
             buffer.empty()
 
     @precondition(lambda self: self.written and len(self.storages[0]))
     @rule()
     def sample(self) -> None:
+        self.flush()
         one, other = (b.sample() for b in self.buffers)
         same(one, other)
         if self.sampler == "priorities":
@@ -127,7 +152,7 @@ class DeviceAndHost(RuleBasedStateMachine):
 
     @invariant()
     def the_same(self) -> None:
-        if not hasattr(self, "storages"):
+        if not hasattr(self, "storages") or self.owed is not None:
             return
         one, other = self.storages
         assert len(one) == len(other)
@@ -152,3 +177,11 @@ DeviceAndHost.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 TestDeviceAndHost = DeviceAndHost.TestCase
+
+
+class LateDeviceAndHost(DeviceAndHost):
+    late = True
+
+
+LateDeviceAndHost.TestCase.settings = DeviceAndHost.TestCase.settings
+TestLateDeviceAndHost = LateDeviceAndHost.TestCase

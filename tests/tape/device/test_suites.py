@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import contig
 from contig.layout import Layout
+from contig.tape.device.writer import DeviceWriter
 from contig.testing import SamplerSuite, StorageSuite, row
 from contig.testing.any_size import EXAMPLE
 from tests.sample import test_suites as host
@@ -23,6 +25,35 @@ class TestDeviceStorage(StorageSuite):
         self, capacity: int, *, ndim: int = 1, example: Any = None, fields: Any = None
     ) -> contig.Storage:
         return contig.DeviceStorage(capacity, "cpu", ndim=ndim, example=example, fields=fields)
+
+
+class _Settled(DeviceWriter):
+    """A late writer whose rows are there when it returns, for suites that look at once."""
+
+    def extend(self, *args: Any, **options: Any) -> Any:
+        before = super().extend(*args, **options)
+        return np.concatenate([before, self.settle()])
+
+    def add_env_step(self, *args: Any, **options: Any) -> Any:
+        before = super().add_env_step(*args, **options)
+        return np.concatenate([before, self.settle()])
+
+
+class _Late(contig.DeviceStorage):
+    def writer(self, orphans: list[Any] | None = None) -> DeviceWriter:
+        self.check_open()
+        writer = _Settled(self, orphans)
+        self._writers.add(writer)
+        return writer
+
+
+class TestLateDeviceStorage(TestDeviceStorage):
+    """The same, by the way that rows take which are late."""
+
+    def make_storage(
+        self, capacity: int, *, ndim: int = 1, example: Any = None, fields: Any = None
+    ) -> contig.Storage:
+        return _Late(capacity, "cpu", ndim=ndim, example=example, fields=fields, late=True)
 
 
 class _OnDevice:

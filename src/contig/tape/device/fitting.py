@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...convert import Place, is_tensor, same_values, torch_dtype
+from ...convert import Place, fits_unseen, is_tensor, torch_dtype
 from ...errors import LayoutError
 from ...keys import NEXT
 from ...layout import Layout, LeafSpec, ShapeDtype
@@ -139,7 +139,7 @@ def _fitted(leaf: Leaf, device: Any, value: Any, batch_ndim: int, mark: bool) ->
         if value.dtype == wanted or (mark and device.type != "cpu"):
             return value.detach().to(device)
         if device.type != "cpu":
-            if not same_values(value.dtype, wanted):
+            if not fits_unseen(value.dtype, wanted):
                 raise LayoutError(
                     f"{show_path(leaf.path)}: {value.dtype} as {wanted} may change values, and to "
                     "look at them would be to wait for the device; convert the data first"

@@ -10,32 +10,49 @@ Samplers write their marks into the block; then all of it goes to the device in 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...batch import Batch, stack_batches
 from ...convert import (
     Arriving,
+    Places,
     as_array,
+    device_of,
     is_tensor,
     joined,
     moved,
+    numpy_dtype,
     plain_tree,
+    put_rows,
     to_tensordict,
-    to_torch,
     to_torch_all,
     torch_dtype,
 )
 from ...errors import LayoutError
 from ...forms import block_tensors, is_rows, named_tensors
-from ...layout import Layout, RaggedBlock
+from ...layout import Layout, RaggedBlock, ShapeDtype, spec_of_column
 from ...tree import Path, as_path, flatten, nested, show_path, unflatten
 from .fitting import HIDDEN
 
 __all__ = ["DeviceRows"]
 
 Array = np.ndarray[Any, Any]
+
+
+class _Late(NamedTuple):
+    """Some rows of a mark that were made on the device.
+
+    Attributes:
+        path: of the mark.
+        places: the rows, whatever the batch dims are.
+        values: one for each of them.
+    """
+
+    path: Path
+    places: Places
+    values: Arriving
 
 
 class DeviceRows(Batch):
@@ -47,10 +64,10 @@ class DeviceRows(Batch):
         layout: of all leaves.
         tensors: of the others, by path.
         device: where those are.
-        arriving: what other streams wait for before they use the tensors.
+        arriving: what other streams wait for before they use the tensors; None: nothing.
     """
 
-    __slots__ = ("_all", "_arriving", "_device", "_late", "_there")
+    __slots__ = ("_all", "_arriving", "_device", "_late", "_places", "_there")
 
     def __init__(
         self,
@@ -62,8 +79,9 @@ class DeviceRows(Batch):
     ) -> None:
         super().__init__(marks.memory, marks.layout, marks.shape, marks.extras)
         self._all, self._there = layout, tensors
-        self._device, self._arriving = device, arriving
-        self._late: list[tuple[Path, Any, Any]] = []  # marks that were made on the device
+        self._device, self._arriving = device, arriving or Arriving(None, ())
+        self._late: list[_Late] = []
+        self._places = Places(np.empty(0, np.int64))  # those that were asked for last
 
     @property
     def layout(self) -> Layout:
@@ -76,17 +94,23 @@ class DeviceRows(Batch):
 
     @staticmethod
     def of_tree(tree: Any, batch_ndim: int, device: Any) -> DeviceRows:
-        """Data of a device, ``[*batch, ...]``, as it is."""
+        """Data ``[*batch, ...]`` as it is: what is on the device stays there, what is in host
+        memory too."""
         tree, shape = plain_tree(tree)
         paths, leaves, _ = flatten(tree)
-        tensors = [x if is_tensor(x) else to_torch(as_array(x, p)) for p, x in zip(paths, leaves)]
         batch_ndim = batch_ndim if shape is None else len(shape)
         layout = Layout.of_rows(tree).row(batch_ndim)
-        nothing = Batch.empty(
-            Layout(nested({HIDDEN: np.uint8(0)})), tuple(tensors[0].shape[:batch_ndim])
-        )
-        there = {p: x.to(device) for p, x in zip(paths, tensors)}
-        return DeviceRows(nothing, layout, there, device)
+        there, here = {}, {}
+        for path, leaf in zip(paths, leaves):
+            if is_tensor(leaf) and (leaf.device == device or leaf.device.type != "cpu"):
+                there[path] = leaf.detach().to(device)
+            else:
+                here[path] = as_array(leaf, path)
+        dims = tuple(np.shape(leaves[0])[:batch_ndim])
+        marks = Batch.empty(Layout(nested({HIDDEN: np.uint8(0)})), dims)
+        if here:
+            marks = Batch.from_tree(nested(here), batch_ndim)
+        return DeviceRows(marks, layout, there, device)
 
     # -- access -------------------------------------------------------------------------------
 
@@ -113,27 +137,40 @@ class DeviceRows(Batch):
 
     def _mark(self, path: Path) -> Array:
         column: Array = super()._leaf(self._layout.number[path])
-        late = [x for x in self._late if x[0] == path]
+        late = [x for x in self._late if x.path == path]
         if late:  # somebody looks at what was made on the device: now it has to come over
-            self._late = [x for x in self._late if x[0] != path]
+            self._late = [x for x in self._late if x.path != path]
+            flat = column.reshape((self._rows, *column.shape[len(self._shape) :]))
             for _, places, values in late:
-                column[places] = as_array(values)
+                flat[places.numbers] = as_array(values.tensor())
         return column
 
     def _on_this_stream(self) -> dict[Path, Any]:
-        if self._arriving is not None:
-            self._arriving.tensor()
+        self._arriving.tensor()
         return self._there
 
+    def _sent(self, places: Array) -> Places:
+        """Places, which go to the device once, however often they are asked for in a row."""
+        if self._places.numbers is not places:
+            self._places = Places(places)
+        return self._places
+
+    def take(self, column: Any, places: Array) -> Any:
+        return self._sent(places).of(column)
+
     def put(self, path: Path, places: Array, values: Any) -> None:
-        """Replaces a leaf of some rows. What comes from the device stays there."""
+        """Replaces a leaf of some rows of a flat batch. What comes from the device stays there."""
+        if is_tensor(values) and values.device.type == "cpu" != self.device.type:
+            values = as_array(values)
         if path in self._there:
             if not is_tensor(values):
-                values = to_torch(np.ascontiguousarray(values)).to(self.device)
+                values = moved_column(values, self.device)
             column = self._on_this_stream()[path]
-            column[to_torch(places).to(self.device)] = values.to(column.dtype)
+            put_rows(column, self._sent(places).on(self.device), values.to(self.device))
+            self._arriving = self._arriving.after(list(self._there.values()))
         elif is_tensor(values):
-            self._late.append((path, places, values))
+            mine = self._arriving.after((values.detach().to(self.device),))
+            self._late.append(_Late(path, self._sent(places), mine))
         else:
             self._mark(path)[places] = values
 
@@ -164,25 +201,29 @@ class DeviceRows(Batch):
         return self._all.build_tree(self._tensors(device, pin))
 
     def _tensors(self, device: Any, pin: bool = False) -> list[Any]:
-        if device is not None and str(device) not in (str(self.device), self.device.type):
-            return self.host()._tensors(device, pin)
-        there = dict(self._on_this_stream())
+        where = self.device if device is None else device_of(device)
+        if where != self.device and "cpu" in (where.type, self.device.type):
+            return self.host()._tensors(where, pin)
         if self.device.type == "cpu":
             marks = to_torch_all(super()._leaves())
         else:
             marks = block_tensors(self._ragged, moved(self.block, self.device), self._shape)
-        there.update(zip(self._layout.by_path, marks))
+        found = dict(zip(self._layout.by_path, marks))
         for path, places, values in self._late:
-            index = to_torch(places).to(self.device)
-            there[path][index] = values.to(torch_dtype(self._all.by_path[path].dtype))
-        return [there[path] for path in self._all.by_path]
+            column = found[path]
+            flat = column.view((self._rows, *column.shape[len(self._shape) :]))
+            put_rows(flat, places.on(self.device), values.tensor())
+        found.update(self._on_this_stream())
+        return [found[path].to(where) for path in self._all.by_path]
 
     def to_tensordict(self, device: Any = None) -> Any:
         if self._all.structure.kind != "dict":
             raise LayoutError("only a batch whose tree is a mapping can become a TensorDict")
         whole = RaggedBlock(self._all, self._columns, self._block)
         flat = named_tensors(whole, self._tensors(device), self._shape)
-        return to_tensordict(flat, self._shape, self.device if device is None else device)
+        return to_tensordict(
+            flat, self._shape, self.device if device is None else device_of(device)
+        )
 
     def jax(self, copy: bool = True) -> Any:
         return self.host().jax(copy)
@@ -190,54 +231,81 @@ class DeviceRows(Batch):
     def pin(self) -> Batch:
         return self  # nothing of it waits to be copied
 
+    # -- derived batches ----------------------------------------------------------------------
+
+    def _like(self, marks: Batch, layout: Layout, tensors: dict[Path, Any]) -> DeviceRows:
+        """A batch of tensors that the calling thread's stream has made of this one's."""
+        arriving = self._arriving.after(list(tensors.values()))
+        return DeviceRows(marks, layout, tensors, self._device, arriving)
+
+    def _marks(self) -> Batch:
+        """The marks, without those that are late."""
+        return Batch(self._block, self._layout, self._shape, self._extras)
+
+    def _plain(self) -> Batch:
+        """The marks, all of them in host memory."""
+        for path in {x.path for x in self._late}:
+            self._mark(path)
+        return self._marks()
+
     def reshape(self, *shape: int) -> Batch:
-        marks = Batch(self._block, self._layout, self._shape, self._extras).reshape(*shape)
+        marks = self._marks().reshape(*shape)
         n = len(self._shape)
         tensors = {
             p: t.reshape((*marks.shape, *t.shape[n:])) for p, t in self._on_this_stream().items()
         }
-        return self._like(marks, self._all, tensors)
-
-    # -- derived batches ----------------------------------------------------------------------
-
-    def _like(self, marks: Batch, layout: Layout, tensors: dict[Path, Any]) -> DeviceRows:
-        out = DeviceRows(marks, layout, tensors, self._device)
-        out._late = [x for x in self._late if x[0] in layout.by_path]
+        out = self._like(marks, self._all, tensors)
+        out._late = list(self._late)
         return out
-
-    def _plain(self) -> Batch:
-        """The marks, all of them in host memory."""
-        for path in {x[0] for x in self._late}:
-            self._mark(path)
-        return Batch(self._block, self._layout, self._shape, self._extras)
 
     def _rows_at(self, rows: Any) -> Batch:
         marks = self._plain()._rows_at(rows)
         index = rows
         if isinstance(rows, np.ndarray):
-            index = to_torch(np.ascontiguousarray(rows)).to(self.device)
+            numbers = np.flatnonzero(rows) if rows.dtype == bool and rows.ndim == 1 else rows
+            index = moved_column(numbers, self.device)
         picked = {path: tensor[index] for path, tensor in self._on_this_stream().items()}
         return self._like(marks, self._all, picked)
 
     def with_leaves(self, columns: dict[Any, Any], extra: bool = False) -> Batch:
-        paths = {as_path(key): value for key, value in columns.items()}
-        marks = self._plain().with_leaves({p: as_array(v) for p, v in paths.items()}, extra)
-        specs = [marks.layout.by_path[p].spec for p in paths]
+        given = {as_path(key): value for key, value in columns.items()}
+        there = {
+            path: value.detach()
+            for path, value in given.items()
+            if is_tensor(value) and value.device == self.device
+        }
+        here = {path: as_array(value) for path, value in given.items() if path not in there}
+        specs = [spec_of_column(_described(v), p, self._shape) for p, v in given.items()]
         layout, _ = self._all.with_leaves(specs)
-        kept = {p: t for p, t in self._on_this_stream().items() if p not in paths}
-        return self._like(marks, layout, kept)
+        marks = self._marks().with_leaves(here, extra)
+        if extra:
+            marks._extras |= there.keys()
+        kept = {p: t for p, t in self._on_this_stream().items() if p not in given}
+        out = self._like(marks, layout, {**kept, **there})
+        out._late = [x for x in self._late if x.path not in given]
+        return out
 
-    def joined(self, others: Sequence[Batch]) -> Batch:
-        """This batch and others of its layout, one after another."""
-        every = [self, *others]
-        if not all(isinstance(b, DeviceRows) for b in every):
+    @staticmethod
+    def joined(batches: Sequence[Batch]) -> Batch:
+        """Flat batches of one layout, one after another.
+
+        Raises:
+            LayoutError: some of them are in host memory, or on another device.
+        """
+        mine = [b for b in batches if isinstance(b, DeviceRows)]
+        first = mine[0]
+        if len(mine) < len(batches) or any(b.device != first.device for b in mine):
             raise LayoutError(
-                "batches of a device and of the host cannot be joined; use storages of one kind"
+                "batches of a device and of the host, or of several devices, cannot be joined; use "
+                "storages of one kind on one device"
             )
-        mine = [b for b in every if isinstance(b, DeviceRows)]
-        marks = stack_batches([b._plain() for b in mine])
-        tensors = {p: joined([b._on_this_stream()[p] for b in mine]) for p in self._there}
-        return self._like(marks, self._all, tensors)
+        marks = stack_batches([b._marks() for b in mine])
+        tensors = {p: joined([b._on_this_stream()[p] for b in mine]) for p in first._there}
+        out, at = first._like(marks, first._all, tensors), 0
+        for batch in mine:
+            out._late += [x._replace(places=Places(x.places.numbers + at)) for x in batch._late]
+            at += len(batch)
+        return out
 
     def stored(self, but: Collection[Path] = ()) -> Any:
         structure = self._all.structure
@@ -252,3 +320,17 @@ class DeviceRows(Batch):
 
     def __reduce__(self) -> Any:
         return self.host().__reduce__()
+
+
+def moved_column(column: Array, device: Any) -> Any:
+    """An array as a tensor of a device, for the calling thread's stream."""
+    array = np.ascontiguousarray(column)
+    flat = array.reshape(-1).view(np.uint8)
+    return moved(flat, device).view(torch_dtype(array.dtype)).view(array.shape)
+
+
+def _described(column: Any) -> Any:
+    """A column as a layout's specs take it."""
+    if not is_tensor(column):
+        return as_array(column)
+    return ShapeDtype(tuple(column.shape), numpy_dtype(column.dtype))

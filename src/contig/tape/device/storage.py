@@ -11,10 +11,11 @@ Thread-safe.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from ..fields import check_fields, fields_layout
 from ..folding import ExtraLeaf, FoldedSteps, Recipe, fold_of
 from ..memory import new_tape
 from ..schema import Schema, Wide, row_layout
+from ..segment import Segment
 from ..snapshot import Snapshot
 from ..storage import Storage
 from .fitting import Parts, check_leaves, fit, mark_paths
@@ -76,10 +78,18 @@ class DeviceStorage(Storage):
         fields: an example of what each trajectory has besides its rows.
         late: `extend` and `add_step` do not wait for the device: their rows can be sampled one
             append later, and the seqs that are returned are those of the append before. `flush`,
-            from the thread that writes, makes up for the last one.
+            from the thread that writes or after it has ended, makes up for the last one.
+
+    Raises:
+        ValueError: no such device, or one whose tensors have no values.
+        TypeError: an option of storages in host memory.
+
+    Attributes:
+        needs_values: False in tests that look at where rows go: then the device may be "meta".
     """
 
     takes_records = False
+    needs_values = True
 
     def __init__(
         self,
@@ -90,10 +100,20 @@ class DeviceStorage(Storage):
         fields: Any = None,
         *,
         late: bool = False,
+        **others: Never,
     ) -> None:
+        for name in others:
+            raise TypeError(_refused(name))
         self.device = device_of(device)
+        if self.device.type == "meta" and self.needs_values:
+            raise ValueError(
+                'device="meta": its tensors have shapes and no values, so that nothing would be '
+                'kept; use "cpu", or a device such as "cuda"'
+            )
         self.late = bool(late)
         self.rows_lock = threading.RLock()
+        self.unsettled: set[DeviceWriter] = set()
+        self._process = os.getpid()
         self._rows: Schema | None = None
         self._parts: Parts | None = None
         self._memory: DeviceMemory | None = None
@@ -176,18 +196,20 @@ class DeviceStorage(Storage):
         return DeviceRows.of_tree(tree, batch_ndim, self.device)
 
     def flush(self) -> None:
-        """Returns when every append of the calling thread can be sampled."""
+        """Returns when every append of the calling thread, and of those that have ended, can be
+        sampled."""
         self._open()
         self._settle()
 
     def empty(self) -> None:
+        self._open()
         self._settle()
         super().empty()
 
     def _settle(self) -> None:
-        for writer in list(self._writers):
-            assert isinstance(writer, DeviceWriter)
-            writer.settle()
+        with self.rows_lock:
+            for writer in list(self.unsettled):
+                writer.settle()
 
     def _restore(
         self,
@@ -210,6 +232,8 @@ class DeviceStorage(Storage):
         with self.rows_lock:
             counts = (*index, contents.trajectories)
             self.tape.restore(marks.reshape(-1), tail, head, *counts, contents.fields, None)
+            for writer in list(self.unsettled):  # what waits was written before this, too
+                writer.discard()
             for first, last in rows.spans(tail, head):
                 others = self._others_of(rows.read(first, last), last - first)
                 self.memory.write(first, others, last - first, last - first)
@@ -350,17 +374,37 @@ class DeviceStorage(Storage):
         self._open()
         return -1
 
+    def _open(self) -> Segment:
+        # Its tape is memory that a forked child shares; rows on the device are not.
+        if os.getpid() != self._process:
+            raise ClosedError(
+                f"this DeviceStorage belongs to process {self._process}, and this is its forked "
+                f"child {os.getpid()}, which has no part in its device; make it after the fork, or "
+                "use a LazyTensorStorage or SharedStorage"
+            )
+        return super()._open()
+
     def close(self) -> None:
-        if self._segment is not None:
+        if self._segment is not None and os.getpid() == self._process:
             self._settle()
         super().close()
         self._memory = None
+        self.unsettled.clear()
 
     def __reduce__(self) -> Any:
         raise TypeError(
             "a DeviceStorage belongs to its process: other processes write to a LazyTensorStorage "
             "or SharedStorage, whose batches go to the device (ReplayBuffer(device=...))"
         )
+
+
+def _refused(name: str) -> str:
+    if name in ("codecs", "share_next", "stack", "blob_bytes"):
+        return (
+            f"DeviceStorage: {name}= is for storages in host memory; on a device each row has all "
+            "of its leaves, as they are. Leave it out, or use LazyTensorStorage"
+        )
+    return f"DeviceStorage has no argument {name}="
 
 
 def _bytes_of(records: Array, layout: Layout, path: Path) -> Array:

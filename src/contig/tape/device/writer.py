@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._native import Continue, Lanes
 from ...batch import Batch
-from ...convert import DeviceMemory, Fetched, is_tensor, plain_tree
+from ...convert import Arriving, DeviceMemory, Fetched, is_tensor, plain_tree
 from ...errors import LayoutError
 from ...layout import Layout
 from ...tree import Path, nested
@@ -33,12 +33,15 @@ class DeviceTape(Protocol):
     Attributes:
         late: whether marks come over one append late.
         rows_lock: held over an append and its rows on the device.
+        unsettled: writers with an append that waits for its marks, kept while it does: whoever
+            wrote it may be gone.
     """
 
     capacity: int
     ndim: int
     late: bool
     rows_lock: threading.RLock
+    unsettled: set[DeviceWriter]
     tape: Any
 
     @property
@@ -61,6 +64,8 @@ class DeviceTape(Protocol):
     def define(self, tree: Any, batch_ndim: int, fields: Layout | None = None) -> Schema: ...
 
     def native_writer(self, schema: Schema) -> Any: ...
+
+    def as_rows(self, tree: Any, batch_ndim: int) -> Batch: ...
 
 
 class _Marks:
@@ -87,13 +92,14 @@ class _Pending(NamedTuple):
     """An append that waits for its marks.
 
     Attributes:
+        records: its rows on the device.
         thread: whose; trajectories do not go on in another one.
     """
 
     marks: Callable[[], Any]
-    records: Any
+    records: Arriving
     append: Append
-    thread: int
+    thread: threading.Thread
 
 
 class DeviceWriter(Writer):
@@ -137,7 +143,7 @@ class DeviceWriter(Writer):
         return self._write_rows(rows, lambda marks: verb(step._replace(data=marks), fields))
 
     def extend(self, data: Any, continues: bool | None = None, fields: Any = None) -> Array:
-        data = stack_rows(data, self._device_tape.schema)
+        data = stack_rows(data, self._device_tape.schema, self._device_tape.as_rows)
         tree, shape = self._tree(data)
         ndim = self._device_tape.ndim if shape is None else len(shape)
         if ndim == 0:
@@ -161,16 +167,31 @@ class DeviceWriter(Writer):
         )
 
     def settle(self) -> Array:
-        """Appends what waits for its marks, if that is the calling thread's; its seqs."""
+        """Appends what waits for its marks, if that is the calling thread's or that of one that has
+        ended; its seqs."""
         with self._device_tape.rows_lock:
             waiting = self._pending
-            if waiting is None or waiting.thread != threading.get_ident():
+            if waiting is None or (
+                waiting.thread is not threading.current_thread() and waiting.thread.is_alive()
+            ):
                 return np.empty(0, np.int64)
+            return self._settle_now()
+
+    def discard(self) -> None:
+        """Forgets what waits for its marks."""
+        with self._device_tape.rows_lock:
             self._pending = None
-            seqs = waiting.append(waiting.marks())
-            if len(seqs):
-                self._on_device(lambda m: m.write_staged(int(seqs[0]), waiting.records, len(seqs)))
-            return seqs
+            self._device_tape.unsettled.discard(self)
+
+    def _settle_now(self) -> Array:
+        waiting = self._pending
+        if waiting is None:
+            return np.empty(0, np.int64)
+        self.discard()
+        seqs = waiting.append(waiting.marks())
+        if len(seqs):
+            self._on_device(lambda m: m.write_staged(int(seqs[0]), waiting.records, len(seqs)))
+        return seqs
 
     # -- how ----------------------------------------------------------------------------------
 
@@ -227,10 +248,11 @@ class DeviceWriter(Writer):
         if not late:
             tree = marks()
         with storage.rows_lock:
-            seqs = self.settle()
+            seqs = self._settle_now()
             if late:
                 records = storage.memory.stage(others, rows.rows)
-                self._pending = _Pending(marks, records, append, threading.get_ident())
+                self._pending = _Pending(marks, records, append, threading.current_thread())
+                storage.unsettled.add(self)
                 return seqs
             seqs = append(tree)
             if len(seqs):
