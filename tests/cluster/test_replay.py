@@ -72,6 +72,9 @@ def test_spread_and_appends(cluster: Any) -> None:
             )
         )
         assert np.array_equal(identities(buffer), want)
+        what = "3 shards, SamplerWithoutReplacement(), batches of 64, output='numpy'"
+        assert repr(buffer) == f"<RayReplayBuffer: {what}>"
+    assert repr(buffer) == f"<RayReplayBuffer closed: {what}>"
 
 
 def test_placement(cluster: Any) -> None:

@@ -325,3 +325,9 @@ def test_dtypes_that_are_no_names(name: str) -> None:
     told["leaves"][0]["dtype"] = name
     with pytest.raises(LayoutError):
         Layout.from_json(told)
+
+
+@pytest.mark.parametrize("shape", [(-4,), (3, -1), (10**20,), (1 << 24, 1 << 24)])
+def test_sizes_that_no_row_has(shape: tuple[int, ...]) -> None:
+    with pytest.raises(LayoutError, match='"x": '):
+        Layout({"x": ShapeDtype(shape, "float32"), "y": 1.0})
