@@ -29,7 +29,9 @@ __all__ = [
     "recognised",
     "shared_form",
     "shared_roots",
+    "stacks_from_json",
     "stacks_of",
+    "stacks_to_json",
 ]
 
 _MOST_FRAMES = 64  # of a stack, natively
@@ -189,6 +191,26 @@ def shared_form(schema: Mapping[str, Any]) -> Any:
         return Sharing.from_json(schema["shared"]).native(Layout.from_json(schema["layout"]))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise LayoutError(f"what is stored once does not fit the layout: {error!r}") from None
+
+
+def stacks_to_json(stacks: Stacks) -> list[Any]:
+    """For a peer; `stacks_from_json` takes it."""
+    return [[list(path), *stack] for path, stack in stacks.items() if isinstance(stack, Stack)]
+
+
+def stacks_from_json(data: Any) -> Stacks:
+    """What a peer says of its stacks.
+
+    Raises:
+        LayoutError: it makes no sense.
+    """
+    try:
+        found = {tuple(path): (frames, leading) for path, frames, leading in data}
+        if not all(type(leading) is bool for _, leading in found.values()):
+            raise TypeError("expected true or false")
+        return stacks_of({p: (n, 0 if leading else -1) for p, (n, leading) in found.items()}) or {}
+    except (TypeError, ValueError) as error:
+        raise LayoutError(f"stacks of frames: {error}") from None
 
 
 def shared_roots(layout: Layout, stacks: Stacks | None) -> tuple[list[Path], bool]:
