@@ -148,3 +148,113 @@ def test_nothing_stays_open_when_one_table_is_wrong(place: Path) -> None:
     with pytest.raises(ValueError, match="'b': slice_len"):
         config(place, toml).make_server()
     DiskStorage(place / "runs" / "a").close()  # nobody else writes there
+
+
+# -- what is stored once, and encoded --------------------------------------------------------------
+
+SEEN = {
+    **{
+        "pixels": {"shape": [4, 8, 8], "dtype": "uint8"},
+        "state": {"shape": [9], "dtype": "float32"},
+    },
+    **{"camera": {"far": {"shape": [6, 6, 6], "dtype": "uint8"}}},
+}
+FLAG = {"done": {"shape": [], "dtype": "bool"}}
+
+
+@pytest.fixture
+def seen(place: Path) -> Path:
+    (place / "seen.json").write_text(json.dumps({**SEEN, "next": {**SEEN, **FLAG}}))
+    return place
+
+
+def made(config: Any) -> dict[str, Any]:
+    """What each table of a server stores once, and encodes."""
+    server = config.make_server()
+    found = {}
+    try:
+        for name, buffer in server.buffers.items():
+            sharing = buffer.storage.schema.sharing
+            frames = {} if sharing is None else {x.path: x[1:] for x in sharing.leaves}
+            codecs = {path: codec.name for path, codec in buffer.storage.codecs.items()}
+            found[name] = (frames, codecs)
+    finally:
+        server.close()
+        for buffer in server.buffers.values():
+            buffer.storage.close()
+    return found
+
+
+def test_stored_once_by_options(seen: Path) -> None:
+    words = ("--example", seen / "seen.json", "--stack", "pixels=4", "--stack", "camera.far=2:-1")
+    frames, codecs = made(config(seen, None, *words))["default"]
+    assert frames == {
+        ("pixels",): (4, True),
+        ("camera", "far"): (2, False),
+        ("state",): (1, True),
+    }
+    assert not codecs
+    words = ("--example", seen / "seen.json", "--no-share-next", "--codecs", "camera.far=lz4")
+    assert made(config(seen, None, *words))["default"] == ({}, {("camera", "far"): "lz4"})
+
+
+def test_stored_once_by_a_file(seen: Path) -> None:
+    toml = """
+example = "seen.json"
+capacity = 50
+
+[tables.plain]
+share_next = false
+
+[tables.stacks]
+stack = {pixels = 4, camera = {far = [2, -1]}}
+
+[tables.disk]
+disk = "runs"
+stack = {pixels = 4}
+
+[tables.coded.codecs.camera]
+far = "lz4"
+"""
+    for _ in range(2):  # and once more, with what is there already
+        found = made(config(seen, toml))
+        assert found["plain"] == ({}, {})
+        assert found["stacks"][0][("camera", "far")] == (2, False)
+        assert found["disk"][0][("pixels",)] == (4, True)
+        assert found["coded"][1] == {("camera", "far"): "lz4"}
+    for changed, said in (("share_next = false", "share_next"), ("stack = {state = 3}", "stack")):
+        other = toml.replace('disk = "runs"\nstack = {pixels = 4}', f'disk = "runs"\n{changed}')
+        with pytest.raises(ValueError, match=f"table 'disk': {said} has no effect"):
+            config(seen, other).make_server()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--stack", "pixels=5"), "no axis of 5 frames"),
+        (("--stack", "elsewhere=4"), "no leaf"),
+        (("--stack", "pixels=4", "--no-share-next"), "share_next=False"),
+        (("--codecs", "state=nothing"), "nothing"),
+        (("--codecs", "elsewhere=lz4"), "elsewhere"),
+    ],
+)
+def test_stored_once_wrongly(seen: Path, words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        config(seen, None, "--example", seen / "seen.json", *words).make_server()
+
+
+def test_stored_once_without_effect(place: Path) -> None:
+    """Rows that have nothing below next, and queues."""
+    row = ("--example", place / "row.json")
+    with pytest.raises(ValueError, match="--share-next has no effect"):
+        config(place, None, *row, "--share-next").make_server()
+    options = ("--stack", "x=3"), ("--share-next",), ("--codecs", "x=lz4")
+    for words in options:
+        with pytest.raises(ValueError, match=f"{words[0]} has no effect with --queue"):
+            config(place, None, *row, "--queue", 4, *words).make_server()
+    for words in (("--stack", "x"), ("--stack", "=3"), ("--stack", "x=a"), ("--codecs", "x=")):
+        with pytest.raises(SystemExit):
+            config(place, None, *row, *words)
+    for toml in ("stack = 4", "share_next = 1", 'codecs = "lz4"'):
+        with pytest.raises(ValueError, match="expected"):
+            config(place, f'example = "row.json"\n{toml}')

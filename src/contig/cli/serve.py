@@ -33,6 +33,7 @@ from ..server.acceptor import raise_descriptor_limit
 from ..server.budget import Limits
 from ..server.logs import logging_lines
 from .failure import OK, ends, fail, one_line
+from .leaf_options import codec_of, stack_of
 from .serve_config import MOST_ITEMS, ServeConfig, read_config
 from .service import notify
 from .signals import Stop, handling
@@ -82,6 +83,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     least = "with --samples-per-insert: before the first sample (default: 1)"
     what.add_argument("--min-size", type=rows_of, metavar="ROWS", help=least)
+    what.add_argument(
+        "--share-next", action=argparse.BooleanOptionalAction, default=None,
+        help="store next observations once (default: where that saves memory)",
+    )  # fmt: skip
+    what.add_argument(
+        "--stack", action="append", type=stack_of, metavar="LEAF=FRAMES",
+        help="store frames of a stack once; may be repeated; LEAF=FRAMES:-1: in the last axis",
+    )  # fmt: skip
+    what.add_argument(
+        "--codecs", action="append", type=codec_of, metavar="LEAF=CODEC",
+        help="keep a leaf encoded; may be repeated",
+    )  # fmt: skip
     how = parser.add_argument_group("how it is reached")
     how.add_argument(
         "--host", type=text,

@@ -146,10 +146,12 @@ class ServeConfig:
 
 def read_config(args: argparse.Namespace) -> ServeConfig:
     """Of the command line, and of the file it names. Raises ValueError or OSError."""
-    told = TableOptions(
-        example=None if args.example is None else read_example(args.example),
-        **{name: getattr(args, name) for name in TABLE_OPTIONS if name != "example"},
-    )
+    given = {name: getattr(args, name) for name in TABLE_OPTIONS}
+    for name in ("stack", "codecs"):
+        given[name] = None if given[name] is None else dict(given[name])
+    if args.example is not None:
+        given["example"] = read_example(args.example)
+    told = TableOptions(**given)
     server = {k: v for k in _SERVER if (v := getattr(args, k, None)) is not None}
     names = once(args.table)
     if args.config is None:

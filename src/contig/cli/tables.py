@@ -28,6 +28,7 @@ from ..sample import (
 )
 from ..tape import LazyTensorStorage, Storage
 from ..tape.disk import DiskStorage
+from .leaf_options import ByLeaf, by_leaf, check_stored
 from .values import MOST_ROWS
 
 __all__ = [
@@ -57,6 +58,9 @@ class TableOptions(NamedTuple):
         batch_size: rows of a sample.
         samples_per_insert: rows sampled for each row written, kept by a limiter.
         min_size: rows before the first sample, with such a limiter.
+        share_next: whether next observations are stored once.
+        stack: frames, or frames and axis, by the path of a leaf.
+        codecs: names by the path of a leaf.
     """
 
     example: Any = None
@@ -68,6 +72,9 @@ class TableOptions(NamedTuple):
     batch_size: int | None = None
     samples_per_insert: float | None = None
     min_size: int | None = None
+    share_next: bool | None = None
+    stack: ByLeaf | None = None
+    codecs: ByLeaf | None = None
 
     def over(self, other: TableOptions) -> TableOptions:
         """These, and the other's where nothing is said."""
@@ -112,6 +119,7 @@ def table_options(given: Mapping[str, Any], where: str, beside: Path) -> TableOp
         "example": (str, dict), "capacity": (int,), "disk": (str,), "durable": (bool,),
         "sampler": (str,), "slice_len": (int,), "batch_size": (int,),
         "samples_per_insert": (int, float), "min_size": (int,),
+        "share_next": (bool,), "stack": (dict,), "codecs": (dict,),
     }  # fmt: skip
     out: dict[str, Any] = {}
     for key, value in given.items():
@@ -122,6 +130,9 @@ def table_options(given: Mapping[str, Any], where: str, beside: Path) -> TableOp
         out["example"] = read_example(beside / out["example"])
     elif "example" in out:
         out["example"] = leaf_specs(out["example"], f"{where}: example")
+    for name in ("stack", "codecs"):
+        if name in out:
+            out[name] = by_leaf(out[name])
     if "disk" in out:
         out["disk"] = beside / out["disk"]
     if out.get("sampler", SAMPLERS[0]) not in SAMPLERS:
@@ -158,20 +169,26 @@ def make_table(name: str, options: TableOptions, spell: Callable[[str], str]) ->
             room = max(ratio * max(told.batch_size, least), 1.0, ratio, told.batch_size)
             limiter = RateLimiter(ratio, least, room)
         storage = _storage(name, told)
+        try:
+            check_stored(storage, told.share_next, told.stack, spell)
+        except BaseException:
+            storage.close()
+            raise
         return ReplayBuffer(storage, _sampler(told), batch_size=told.batch_size, limiter=limiter)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"table {name!r}: {error}") from None
 
 
 def _storage(name: str, told: TableOptions) -> Storage:
     assert told.capacity is not None
+    once: dict[str, Any] = {x: getattr(told, x) for x in ("share_next", "stack", "codecs")}
     if told.disk is None:
-        return LazyTensorStorage(told.capacity, example=told.example)
+        return LazyTensorStorage(told.capacity, example=told.example, **once)
     if Path(name).name != name or name in (".", ".."):
         raise ValueError("with disk, expected a name that can be a directory's")
     durability = "durable" if told.durable else "committed"
     place = told.disk / name
-    return DiskStorage(place, told.capacity, durability=durability, example=told.example)
+    return DiskStorage(place, told.capacity, durability=durability, example=told.example, **once)
 
 
 def _sampler(told: TableOptions) -> Sampler:

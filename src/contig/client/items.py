@@ -10,8 +10,10 @@ from ..accumulate import Built
 from ..batch import Batch
 from ..convert import plain_tree
 from ..layout import Layout, as_bytes
+from ..tape.asked import Asked
+from ..tape.stacks import stacks_to_json
 
-__all__ = ["NO_FIELDS", "layout_of", "records_of"]
+__all__ = ["NO_FIELDS", "layout_of", "records_of", "stacks_of"]
 
 NO_FIELDS = (
     "fields: this table is a queue of single items, which have no trajectories; a server with a "
@@ -24,6 +26,15 @@ def layout_of(sample: Any) -> Layout | None:
     if sample is None or isinstance(sample, Layout):
         return sample
     return Layout(dict(sample) if isinstance(sample, Built) else plain_tree(sample)[0])
+
+
+def stacks_of(sample: Any) -> list[Any]:
+    """Stacks of frames that a `data_sample` shows, for a server: a real step does, zeros and a
+    layout do not."""
+    if sample is None or isinstance(sample, Layout):
+        return []
+    tree = dict(sample) if isinstance(sample, Built) else plain_tree(sample)[0]
+    return stacks_to_json(Asked().shown(Layout(tree), tree).stack or {})
 
 
 def records_of(layout: Layout, tree: Any) -> np.ndarray[Any, Any]:

@@ -34,7 +34,7 @@ from ..weights.board import Weights, check_version, unpack_weights
 from ..wire import Accepted, Type, parse_described
 from ..wire.tls import client_context
 from .connecting import ServerAddress, wait_for_server
-from .items import NO_FIELDS, layout_of, records_of
+from .items import NO_FIELDS, layout_of, records_of, stacks_of
 from .publishing import publication
 from .remote_tape import RemoteTape
 from .replies import read_reply
@@ -101,6 +101,9 @@ class TcpClient:
         opening = _opening(self.producer, layout, ack)
         if wanted is not None:
             opening["fields"] = wanted.to_json()
+        stacks = stacks_of(data_sample)
+        if stacks:
+            opening["stack"] = stacks
         first = wait_for_server(address, opening, options.reconnect_s)
         try:
             schema, self.layout = _what_it_takes(first.accepted, layout)

@@ -191,7 +191,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _enter(self, opening: wire.Opening[Table]) -> bool:
         """Lets a client in whose OPEN is right; False: its table has to be waited for."""
-        if not opening.table.ready_for(opening.layout, opening.fields):
+        if not opening.table.ready_for(opening.layout, opening.fields, opening.stacks):
             return False
         wire.check_carried(opening.version, opening.table.schema)
         try:

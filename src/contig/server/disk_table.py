@@ -10,6 +10,7 @@ from ..errors import StorageFull
 from ..layout import Layout
 from ..replay import Ingress
 from ..tape.disk import DiskStorage
+from ..tape.stacks import Stacks
 from .tables import Outcome, Sender, Table, Taken, TapeTable
 
 __all__ = ["DiskTable"]
@@ -27,9 +28,9 @@ class DiskTable(TapeTable):
         if disk.durability == "durable":
             self.ack_levels = ("received", "committed", "durable")
 
-    def fix(self, layout: Layout | None, fields: Layout | None) -> None:
+    def fix(self, layout: Layout | None, fields: Layout | None, stacks: Stacks) -> None:
         try:
-            super().fix(layout, fields)
+            super().fix(layout, fields, stacks)
         except OSError as error:
             if error.errno in _FULL:
                 raise StorageFull(error.errno, f"no room for the table's files: {error}") from error

@@ -22,6 +22,7 @@ from ..layout import Layout
 from ..replay import Ingress
 from ..tape.fields import check_fields
 from ..tape.queue import BatchQueue
+from ..tape.stacks import Stacks
 from ..wire import Refused
 from .item_shape import ItemShape
 
@@ -101,21 +102,21 @@ class Table(ABC):
         return 0
 
     @abstractmethod
-    def fix(self, layout: Layout | None, fields: Layout | None) -> None:
+    def fix(self, layout: Layout | None, fields: Layout | None, stacks: Stacks) -> None:
         """Checks a client's layouts of rows and of trajectories' fields, as far as it says them, or
-        takes them as the table's own.
+        takes them as the table's own, with the stacks of frames that it knows of.
 
         Raises Refused, or StorageFull if there is no room for a table yet.
         """
 
-    def ready_for(self, layout: Layout | None, fields: Layout | None) -> bool:
+    def ready_for(self, layout: Layout | None, fields: Layout | None, stacks: Stacks) -> bool:
         """Whether it takes a client's layouts and can say what it has. Raises Refused.
 
         On a full disk neither need be so; it is asked again.
         """
         try:
             if layout is not None or fields is not None:
-                self.fix(layout, fields)
+                self.fix(layout, fields, stacks)
         except StorageFull:
             return False
         return self.settle()  # what is only in memory would not come again
@@ -202,7 +203,7 @@ class QueueTable(Table):
     def record_size(self) -> int:
         return int(self.queue.record_size)
 
-    def fix(self, layout: Layout | None, fields: Layout | None) -> None:
+    def fix(self, layout: Layout | None, fields: Layout | None, stacks: Stacks) -> None:
         if fields is not None:
             raise Refused(
                 "layout",
@@ -270,14 +271,20 @@ class TapeTable(Table):
         schema = self.storage.schema
         return 0 if schema is None else schema.layout.record_size
 
-    def fix(self, layout: Layout | None, fields: Layout | None) -> None:
+    def fix(self, layout: Layout | None, fields: Layout | None, stacks: Stacks) -> None:
+        before = self.storage.asked
         try:
             if layout is not None:
+                if self.storage.schema is None:
+                    self.storage.asked = before.with_stacks(layout, stacks)
                 self.storage.publish(layout, fields)
             elif self.storage.schema is not None:
                 check_fields(self.storage.schema.fields, fields)
         except LayoutError as error:
             raise Refused("layout", str(error)) from None
+        finally:
+            if self.storage.schema is None:
+                self.storage.asked = before
 
     @property
     def max_row(self) -> int:

@@ -96,14 +96,18 @@ class Asked:
         """With what was stored once elsewhere, as far as nobody said what is here."""
         if self.share_next is False:
             return self
-        coded, stacks = self._coded(layout), self.stack
-        if stacks is None:
-            kept = (
-                x for x in sharing.leaves if x.frames > 1 and not coded.by_path[x.path].variable
-            )
-            stacks = {x.path: Stack(x.frames, x.leading) for x in kept} or None
         share = self.share_next or (sharing.paired and not self.codecs) or None
-        return replace(self, share_next=share, stack=stacks)
+        stacks: Stacks = {x.path: Stack(*x[1:]) for x in sharing.leaves if x.frames > 1}
+        return replace(self.with_stacks(layout, stacks), share_next=share)
+
+    def with_stacks(self, layout: Layout, stacks: Stacks) -> Asked:
+        """With stacks that somebody else has recognised, of leaves that are not encoded row by row,
+        if nobody said which there are."""
+        if self.stack is not None or self.share_next is False:
+            return self
+        coded = self._coded(layout).by_path
+        fixed = {p: x for p, x in stacks.items() if p not in coded or not coded[p].variable}
+        return replace(self, stack=fixed) if fixed else self
 
     def shown(self, layout: Layout, example: Any) -> Asked:
         """As `looked_at`, in an example of a row: a real step shows its stacks, zeros do not."""

@@ -11,7 +11,16 @@ from ..keys import NEXT
 from ..layout import Layout
 from ..tree import Path, as_path, show_path
 
-__all__ = ["Stack", "Stacks", "axes_of", "placed", "possible_stacks", "stacks_of"]
+__all__ = [
+    "Stack",
+    "Stacks",
+    "axes_of",
+    "placed",
+    "possible_stacks",
+    "stacks_from_json",
+    "stacks_of",
+    "stacks_to_json",
+]
 
 _MOST_FRAMES = 64  # of a stack, natively
 
@@ -98,3 +107,23 @@ def placed(layout: Layout, path: Path, stack: Stack | int) -> Stack:
     if not fitting:
         raise LayoutError(f"{what}, which has no axis of {frames} frames, first or last")
     return fitting[0]
+
+
+def stacks_to_json(stacks: Stacks) -> list[Any]:
+    """For a peer; `stacks_from_json` takes it."""
+    return [[list(path), *stack] for path, stack in stacks.items() if isinstance(stack, Stack)]
+
+
+def stacks_from_json(data: Any) -> Stacks:
+    """What a peer says of its stacks.
+
+    Raises:
+        LayoutError: it makes no sense.
+    """
+    try:
+        found = {tuple(path): (frames, leading) for path, frames, leading in data}
+        if not all(type(leading) is bool for _, leading in found.values()):
+            raise TypeError("expected true or false")
+        return stacks_of({p: (n, 0 if leading else -1) for p, (n, leading) in found.items()}) or {}
+    except (TypeError, ValueError) as error:
+        raise LayoutError(f"stacks of frames: {error}") from None

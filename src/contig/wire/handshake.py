@@ -24,6 +24,7 @@ from ..errors import ConnectionClosedError, LayoutError
 from ..layout import Layout
 from ..tape.fields import fields_layout
 from ..tape.sharing import shared_form
+from ..tape.stacks import Stacks, stacks_from_json
 from . import versions
 from .frames import Refused, Type, json_frame, parse_json
 from .pulse import LEAST_HEARTBEAT_S, MOST_HEARTBEAT_S
@@ -134,6 +135,7 @@ class Opening(NamedTuple, Generic[TableT]):
         ack: what an ACK is to mean.
         layout: of the records to come; None: there are none.
         fields: of trajectories; None: it does not say.
+        stacks: of frames, which it has recognised in a row.
         version: of the protocol that is spoken with it.
         heartbeat: whether it says something from time to time, and expects that of the server.
     """
@@ -145,6 +147,7 @@ class Opening(NamedTuple, Generic[TableT]):
     ack: str
     layout: Layout | None
     fields: Layout | None
+    stacks: Stacks
     version: int
     heartbeat: bool
 
@@ -335,8 +338,15 @@ class ServerHandshake:
             layout = self._layout(asked["layout"])
         fields = None if asked.get("fields") is None else self._fields(asked["fields"])
         beats, following = asked.get("heartbeat") is True, int(following or 0)
-        said = (layout, fields, self._version, beats)
+        said = (layout, fields, self._stacks(asked.get("stack")), self._version, beats)
         return Opening(table, name, producer, following, str(ack), *said)
+
+    @staticmethod
+    def _stacks(content: Any) -> Stacks:
+        try:
+            return {} if content is None else stacks_from_json(content)
+        except LayoutError as error:
+            raise Refused("layout", str(error)) from None
 
     @staticmethod
     def _fields(content: Any) -> Layout:
