@@ -56,6 +56,8 @@ def nested(data: dict[str, Any]) -> dict[str, Any]:
 
 FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "lists": lambda data: data,
+    "lists of lists": lambda data: {**data, "tokens": [x.tolist() for x in data["tokens"]]},
+    "lists of tuples": lambda data: {**data, "tokens": [tuple(x) for x in data["tokens"]]},
     "columns": columns,
     "a batch": lambda data: Batch.from_tree(columns(data)),
     "object arrays": objects,
@@ -80,3 +82,14 @@ def test_forms(form: str, ids: list[int] | None) -> None:
     assert list(found["data"]) == [bytes([u]) * (u % 3) for u in written]
     assert list(found["note"]) == ["é" * (u % 2) for u in written]
     assert len(storage.episodes()) == ENVS - 1
+
+
+def test_lists_of_lists_with_fields() -> None:
+    storage = LazyTensorStorage(100, example={"t": Ragged(np.int32)}, fields={"a": 0})
+    writer = storage.writer()
+    given = {"fields": {"a": [4, 5]}}
+    for more in ({}, {"mask": [True, True]}, {"env_ids": [0, 1]}, {"mask": [False, True]}):
+        writer.add_step({"t": [[1, 2], [3]]}, **more, **given)
+    found, _ = storage.gather(np.arange(len(storage)))
+    assert [x.tolist() for x in found["t"]] == [[1, 2], [3]] * 3 + [[3]]
+    assert storage.episodes()["a"].tolist() == [4, 5]

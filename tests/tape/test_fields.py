@@ -188,6 +188,34 @@ def test_a_refused_first_write_fixes_nothing(make):
     assert column(storage, "task") == [3]
 
 
+def test_a_first_write_that_is_too_large_fixes_nothing(make):
+    storage = make(20, blob_bytes=64)
+    writes = (
+        lambda w: w.extend({"b": [b"x", b"x" * 65]}, fields={"task": 1}),
+        lambda w: w.extend({"b": [b"x", b"x" * 65]}),
+        lambda w: w.add({"b": b"x" * 65}, {"task": 1}),
+        lambda w: w.add_step({"b": [b"x" * 65]}),
+        lambda w: w.extend_trajectory({"a": [b"x" * 33], "b": [b"x" * 33]}, fields={"task": 1}),
+    )
+    for write in writes:
+        with pytest.raises(ValueError, match="the storage's ring has room for 64; nothing was"):
+            write(storage.writer())
+        assert storage.layout is None and storage.fields is None
+    storage.writer().add({"b": b"x" * 64}, {"task": 3})
+    assert column(storage, "task") == [3]
+
+
+@pytest.mark.parametrize("fields", [None, {"task": 1}])
+def test_a_first_trajectory_that_contradicts_itself_fixes_nothing(make, fields):
+    storage = make(20)
+    with pytest.raises(LayoutError, match="the last row says True, the argument"):
+        wrong = {"terminated": False, "truncated": False, "fields": fields}
+        storage.writer().extend_trajectory(rows([0, 1], ".t"), **wrong)
+    assert storage.layout is None and storage.fields is None
+    storage.writer().extend_trajectory({"other": np.arange(3)}, fields={"task": 3})
+    assert column(storage, "task") == [3]
+
+
 def test_through_buffers_and_transforms(make):
     seen = []
 

@@ -267,7 +267,7 @@ def test_requests_are_bounded_in_bytes() -> None:
 
     def answer() -> None:
         token, _, _, request, _ = asked.pop(0)
-        core.answers.answer(token, frame(13, request, b"{}"))
+        core.answers.answer(token, 0, frame(13, request, b"{}"))
 
     peer.give(frame(11, 1, 4 * half))
     assert len(asked) == 1 and peer.refusal is None

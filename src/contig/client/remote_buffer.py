@@ -170,6 +170,8 @@ class RemoteReplayBuffer(Samples[Out_co]):
     # -- sampling -----------------------------------------------------------------------------
 
     def _next_batch(self, batch_size: int | None) -> Batch:
+        if batch_size is not None:
+            batch_size = whole("batch_size", batch_size, 1, "rows")
         own = batch_size in (None, self.batch_size)
         size = self.batch_size if own else batch_size
         with self._turn:
@@ -197,7 +199,7 @@ class RemoteReplayBuffer(Samples[Out_co]):
         return numbers
 
     def _ask(self, size: int | None) -> PendingRequest:
-        asked = struct.pack("<Q", 0 if size is None else whole("batch_size", size, 1, "rows"))
+        asked = struct.pack("<Q", size or 0)
         return self._client.asking.ask(Type.SAMPLE, asked, timeout=self.sample_timeout_s)
 
     def _collect(self, line: _Line) -> tuple[int, int, bytes]:

@@ -20,7 +20,12 @@ __all__ = ["Change", "Point", "UndoLog"]
 
 
 class Change:
-    """What one draw changed, until that is undone; it keeps no others alive."""
+    """What one draw changed, until that is undone; it keeps no others alive.
+
+    Args:
+        log: that it was noted in.
+        what: what its sampler undoes; None once that is done.
+    """
 
     __slots__ = ("log", "what")
 

@@ -11,10 +11,11 @@ import numpy as np
 from ..arguments import whole
 from ..errors import LayoutError
 from ..layout import Layout, is_column
-from ..tree import Path, flatten
+from ..tree import Path, flatten, show_path
 from .boundaries import complete_flags, fill_flags, merged_keys
 from .encoded_once import encoded_once
 from .encoding import Codecs, codecs_of, codecs_to_json, coded_row, with_next
+from .ending import End, end_rows
 from .recognition import recognised, with_axes
 from .schema import Schema, row_layout
 from .sharing import Sharing, paying, settled
@@ -64,17 +65,27 @@ class Asked:
         sharing = Sharing.of(completed, self.share_next, self._stacks(layout), codec)
         return Schema(completed, *self.keys, fields or self.fields, sharing)
 
-    def row(self, tree: Any, batch_ndim: int) -> tuple[Layout, Asked]:
+    def row(
+        self, tree: Any, batch_ndim: int, capacity: int, end: End | None = None
+    ) -> tuple[Layout, Asked]:
         """The layout of the rows that the first data is of, and what else is to be asked of them:
         the stacks that are recognised.
 
+        Args:
+            tree, batch_ndim: the data, and how many leading dims it has.
+            capacity: of the storage.
+            end: of a whole trajectory, what is said of how it ended.
+
         Raises:
-            LayoutError: data that would be refused: it must not fix the layout.
+            LayoutError, ValueError: data that would be refused: it must not fix the layout.
         """
         row, ndim = row_layout(tree, batch_ndim)
         row = coded_row(row, self._row_codecs(row), tree, ndim)
         schema = Schema(complete_flags(row), *self.keys)
-        columns, _ = schema.layout.columns(tree, ndim, schema.flag_paths)
+        columns, batch = schema.layout.columns(tree, ndim, schema.flag_paths)
+        _check_bytes(schema.layout, columns, self.ring(capacity, schema.layout))
+        if end is not None and batch[0]:
+            end_rows(schema, list(columns), batch[0], end)
         fill_flags(schema.layout, schema.boundaries.flags, columns)
         return row, self.looked_at(schema.layout, columns)
 
@@ -183,3 +194,24 @@ def _stacks_from(data: Any) -> Stacks | None:
     if data is None:
         return None
     return {tuple(p): Stack(*x) if isinstance(x, (list, tuple)) else int(x) for p, x in data}
+
+
+def _check_bytes(layout: Layout, columns: Sequence[Any], ring: int) -> None:
+    """Raises ValueError if a row has more bytes in leaves of any size than a ring has room for, as
+    an append would."""
+    sizes = {
+        show_path(leaf.path): np.diff(column.offsets) * leaf.stored_element_bytes
+        for leaf, column in zip(layout.leaves, columns)
+        if leaf.variable and column is not None
+    }
+    if not sizes:
+        return
+    total = np.sum(list(sizes.values()), axis=0)
+    if len(total) and total.max() > ring:
+        row = int(np.argmax(total > ring))
+        name = max(sizes, key=lambda path: int(sizes[path][row]))
+        raise ValueError(
+            f"{name}: row {row} has {sizes[name][row]} bytes in it, {total[row]} in all leaves of "
+            f"any size, and the storage's ring has room for {ring}; nothing was written. Raise "
+            "blob_bytes=, or store smaller rows"
+        )

@@ -19,6 +19,7 @@ from ..layout import Layout
 from ..tree import show_path
 from .asked import Asked
 from .encoding import Codecs, check_codecs
+from .ending import End
 from .fields import check_fields
 from .fits import warn_if_too_large
 from .schema import Schema
@@ -137,10 +138,13 @@ class DescribedTape:
 
     # -- fixing it ----------------------------------------------------------------------------
 
-    def define(self, tree: Any, batch_ndim: int, fields: Layout | None = None) -> Schema:
+    def define(
+        self, tree: Any, batch_ndim: int, fields: Layout | None = None, end: End | None = None
+    ) -> Schema:
         """Fixes the layout from the first data, of rows with that many leading dims; and that of
-        fields, if trajectories are to have any."""
-        layout, self.asked = self.asked.row(tree, batch_ndim)
+        fields, if trajectories are to have any. `end`: what is said of how a whole trajectory
+        ended. Data that would be refused changes nothing."""
+        layout, self.asked = self.asked.row(tree, batch_ndim, self.capacity, end)
         return self.publish(layout, fields)
 
     def publish_like(self, rows: Batch, fields: Layout | None = None) -> Schema:

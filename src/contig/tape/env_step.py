@@ -47,14 +47,16 @@ class EnvStep(NamedTuple):
         """A step ``[B, ...]`` without the rows that a mask leaves out.
 
         Args:
-            layout: of a row, if it is known: a list of arrays may be rows of one leaf then.
+            layout: of a row, if it is known: lists may be rows of one leaf then.
 
         Raises:
             ValueError: ids or mask are not what they should be.
         """
+        any_size = layout is not None and bool(layout.ragged)
+        if layout is not None and any_size and not isinstance(step, Batch):
+            step = layout.columns_in(plain_tree(step)[0], 1)
         if env_ids is None and mask is None:
             return EnvStep(step)
-        any_size = layout is not None and bool(layout.ragged)
         rows = _rows(step, any_size)
         envs = np.arange(rows, dtype=np.int64) if env_ids is None else _ids(env_ids, rows)
         total = rows if env_ids is None else None

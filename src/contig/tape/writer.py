@@ -44,7 +44,9 @@ class Appendable(Protocol):
 
     def check_open(self) -> None: ...
 
-    def define(self, tree: Any, batch_ndim: int, fields: Layout | None = None) -> Schema: ...
+    def define(
+        self, tree: Any, batch_ndim: int, fields: Layout | None = None, end: End | None = None
+    ) -> Schema: ...
 
     @property
     def fields(self) -> Layout | None: ...
@@ -202,9 +204,9 @@ class Writer:
         tree, shape = _tree_of(data, self._storage.schema)
         if shape is not None and len(shape) != 1:
             raise LayoutError(f"a trajectory is [T, ...], got batch shape {list(shape)}")
-        given = _NOTHING if fields is None else self._given(tree, 1, fields, (0,))
-        schema = self._ready(tree, 1)
         told = End(terminated, truncated)
+        given = _NOTHING if fields is None else self._given(tree, 1, fields, (0,), told)
+        schema = self._ready(tree, 1, told)
         if traj_id is not None and policy_version is not None and self._takes_whole(schema):
             flags = (told if told.is_said else End(False, True)).flags
             arguments = (self._plan, tree, flags, traj_id, policy_version)
@@ -255,20 +257,28 @@ class Writer:
 
     # -- how ----------------------------------------------------------------------------------
 
-    def _ready(self, tree: Any, batch_ndim: int) -> Schema:
+    def _ready(self, tree: Any, batch_ndim: int, end: End | None = None) -> Schema:
         self._storage.check_open()
-        schema = self._storage.schema or self._storage.define(plain_tree(tree)[0], batch_ndim)
+        schema = self._storage.schema
+        if schema is None:
+            schema = self._storage.define(plain_tree(tree)[0], batch_ndim, end=end)
         self._bind(schema)
         return schema
 
     def _given(
-        self, tree: Any, batch_ndim: int, fields: Any, shape: tuple[int, ...] | None = None
+        self,
+        tree: Any,
+        batch_ndim: int,
+        fields: Any,
+        shape: tuple[int, ...] | None = None,
+        end: End | None = None,
     ) -> dict[str, Given]:
         """Fields as an argument of native writers. If they come with the first rows, the layout is
         fixed with them.
 
         Args:
             shape: batch dims of the tree, time the last of them; None: to be found out.
+            end: what is said of a whole trajectory's end.
         """
         self._storage.check_open()
         schema, plain = self._storage.schema, plain_tree(tree)[0]
@@ -278,7 +288,7 @@ class Writer:
             known = first_fields(fields, lanes)
         given = fields if isinstance(fields, RowFields) else pack_fields(known, fields, lanes)
         if schema is None:
-            self._storage.define(plain, batch_ndim, known)
+            self._storage.define(plain, batch_ndim, known, end)
         return _NOTHING if given is None else {"fields": given}
 
     def _bind(self, schema: Schema) -> None:

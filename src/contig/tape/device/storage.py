@@ -28,6 +28,7 @@ from ...layout import Layout, as_bytes
 from ...tree import Path
 from ..asked import Asked
 from ..boundaries import complete_flags, fill_flags
+from ..ending import End, end_rows
 from ..fields import check_fields, fields_layout
 from ..folding import ExtraLeaf, FoldedSteps, Recipe, fold_of
 from ..memory import new_tape
@@ -148,16 +149,21 @@ class DeviceStorage(Storage):
             raise ClosedError("this storage is closed")
         return self._memory
 
-    def define(self, tree: Any, batch_ndim: int, fields: Layout | None = None) -> Schema:
+    def define(
+        self, tree: Any, batch_ndim: int, fields: Layout | None = None, end: End | None = None
+    ) -> Schema:
         row, ndim = row_layout(tree, batch_ndim)
         check_leaves(row)
         schema = Schema(complete_flags(row), *self.asked.keys)
         # Data that would be refused must not fix the layout.
-        given = fit(schema, self.device, tree, ndim, mark_paths(schema)).columns
+        rows = fit(schema, self.device, tree, ndim, mark_paths(schema))
+        given = rows.columns
         flags = [
             as_array(given[x.path]) if x.path in given and x.path in schema.flag_paths else None
             for x in schema.layout.leaves
         ]
+        if end is not None and rows.rows:
+            end_rows(schema, list(flags), rows.rows, end)
         fill_flags(schema.layout, schema.boundaries.flags, flags)
         return self.publish(row, fields)
 

@@ -14,6 +14,7 @@ from ...convert import Arriving, DeviceMemory, Fetched, is_tensor, plain_tree
 from ...errors import LayoutError
 from ...layout import Layout
 from ...tree import Path, nested
+from ..ending import End
 from ..env_step import EnvStep
 from ..fields import RowFields, first_fields
 from ..schema import Schema
@@ -61,7 +62,9 @@ class DeviceTape(Protocol):
 
     def check_open(self) -> None: ...
 
-    def define(self, tree: Any, batch_ndim: int, fields: Layout | None = None) -> Schema: ...
+    def define(
+        self, tree: Any, batch_ndim: int, fields: Layout | None = None, end: End | None = None
+    ) -> Schema: ...
 
     def native_writer(self, schema: Schema) -> Any: ...
 
@@ -84,7 +87,9 @@ class _Marks:
     def fields(self) -> Layout | None:
         return self._storage.fields
 
-    def define(self, tree: Any, batch_ndim: int, fields: Layout | None = None) -> Schema:
+    def define(
+        self, tree: Any, batch_ndim: int, fields: Layout | None = None, end: End | None = None
+    ) -> Schema:
         raise AssertionError("marks are defined with the rows that they belong to")
 
 
@@ -158,7 +163,8 @@ class DeviceWriter(Writer):
         tree, shape = self._tree(data)
         if shape is not None and len(shape) != 1:
             raise LayoutError(f"a trajectory is [T, ...], got batch shape {list(shape)}")
-        rows = self._fit(tree, 1, end.get("fields"), ())
+        told = End(end.get("terminated"), end.get("truncated"))
+        rows = self._fit(tree, 1, end.get("fields"), (), end=told)
         return self._write_rows(rows, lambda marks: verb(marks, **end), at_once=True)
 
     def append_records(self, records: Array, lanes: int = 1) -> Array:
@@ -208,12 +214,14 @@ class DeviceWriter(Writer):
         fields: Any,
         lanes: tuple[int, ...] | None,
         fewer: bool = False,
+        end: End | None = None,
     ) -> Rows:
         """The rows, whose layout is fixed if they are the first.
 
         Args:
             lanes: dims of the lanes, for fields; None: to be found out.
             fewer: whether there may be fewer batch dims.
+            end: what is said of a whole trajectory's end.
         """
         storage = self._device_tape
         storage.check_open()
@@ -223,7 +231,7 @@ class DeviceWriter(Writer):
             if fields is not None and known is None and not isinstance(fields, RowFields):
                 lanes = lanes_of(tree, None, ndim) if lanes is None else lanes
                 known = first_fields(fields, lanes)
-            schema = storage.define(tree, ndim, known)
+            schema = storage.define(tree, ndim, known, end)
         if fewer:
             ndim = batch_ndim_of(schema, tree, ndim)
         return fit(schema, storage.memory.device, tree, ndim, storage.parts.marks.by_path)
