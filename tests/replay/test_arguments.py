@@ -346,8 +346,8 @@ def test_tensors_without_plain_memory() -> None:
         (nested(short), r'"x": a nested tensor.*pad'),
         (nested(short, layout=torch.jagged), r'"x": a nested tensor.*pad'),
     ):
-        # A jagged one that comes first makes a Ragged leaf.
-        for known in (True,) if odd.layout == torch.jagged else (False, True):
+        # A nested one that comes first makes a Ragged leaf.
+        for known in (True,) if odd.is_nested else (False, True):
             example = {"x": np.zeros(odd.shape[1:] if odd.layout == torch.strided and
                                      not odd.is_nested else 3, np.float32)}  # fmt: skip
             storage = LazyTensorStorage(10, example=example if known else None)

@@ -20,7 +20,7 @@ from contig import (
     TcpTransport,
 )
 from contig.errors import LayoutError
-from contig.tape.sharing import Stack, stacks_from_json, stacks_to_json
+from contig.tape.stacks import Stack, stacks_from_json, stacks_to_json
 from contig.wire import Refused
 from contig.wire.handshake import ServerHandshake
 from tests.tape.observations import Env, Form, batch_bytes, stacked

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import StorageFull
 from ..tree import Path
 from .tensors import to_torch
 from .transfers import Arriving, Fetched, Transfers, Turns, device_of, packed, sent, unpacked
@@ -110,10 +111,25 @@ class DeviceMemory:
         # A record is a multiple of its largest item, so that this many words are, too.
         self._words = -(-max(record, 1) // _WORD)
         with torch.inference_mode(False):  # whoever writes first: others write, too
-            self._rows = torch.empty((capacity, self._words), dtype=torch.int64, device=self.device)
+            self._rows = self._allocated()
             self._all = self._views(self._rows)
         self._transfers = Transfers.to(self.device)
         self._turns = Turns(None if self._transfers is None else self._transfers.streams)
+
+    def _allocated(self) -> Any:
+        import torch
+
+        shape = (self.capacity, self._words)
+        try:
+            return torch.empty(shape, dtype=torch.int64, device=self.device)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            need = self.capacity * self._words * _WORD
+            raise StorageFull(
+                f"DeviceStorage: {self.capacity:,} rows of {self._words * _WORD:,} bytes need "
+                f"{need / 1e9:,.1f} GB on {self.device}, which has not so much. What helps: a "
+                "smaller capacity, a LazyTensorStorage, which stores observations once, or a "
+                f"DiskStorage ({str(error).splitlines()[0]})"
+            ) from error
 
     @property
     def nbytes(self) -> int:

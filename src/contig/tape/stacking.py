@@ -189,13 +189,13 @@ def _value_at(tree: Any, path: Path) -> Any:
 
 def _dims_of(leaf: Leaf, value: Any) -> tuple[int, ...]:
     """A leaf's dims before those of one row. A flat column only knows how many rows there are."""
+    if getattr(value, "is_nested", False) or (leaf.kind == "ragged" and pair_of(value)):
+        return (1,)  # nobody asks how long one run is; where it does not fit, the layout says so
     if not leaf.variable:
         shape: tuple[int, ...] = np.shape(value)
         return shape[: max(len(shape) - len(leaf.shape), 0)]
     if isinstance(value, Ragged):
         return (len(value),)
-    if leaf.kind == "ragged" and (getattr(value, "is_nested", False) or pair_of(value)):
-        return (1,)  # nobody asks how long one run is
     dims: tuple[int, ...] = ()
     while isinstance(value, (list, tuple)):
         dims = (*dims, len(value))

@@ -23,6 +23,7 @@ from contig import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     SliceSampler,
+    StorageFull,
     TrajectorySampler,
 )
 from contig.batch import stack_batches
@@ -447,3 +448,11 @@ def test_devices_that_are_not_there():
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="no CUDA device"):
             DeviceStorage(10, "cuda")
+
+
+def test_too_little_memory_is_said():
+    storage = DeviceStorage(10**7, "cpu")
+    frames = np.zeros((2, 10**6), np.uint8)
+    with pytest.raises(StorageFull, match=r"10,000,000 rows of .* need 10,000.* GB on cpu"):
+        ReplayBuffer(storage).extend({"x": frames, "done": np.array([False, True])})
+    assert storage.layout is None and len(storage) == 0
