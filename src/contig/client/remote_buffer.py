@@ -54,8 +54,8 @@ class RemoteReplayBuffer(Samples[Out_co]):
         table: its name.
         data_sample: one row; needed if nothing has been written to the table yet.
         batch_size: rows per sample; None: the buffer's own.
-        prefetch: samples asked for ahead, at most 512. They are drawn when the server gets to them, so
-            priorities set meanwhile may come too late for that many batches.
+        prefetch: samples asked for ahead, at most 512. They are drawn when the server gets to them,
+            so priorities set meanwhile may come too late for that many batches.
         output, device: as in ReplayBuffer.
         sample_timeout_s: how long `sample` waits for an answer.
         client: more arguments for the TcpClient (`token`, `tls`, `reconnect_s`, ...).
