@@ -15,7 +15,7 @@ SMALL = {
     "a cut of two": Plan(items=2, requests=2, cuts=1),
 }
 LARGE = {
-    "two cuts": Plan(items=1, requests=1, cuts=3),
+    "three cuts": Plan(items=1, requests=1, cuts=3),
     "a cut and a death": Plan(items=1, requests=2, cuts=1, deaths=1),
     "three at a time": Plan(items=3, requests=3, cuts=0, most=3),
 }
