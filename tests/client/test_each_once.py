@@ -278,3 +278,76 @@ def _come_and_go(direct: int, through: int, seed: int) -> list[int]:
                 with suppress(TimeoutError):
                     found += rows(far.sample())
     return found
+
+
+def test_a_client_that_nobody_closes_gives_back() -> None:
+    buffer = made("queue")
+    write(buffer, range(12))
+    with serving(buffer) as server:
+        far = remote(server.port, prefetch=2)
+        found = rows(far.sample())
+        until(partial(drawn_ahead, far), "drawn ahead")
+        del far
+        until(lambda: idle(server), "it is gone")
+        assert server.stats().unconfirmed_rows == 0
+    with pytest.raises(NothingEligibleError):
+        while True:
+            found += rows(buffer.draw())
+    assert sorted(found) == everything(range(12))
+
+
+@pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
+def test_what_waits_for_long_is_given_back(process: bool) -> None:
+    """Of another size than what is taken all the time."""
+    buffer, total = made("queue"), 400
+    with serving(buffer, process=process) as server:
+        with remote(server.port, sample_timeout_s=0.1, prefetch=0) as far:
+            with pytest.raises(TimeoutError):
+                far.sample(LENGTH)
+            write(buffer, range(total))
+            until(partial(drawn_ahead, far), "the late answer")
+            far.sample_timeout_s = WAIT_S
+            found = [r for _ in range(150) for r in rows(far.sample())]
+        until(lambda: idle(server), "it is gone")
+        assert server.stats().unconfirmed_rows == 0
+    with pytest.raises(NothingEligibleError):
+        while True:
+            found += rows(buffer.draw(LENGTH))
+    assert sorted(found) == everything(range(total))
+
+
+def test_many_that_were_asked_for_ahead_are_given_back() -> None:
+    buffer, total = made("queue"), 500
+    write(buffer, range(total))
+    with serving(buffer) as server:
+        with remote(server.port, prefetch=200) as far:
+            found = rows(far.sample())
+            until(partial(drawn_ahead, far), "drawn ahead")
+        until(lambda: idle(server), "it is gone")
+        assert server.stats().unconfirmed_rows == 0
+    with pytest.raises(NothingEligibleError):
+        while True:
+            found += rows(buffer.draw(LENGTH))
+    assert sorted(found) == everything(range(total))
+
+
+def test_a_goodbye_that_was_cut_off_is_said_again() -> None:
+    buffer = made("queue")
+    write(buffer, range(12))
+    with serving(buffer, process=True) as server, closing(Proxy(server.port)) as proxy:
+        far = remote(proxy.port, prefetch=2)
+        found = rows(far.sample())
+        until(partial(drawn_ahead, far), "drawn ahead")
+        thread = far._client.asking.thread
+        proxy.hush()
+        said = Task(far.close)
+        until(lambda: thread.goodbye, "it says goodbye")
+        proxy.cut_all()
+        proxy.speak()
+        said.result()
+        until(lambda: idle(server), "it is gone")
+        assert server.stats().unconfirmed_rows == 0
+    with pytest.raises(NothingEligibleError):
+        while True:
+            found += rows(buffer.draw())
+    assert sorted(found) == everything(range(12))

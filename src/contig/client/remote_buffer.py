@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteReplayBuffer"]
 
+_MOST_AHEAD = 512  # a server keeps what it takes to give back twice as many
 _ASK_WHY_S = 1.0  # at most, to say why there was no batch
 
 
@@ -53,8 +54,8 @@ class RemoteReplayBuffer(Samples[Out_co]):
         table: its name.
         data_sample: one row; needed if nothing has been written to the table yet.
         batch_size: rows per sample; None: the buffer's own.
-        prefetch: samples asked for ahead. They are drawn when the server gets to them, so
-            priorities set meanwhile may come too late for that many batches.
+        prefetch: samples asked for ahead, at most 512. They are drawn when the server gets to them,
+            so priorities set meanwhile may come too late for that many batches.
         output, device: as in ReplayBuffer.
         sample_timeout_s: how long `sample` waits for an answer.
         client: more arguments for the TcpClient (`token`, `tls`, `reconnect_s`, ...).
@@ -193,7 +194,7 @@ class RemoteReplayBuffer(Samples[Out_co]):
         """As much as its takers wait for, and so many more; the numbers of these requests."""
         numbers = set()
         with self._turn:
-            while len(line.asked) < line.takers + ahead:
+            while len(line.asked) < line.takers + min(ahead, _MOST_AHEAD):
                 line.asked.append(self._ask(size))
                 numbers.add(line.asked[-1].number)
         return numbers

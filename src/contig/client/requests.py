@@ -21,6 +21,7 @@ from ..wire import Type
 
 __all__ = ["PendingRequest", "Requests"]
 
+_SIZE_BYTES = 8  # of a batch's size, which SAMPLE begins with
 _GET = 0  # the key of the one request for weights: its answer has a version for its number
 
 
@@ -40,6 +41,7 @@ class Requests:
 
     Attributes:
         untaken: numbers of SAMPLE requests whose batches nobody has been given, answered or not.
+        names: whether the server is told of them with each SAMPLE, and not only at the end.
     """
 
     def __init__(self, inflight: Inflight) -> None:
@@ -50,6 +52,7 @@ class Requests:
         self._coming: dict[int, int] = {}  # what the server has to answer, and their bytes
         self._last = 0
         self.untaken: set[int] = set()
+        self.names = False
         self._standing: PendingRequest | None = None  # weights that the server is to have
         self._held = False  # requests are, until these are answered
 
@@ -65,10 +68,11 @@ class Requests:
         self._last += 1
         key = _GET if kind == Type.GET else self._last
         number = self._last if number is None else number
-        asked = PendingRequest(key, kind, number, wire.frame(kind, number, payload))
-        self._wanted[key] = asked
         if kind == Type.SAMPLE:
             self.untaken.add(number)
+            payload = self._sample(payload)
+        asked = PendingRequest(key, kind, number, wire.frame(kind, number, payload))
+        self._wanted[key] = asked
         self._inflight.ask(asked.frame)
         self._coming[key] = len(payload)  # last: nobody waits for an answer that cannot come
         return asked
@@ -100,6 +104,10 @@ class Requests:
             takes_weights: whether it takes those that stand.
         """
         left, stands = self._open(), self._standing
+        for asked in left:
+            if asked.kind == Type.SAMPLE:  # the server may be of another kind
+                payload = self._sample(asked.frame[wire.HEADER_BYTES :])
+                asked.frame = wire.frame(asked.kind, asked.number, payload)
         newer = any(r.kind == Type.PUBLISH for r in left)  # those are on their way
         self._held = False
         if stands is not None and takes_weights and not newer:
@@ -115,7 +123,14 @@ class Requests:
         return [r for r in self._wanted.values() if r.answer is None]
 
     def goodbye(self) -> bytes:
-        """What BYE says: the batches that may be given to others."""
+        """BYE, with the batches that may be given to others."""
+        return wire.frame(Type.BYE, 0, self._untaken())
+
+    def _sample(self, payload: bytes) -> bytes:
+        """What SAMPLE says, to this server."""
+        return payload[:_SIZE_BYTES] + (self._untaken() if self.names else b"")
+
+    def _untaken(self) -> bytes:
         return struct.pack(f"<{len(self.untaken)}Q", *sorted(self.untaken))
 
     def __len__(self) -> int:

@@ -13,10 +13,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
-from .. import wire
 from ..errors import ConnectionClosedError, OverloadError
 from ..process.lifetime import EXIT_S
-from ..wire import Type
 from .connecting import ServerAddress
 from .requests import PendingRequest
 from .session_thread import SessionThread
@@ -250,8 +248,11 @@ class Session:
         try:
             if self.thread.pending:
                 self.wait(timeout)
-            if thread.lost_at is None:
-                self.inflight.ask(wire.frame(Type.BYE, 0, thread.requests.goodbye()))
+            with self.lock:
+                thread.goodbye = thread.lost_at is None
+                if thread.goodbye:
+                    self.inflight.ask(thread.requests.goodbye())
+            if thread.goodbye:
                 thread.kick()
                 thread.bye.wait(1.0)
         finally:

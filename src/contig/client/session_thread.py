@@ -117,6 +117,7 @@ class SessionThread:
         self.lost_at: float | None = None
         self.cause: Exception | None = None  # of the last loss
         self.closing = self.stopped = self.told = False
+        self.goodbye = False  # it was said: what is left to say after a loss
         self.bye = threading.Event()
         self._attempt = 0  # to reconnect, since the server was last proven
         self._acked_then = 0  # when the connection was last lost
@@ -262,7 +263,9 @@ class SessionThread:
         try:
             while connection is not None:
                 try:
-                    for frame in received_frames(connection, self.inflight, self._wake_out):
+                    goodbye = self.requests.goodbye
+                    wake = self._wake_out
+                    for frame in received_frames(connection, self.inflight, wake, goodbye):
                         if not self._goes_on(*frame):
                             break
                     return
@@ -336,6 +339,8 @@ class SessionThread:
         self._sock = connection.sock
         self._agree(connection)
         asked = self.requests.again(connection.accepted.takes_weights)
+        if self.goodbye:  # it asks for nothing any more
+            asked = [self.requests.goodbye()]
         self.resends += self.inflight.resume(connection.accepted.seen, asked)
         shared = self._shared_of(connection)
         if shared != self._shared:  # what waits was made for another one
@@ -360,6 +365,7 @@ class SessionThread:
         """On what the server has said."""
         self.inflight.limit(connection.accepted.max_inflight, connection.near)
         self.inflight.heartbeat(connection.accepted.heartbeat_s)
+        self.requests.names = connection.accepted.receipts
 
 
 def _most_bytes(connection: Connected) -> int:

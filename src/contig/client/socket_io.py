@@ -13,7 +13,7 @@ import selectors
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import NoReturn
 
 from .._native import Inflight, Received, Receiver
@@ -25,21 +25,34 @@ __all__ = ["received_frames"]
 
 _GONE = "the server closed the connection"
 
-Frames = Iterator[tuple[int, int, bytes]]  # type, number and payload of each
+Frame = tuple[int, int, bytes]  # type, number and payload
+Frames = Iterator[Frame]
+Ending = Generator[Frame, None, int]  # and why there are no more
 
 
-def received_frames(connection: Connected, inflight: Inflight, wake: socket.socket) -> Frames:
+def received_frames(
+    connection: Connected,
+    inflight: Inflight,
+    wake: socket.socket,
+    goodbye: Callable[[], bytes] = lambda: frame(Type.BYE),
+) -> Frames:
     """Frames that are neither acks nor beats, until the session is to end.
 
-    Bytes at `wake` mean that there is something to do.
+    Bytes at `wake` mean that there is something to do; `goodbye` is what a session says that nobody
+    closes.
     """
     connection.sock.setblocking(False)
-    if inflight.can_run() and not isinstance(connection.sock, ssl.SSLSocket):
-        return _natively(connection, inflight, wake)
-    return PythonLoop(connection, inflight, wake).frames()
+    natively = inflight.can_run() and not isinstance(connection.sock, ssl.SSLSocket)
+    loop = _natively if natively else _in_python
+    if (yield from loop(connection, inflight, wake)) == Inflight.Event.DRAINED:
+        _say(goodbye(), connection.sock)
 
 
-def _natively(connection: Connected, inflight: Inflight, wake: socket.socket) -> Frames:
+def _in_python(connection: Connected, inflight: Inflight, wake: socket.socket) -> Ending:
+    return (yield from PythonLoop(connection, inflight, wake).frames())
+
+
+def _natively(connection: Connected, inflight: Inflight, wake: socket.socket) -> Ending:
     sock, receiver, Event = connection.sock, connection.receiver, Inflight.Event
     while (event := inflight.run(sock.fileno(), wake.fileno(), receiver)) == Event.FRAME:
         yield receiver.type, receiver.number, receiver.payload()
@@ -50,8 +63,7 @@ def _natively(connection: Connected, inflight: Inflight, wake: socket.socket) ->
         raise ConnectionResetError(_GONE)
     if event == Event.SILENT:
         _give_up(Pulse(connection.accepted.heartbeat_s))
-    if event == Event.DRAINED:
-        _say_goodbye(sock)
+    return event
 
 
 class PythonLoop:
@@ -63,7 +75,7 @@ class PythonLoop:
         self._pulse = Pulse(connection.accepted.heartbeat_s)
         self._sending: list[memoryview] = []
 
-    def frames(self) -> Frames:
+    def frames(self) -> Ending:
         yield from self._read()  # what came with the handshake
         while (event := self._inflight.ended()) is None:
             if not self._sending:
@@ -78,8 +90,7 @@ class PythonLoop:
                 yield from self._read()
             if self._pulse.silent(time.monotonic()):
                 _give_up(self._pulse)
-        if event == Inflight.Event.DRAINED:
-            _say_goodbye(self._sock)
+        return event
 
     def _wait(self) -> tuple[bool, bool]:
         """Sends what there is to send, or waits; whether something came, and who was woken."""
@@ -140,10 +151,11 @@ class PythonLoop:
             receiver.received(n)
 
 
-def _say_goodbye(sock: socket.socket) -> None:
-    """Everything is acked and nobody waits: whether the server hears this does not matter."""
+def _say(goodbye: bytes, sock: socket.socket) -> None:
+    """Everything is acked and nobody waits: if the server does not hear this, nothing that was
+    sent is lost."""
     try:
-        sock.send(frame(Type.BYE))
+        sock.send(goodbye)
     except OSError:
         pass
 

@@ -28,6 +28,7 @@ REQUEST = struct.Struct("<QHHQQ")  # token, bytes of table's name, type, number,
 ANSWER = struct.Struct("<QQQ")  # token, bytes, rows that can be given back
 
 _CHECK_S = 0.25
+_SIZE_BYTES = 8  # of a batch's size, which SAMPLE begins with
 _AT_A_TIME = 4  # samples (or looks) of one table that the learner is asked for
 _ROW_EXTRAS = 64  # bytes of what samplers add to a row
 MOST_WATCHED = 4 << 20  # bytes of an answer to WATCH
@@ -106,6 +107,11 @@ class Answers:
             raise Refused("type", "this table can be written to, not sampled from")
         if stream.version < wire.RICH_VERSION:  # the table may have got its layout only now
             wire.check_carried(stream.version, stream.table.schema)
+        if connection.transport.is_closing():
+            return  # what came before it was gone: its client asks again, or has
+        untaken = None
+        if kind == Type.SAMPLE and len(payload) > _SIZE_BYTES and len(payload) % 8 == 0:
+            payload, untaken = payload[:_SIZE_BYTES], _numbers(payload[_SIZE_BYTES:])
         count, nbytes = self._unanswered.get(connection.number, (0, 0))
         count, nbytes = count + 1, nbytes + len(payload)
         if count > wire.MAX_REQUESTS:
@@ -119,7 +125,7 @@ class Answers:
         expected = self._expected(stream, kind, payload)
         asked = Asked(connection, stream.table_name, kind, number, payload, expected)
         if kind == Type.SAMPLE:
-            self.receipts.asked(stream.key, number)
+            self.receipts.asked(stream.key, number, untaken)
         self._request_bytes += len(payload)
         self._unanswered[connection.number] = (count, nbytes)
         if kind in _LARGE:
@@ -219,9 +225,7 @@ class Answers:
     def goodbye(self, connection: Peer, payload: bytes) -> None:
         """A client ends: `payload` has the numbers of the batches that it did not take."""
         if connection.stream is not None:
-            # Nothing was said there once, and whatever came was read over: half a number is, too.
-            numbers = struct.unpack_from(f"<{len(payload) // 8}Q", payload)
-            self.receipts.goodbye(connection.stream.key, numbers)
+            self.receipts.goodbye(connection.stream.key, _numbers(payload))
         self.left(connection)
 
     def left(self, connection: Peer) -> None:
@@ -241,3 +245,9 @@ class Answers:
         for connection in list(self._unread.values()):
             connection.drop_if_stalled()
         self.go_on()
+
+
+def _numbers(payload: bytes) -> tuple[int, ...]:
+    """Numbers of requests. Nothing was said there once, and whatever came was read over: half a
+    number is, too."""
+    return struct.unpack_from(f"<{len(payload) // 8}Q", payload)

@@ -203,7 +203,8 @@ class Connection(asyncio.BufferedProtocol):
         beat_s, most = limits.heartbeat_s if opening.heartbeat else 0.0, limits.max_bytes // 4
         said = (table.ndim, seen, most, beat_s, table.max_row, self.core.takes_weights)
         schema = wire.told_schema(opening.version, table.schema)
-        accepted = wire.Accepted(table.kind, schema, *said, watched=self.core.answers.has_learner)
+        asked = self.core.answers.has_learner
+        accepted = wire.Accepted(table.kind, schema, *said, watched=asked, receipts=asked)
         if opening.heartbeat:
             self._silence = SilenceWatch(self, self.core.loop, beat_s)
         self.out.write(self._handshake.accept(accepted))

@@ -1,6 +1,6 @@
 """Batches that clients were sent and may not have taken.
 
-    sent ---------> client takes it, and asks for more -----------> taken
+    sent ---------> its next request does not name it ------------> taken
       |                                     BYE names it ---------> given back
       +-> connection lost -> it asks for the same again ----------> given back
                                does not come back: unconfirmed, nobody knows
@@ -19,8 +19,10 @@ from .. import wire
 
 __all__ = ["Receipts", "Verdict"]
 
-# Of one client. It has no more requests at a time: whoever asks for so many after a batch took it.
+# Of a client that does not say what it has not taken. It has no more requests at a time: whoever
+# asks for so many after a batch got it.
 _MOST = wire.MAX_REQUESTS
+_MOST_NAMED = 1024  # of one that does
 _AWAY = 1024  # clients that may come back
 
 Client = tuple[str, int]  # table and producer
@@ -51,6 +53,7 @@ class Receipts:
         self._tell = tell
         self._sent: dict[Client, dict[int, _Receipt]] = {}
         self._away: dict[Client, None] = {}  # gone without a goodbye, the longest first
+        self._naming: set[Client] = set()  # that say with each request what they have not taken
         self._given_up = 0
 
     def sent(self, client: Client, number: int, token: int, rows: int) -> None:
@@ -58,14 +61,28 @@ class Receipts:
         self.asked(client, number)  # what it was sent before did not arrive
         receipts = self._sent.setdefault(client, {})
         receipts[number] = _Receipt(token, client[0], rows)
-        if len(receipts) > _MOST:
-            self._settle(receipts.pop(next(iter(receipts))), Verdict.TAKEN)
+        names = client in self._naming
+        if len(receipts) > (_MOST_NAMED if names else _MOST):
+            oldest = receipts.pop(next(iter(receipts)))
+            self._given_up += oldest.rows if names else 0
+            self._settle(oldest, Verdict.TAKEN)
 
-    def asked(self, client: Client, number: int) -> None:
-        """A client asks; if it has asked so before, it did not get the answer."""
-        before = self._sent.get(client, {}).pop(number, None)
+    def asked(self, client: Client, number: int, untaken: Iterable[int] | None = None) -> None:
+        """A client asks; if it has asked so before, it did not get the answer.
+
+        Args:
+            untaken: requests whose batches it has not taken; the others before this one it has.
+                None: it does not say.
+        """
+        receipts = self._sent.get(client, {})
+        before = receipts.pop(number, None)
         if before is not None:
             self._settle(before, Verdict.BACK)
+        if untaken is not None:
+            self._naming.add(client)
+            left = set(untaken)
+            for taken in [n for n in receipts if n < number and n not in left]:
+                self._settle(receipts.pop(taken), Verdict.TAKEN)
 
     def came(self, client: Client) -> None:
         """A client is there, perhaps again."""
@@ -74,19 +91,26 @@ class Receipts:
     def goodbye(self, client: Client, untaken: Iterable[int]) -> None:
         """A client ends, and says what it did not take."""
         left = set(untaken)
-        for number, receipt in self._sent.pop(client, {}).items():
+        for number, receipt in self._forget(client):
             self._settle(receipt, Verdict.BACK if number in left else Verdict.TAKEN)
 
     def lost(self, client: Client) -> None:
         """A client is gone without a word; it may come back."""
         if self._sent.get(client):
             self._away[client] = None
+        else:
+            self._forget(client)
         if len(self._away) > _AWAY:
             oldest = next(iter(self._away))
             del self._away[oldest]
-            for receipt in self._sent.pop(oldest).values():
+            for _, receipt in self._forget(oldest):
                 self._given_up += receipt.rows
                 self._settle(receipt, Verdict.TAKEN)
+
+    def _forget(self, client: Client) -> list[tuple[int, _Receipt]]:
+        """What it was sent, by number."""
+        self._naming.discard(client)
+        return list(self._sent.pop(client, {}).items())
 
     @property
     def unconfirmed_rows(self) -> int:

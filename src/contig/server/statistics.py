@@ -82,8 +82,8 @@ class ServerStats(NamedTuple):
         resent_frames: frames with at least one such item, most of them after a reconnect.
         lost_items: acked as received, and then the server was closed, or the process died, before
             there was room for them.
-        unconfirmed_rows: of samplers that give each once: the last rows (of 64 batches at most)
-            that clients were sent which went without a goodbye, and have not come back. Those
+        unconfirmed_rows: of samplers that give each once: rows that clients were sent and have not
+            said to have taken, which went without a goodbye, and have not come back. Those
             among them that a client had asked for ahead, and did not take, are lost.
         blocked, blocked_s: how often and how long connections waited for room.
         rejected: refused frames and handshakes, by reason.

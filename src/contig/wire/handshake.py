@@ -51,6 +51,7 @@ MAGIC = b"contig/1"
 HELLO_BYTES, GREETING_BYTES = 48, 64
 HANDSHAKE_BYTES = 256 << 10  # the largest OPEN: a layout of some thousand leaves
 HANDSHAKE_S = 5.0
+_ABILITIES = ("takes_weights", "watched", "receipts")  # of a server; said if it has them
 
 # A server that says so will be there again: what came of a bad moment, not of the client.
 _PASSING = ("busy", "deadline", "stalled", "internal")
@@ -165,6 +166,7 @@ class Accepted(NamedTuple):
         max_row: bytes that one row may have in leaves of any size; 0: as many as a frame.
         takes_weights: whether PUBLISH is answered.
         watched: whether WATCH is.
+        receipts: whether SAMPLE may say what was not taken.
     """
 
     kind: str
@@ -176,6 +178,7 @@ class Accepted(NamedTuple):
     max_row: int = 0
     takes_weights: bool = False
     watched: bool = False
+    receipts: bool = False
 
     @staticmethod
     def parse(answer: dict[str, Any]) -> Accepted:
@@ -202,7 +205,7 @@ class Accepted(NamedTuple):
         if not fits:
             raise ValueError(f"the server's ACCEPT makes no sense: {str(answer)[:200]}")
         numbers = (int(ndim), int(seen or 0), int(most or 1), float(beat), int(row))
-        told = (answer.get(name) is True for name in ("takes_weights", "watched"))
+        told = (answer.get(name) is True for name in _ABILITIES)
         return Accepted(str(kind), schema, *numbers, *told)
 
 
@@ -375,7 +378,7 @@ class ServerHandshake:
             del answer["heartbeat_s"]
         if not accepted.max_row:
             del answer["max_row"]
-        for name in ("takes_weights", "watched"):
+        for name in _ABILITIES:
             if not answer[name]:
                 del answer[name]
         return json_frame(Type.ACCEPT, answer)
