@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..tape import Recipe, Wide
+from .draw import Draw
 from .index import Index
-
-if TYPE_CHECKING:
-    from .base import Draw
 
 __all__ = ["UniformRows", "UniformSlices"]
 
