@@ -47,15 +47,16 @@ class Shared {
     return tape;
   }
 
-  // For so many seconds, or, on a busy machine, until readers saw something. What they saw.
-  std::vector<typename Kind::Seen> run(double seconds) {
+  // For so many seconds, or, on a busy machine, until readers saw something and so many rows were
+  // written. What they saw.
+  std::vector<typename Kind::Seen> run(double seconds, uint64_t rows = 0) {
     std::vector<typename Kind::Seen> readers(2);
     std::vector<std::thread> threads;
     for (uint64_t w = 1; w <= 2; ++w) threads.emplace_back([this, w] { write(w); });
     for (uint64_t r = 1; r <= 2; ++r)
       threads.emplace_back([this, r, &readers] { read(r, &readers[r - 1]); });
     std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-    for (int i = 0; i < 1000 && seen == 0; ++i)
+    for (int i = 0; i < 1000 && (seen == 0 || written < rows); ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     stop_ = true;
     for (std::thread& t : threads) t.join();

@@ -35,14 +35,15 @@ struct Slots {
 
 void round(uint64_t capacity, slot_rows::Form form, double seconds) {
   append_threads::Shared<Slots> shared(capacity, Slots{form});
-  shared.run(seconds);
   const auto tape = shared.attach();
+  const SlotShape& shape = tape->slots().shape();
+  const uint64_t enough = 4 * shape.places << shape.chunk_shift;  // all places are given four times
+  shared.run(seconds, enough);  // nearly every row has a slot of its own
   Hold hold(*tape, append_threads::kTimeout);
-  const uint64_t slots = tape->slot_head(),
-                 chunk = uint64_t{1} << tape->slots().shape().chunk_shift;
+  const uint64_t slots = tape->slot_head();
   std::printf(", %llu slots %s\n", (unsigned long long)slots, slot_rows::name_of(form));
   std::fflush(stdout);
-  if (slots < 4 * chunk * tape->slots().shape().places) fail("too few rows: the test is void");
+  if (slots < enough) fail("too few rows: the test is void");
 }
 
 }  // namespace
