@@ -26,6 +26,9 @@ class Wide(NamedTuple):
     """A stored layout with a sampler's extra leaves, and what gathers rows into it.
 
     Attributes:
+        layout: of batches.
+        gatherer: the native one.
+        extras: paths of the leaves that are added.
         decoder: what fills the columns of leaves with codecs, which the gatherer leaves out.
     """
 

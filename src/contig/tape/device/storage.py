@@ -80,9 +80,11 @@ class DeviceStorage(Storage):
         late: `extend` and `add_step` do not wait for the device: their rows can be sampled one
             append later, and the seqs that are returned are those of the append before. `flush`,
             from the thread that writes or after it has ended, makes up for the last one.
+        others: options of storages in host memory, which are refused by name.
 
     Raises:
         ValueError: no such device, or one whose tensors have no values.
+        StorageFull: by the first write, if the device has too little memory.
         TypeError: an option of storages in host memory.
 
     Attributes:
