@@ -24,8 +24,9 @@ class Effort:
     """Capacity of the buffers; they are full when measured."""
     priority_slice_rows: int = 100_000
     tianshou_rows: int = 20_000
-    repeats: int = 7
-    seconds_per_repeat: float = 0.1
+    repeats: int = 40
+    seconds_per_repeat: float = 0.02
+    """Many short ones: on a shared machine a long one is never undisturbed."""
     quick: bool = False
 
     @classmethod

@@ -8,6 +8,7 @@ The default draws the same examples every time, so that a red run can be repeate
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,12 @@ _ANY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("contig", max_examples=60, derandomize=True, **_ANY)
 settings.register_profile("wide", max_examples=2000, **_ANY)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "contig"))
+
+
+def pytest_configure() -> None:
+    """What a shell starts in the background ignores Ctrl-C, and so would all processes of tests."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

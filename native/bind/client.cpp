@@ -353,6 +353,8 @@ void bind_inflight(nb::module_& m) {
       .def_prop_ro("acked", &Inflight::acked)
       .def_prop_ro("most_bytes", &Inflight::most_bytes)
       .def("limit", &Inflight::limit, nb::arg("max_bytes"), nb::arg("near"))
+      .def("carry", &Inflight::carry, nb::arg("bytes"),
+           "A new connection, whose server keeps so many bytes of slots that came; 0: none.")
       .def(
           "resume",
           [](Inflight& f, uint64_t seen, nb::list requests) {

@@ -174,6 +174,8 @@ void bind_frames(nb::module_& m) {
           [](Receiver& h, uint64_t n) { h.allow(n); })
       .def("resize", [](Receiver& h, uint64_t n) { h.resize(n); })
       .def("set_near", &Receiver::set_near)
+      .def_prop_rw("carry", &Receiver::carry, &Receiver::set_carry,
+                   "Bytes of slots that are kept, for frames that leave them out.")
       .def("set_bools",
            [](Receiver& h, Seqs places) { h.shape().bools = bools_from(places, "set_bools"); })
       .def(

@@ -108,6 +108,7 @@ class Gatherer {
     f.seqs = seqs.data(), f.n = n;
     Slices groups;
     if (!fold_.discount.empty()) {
+      ask_for_folded(tape_.tape, fold_, seqs.data(), n);
       view.follow(seqs.data(), n, fold_.discount.size(), &groups);
       f.lengths = groups.lengths.data();
     }

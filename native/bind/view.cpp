@@ -55,13 +55,24 @@ nb::tuple slices_from(ViewHandle& v, Seqs seqs, nb::object window, const SliceSp
                         to_array(std::vector<int64_t>(valid.begin(), valid.end())));
 }
 
+nb::object flat(const ChangedTrajectories& found) {
+  std::vector<int64_t> out;
+  for (const auto& column : found.columns) out.insert(out.end(), column.begin(), column.end());
+  return to_array(out);
+}
+
 // All or only these; a column after another; those that are gone. None if nothing has changed.
 nb::object changed_trajectories(ViewHandle& v, uint64_t filter) {
   ChangedTrajectories found;
   if (!v.view.changed_trajectories(filter, &found)) return nb::none();
-  std::vector<int64_t> flat;
-  for (const auto& column : found.columns) flat.insert(flat.end(), column.begin(), column.end());
-  return nb::make_tuple(found.all, to_array(flat), to_array(found.gone));
+  return nb::make_tuple(found.all, flat(found), to_array(found.gone));
+}
+
+// A column after another. None if nothing can be said about one of them just now.
+nb::object describe_trajectories(const ViewHandle& v, Seqs ordinals) {
+  ChangedTrajectories found;
+  if (!v.view.describe_trajectories(ordinals.data(), ordinals.shape(0), &found)) return nb::none();
+  return flat(found);
 }
 
 using Verdicts = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -77,6 +88,7 @@ void bind_filters(nb::class_<ViewHandle>& view) {
       .def("look_again", [](ViewHandle& v, uint64_t filter) { v.view.look_again(filter); })
       .def("passing", [](const ViewHandle& v, uint64_t filter) { return v.view.passing(filter); })
       .def("changed_trajectories", &changed_trajectories)
+      .def("describe_trajectories", &describe_trajectories, nb::arg("ordinals").noconvert())
       .def(
           "judge",
           [](ViewHandle& v, uint64_t filter, Verdicts passes) {

@@ -147,8 +147,9 @@ class Folder {
 
   // Asks for the rows of a group, of each what will be read.
   CONTIG_INLINED void fetch(const int64_t* rows, size_t length) const {
+    RowFinder find(tape_);
     for (size_t k = 0; k < length; ++k) {
-      const uint8_t* row = tape_.row(static_cast<uint64_t>(rows[k]));
+      const uint8_t* row = find(static_cast<uint64_t>(rows[k]));
       first_.prefetch(row, k == 0);
       last_.prefetch(row, k > 0 && k + 1 == length);
       folded_.prefetch(row, k > 0 && k + 1 < length);
@@ -160,9 +161,10 @@ class Folder {
     const uint8_t* row = nullptr;
     size_t k = 0;
     if (simple_) {  // a float and a flag: what nearly all rows have
+      RowFinder find(tape_);
       double total = 0;
       for (bool ended = false; k < length && !ended; ++k) {
-        row = tape_.row(static_cast<uint64_t>(rows[k]));
+        row = find(static_cast<uint64_t>(rows[k]));
         float reward;
         copy_fixed<4>(reinterpret_cast<uint8_t*>(&reward), row + fold_.reward.offset);
         uint8_t done;
@@ -224,6 +226,13 @@ class Folder {
   bool simple_ = false;
 };
 }  // namespace
+
+void ask_for_folded(const Tape& tape, const Fold& fold, const int64_t* seqs, size_t n) {
+  constexpr size_t kRows = 256, kBytes = 256;  // as much as the nearest cache holds
+  const size_t bytes = std::min(kBytes, fold.discount.size() * tape.stride());
+  for (size_t i = 0; i < std::min(n, kRows); ++i)
+    ask_for_all(tape.row(static_cast<uint64_t>(seqs[i])), bytes);
+}
 
 uint64_t fold_rows(const Tape& tape, const Fold& fold, const int64_t* rows, const int64_t* lengths,
                    size_t groups, const Folded& out, FoldedSlots* slots) {

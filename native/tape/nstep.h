@@ -37,6 +37,10 @@ struct Folded {
   uint8_t* rewards = nullptr;       // what they sum up to
 };
 
+// Asks for rows that will be folded, and for those behind them, which mostly follow in their
+// trajectories: on their way from memory while it is looked up which do.
+void ask_for_folded(const Tape& tape, const Fold& fold, const int64_t* seqs, size_t n);
+
 // Folds groups of rows, one after another; in each, rows that follow one another in a trajectory.
 // Returns the tape's tail afterwards: a group whose first row is below it may have been overwritten
 // while it was read. (Its first row is its oldest.) `slots`: leaves that are stored once, if any.

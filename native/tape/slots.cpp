@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "native/kernels/compare.h"
 #include "native/kernels/copy.h"
 #include "native/tape/slot_memory.h"
 #include "native/tape/tape.h"
@@ -32,7 +33,7 @@ namespace {
 // Pieces of `inner` bytes, `step` apart each.
 bool same_pieces(const uint8_t* a, uint64_t a_step, const uint8_t* b, uint64_t b_step,
                  uint64_t inner, uint64_t pieces) {
-  if (pieces == 1) return std::memcmp(a, b, inner) == 0;
+  if (pieces == 1) return same_bytes(a, b, inner);
   if (inner == 1) {  // bytes: a call for each takes ten times as long
     for (uint64_t i = 0; i < pieces;) {
       uint8_t differs = 0;
@@ -80,7 +81,7 @@ inline bool Observations::equal(const SharedForm& form, uint64_t row, uint64_t o
   for (size_t i = 0; i < form.leaves().size(); ++i) {
     const uint8_t *a = at(row, i, false), *b = at(other, i, next);
     // What differs mostly does so at once, and a call takes as long as all the rest.
-    if (a[0] != b[0] || std::memcmp(a, b, form.leaves()[i].bytes) != 0) return false;
+    if (a[0] != b[0] || !same_bytes(a, b, form.leaves()[i].bytes)) return false;
   }
   return true;
 }
@@ -127,7 +128,7 @@ inline bool SlotPlan::same_whole(const Observations& from, uint64_t row, uint64_
   if (known == nullptr) return false;
   for (size_t i = 0; i < form_->leaves().size(); ++i) {
     const SharedLeaf& leaf = form_->leaves()[i];
-    if (std::memcmp(from.at(row, i, false), known + leaf.at, leaf.bytes) != 0) return false;
+    if (!same_bytes(from.at(row, i, false), known + leaf.at, leaf.bytes)) return false;
   }
   return true;
 }

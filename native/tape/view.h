@@ -105,6 +105,8 @@ class View {
   // What is to be judged; false if nothing is. It stays so until it is judged.
   bool changed_trajectories(uint64_t filter, ChangedTrajectories* out);
   void judge(uint64_t filter, const bool* passes, size_t n);  // of those handed out last
+  // The same of some trajectories, in order; false if nothing can be said about one just now.
+  bool describe_trajectories(const int64_t* ordinals, size_t n, ChangedTrajectories* out) const;
   void set_passes(uint64_t filter, const int64_t* ordinals, const bool* passes, size_t n);
   // Up to n eligible trajectories, each alike. `once`: a filter that ceases to hold for those that
   // are drawn, so that none is drawn twice; -1: with replacement.
@@ -176,7 +178,8 @@ class View {
   bool find_row(uint64_t seq, EntryView* e, uint64_t* number) const;
   static uint64_t middle(uint64_t low, uint64_t high, uint64_t low_first, uint64_t high_first,
                          uint64_t seq, int step);
-  void find_runs(const int64_t* seqs, size_t n, uint64_t length, uint64_t* numbers) const;
+  void find_runs(const int64_t* seqs, size_t n, uint64_t length, uint64_t* numbers,
+                 uint64_t* ends = nullptr) const;
   size_t draw_singles(Rng rng, const Window& w, const SliceSpec& spec, size_t n, Slices* out) const;
   bool kin_of(Rng rng, uint64_t seq, uint64_t number, const Window& w, Kin which,
               int64_t* out) const;

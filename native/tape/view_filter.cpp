@@ -156,6 +156,17 @@ bool View::changed_trajectories(uint64_t filter, Changed* out) {
   return true;
 }
 
+bool View::describe_trajectories(const int64_t* ordinals, size_t n, Changed* out) const {
+  for (size_t i = 0; i < n; ++i) {
+    const auto ordinal = static_cast<uint64_t>(ordinals[i]);
+    const uint32_t slot = slot_from(ordinal);
+    if (slot >= trajs_.size() || trajs_[slot].ordinal != ordinal || trajs_[slot].runs == 0)
+      return false;
+    if (!describe(slot, out)) return false;
+  }
+  return true;
+}
+
 void View::judge(uint64_t filter, const bool* passes, size_t n) {
   Filter& f = filters_.at(filter);
   if (n != f.handed.size())

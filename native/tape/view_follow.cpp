@@ -11,19 +11,29 @@ constexpr int kNeighbours = 4;  // steps of a search that stay near where it beg
 }  // namespace
 
 // The runs that some rows lie in, as `find_row` does it, for several rows at a time: while one of
-// them waits for memory, the others go on.
-void View::find_runs(const int64_t* seqs, size_t n, uint64_t length, uint64_t* numbers) const {
+// them waits for memory, the others go on. `ends`, if it is given: where the runs end, or 0 where
+// that is not known.
+void View::find_runs(const int64_t* seqs, size_t n, uint64_t length, uint64_t* numbers,
+                     uint64_t* ends) const {
   struct Search {
     uint64_t seq, low, high, low_first, high_first, mid;
     uint64_t up;         // all bits, if it went on above `mid`
+    uint64_t end;        // of the run, once it is found
     const Entry* entry;  // `mid`
   } searches[kTogether];
   constexpr auto relaxed = std::memory_order_relaxed;
   Tape::Cursor cursor(tape_);
   const uint64_t oldest = at_.index_tail, oldest_first = tape_.first_of(oldest);
   for (size_t i = 0; i < n; ++i)
-    searches[i] = {
-        static_cast<uint64_t>(seqs[i]), oldest, seen_head_, oldest_first, at_.head, 0, 0, nullptr};
+    searches[i] = {static_cast<uint64_t>(seqs[i]),
+                   oldest,
+                   seen_head_,
+                   oldest_first,
+                   at_.head,
+                   0,
+                   0,
+                   0,
+                   nullptr};
   bool going = true;
   for (int step = 0; going; ++step) {
     going = false;
@@ -43,6 +53,11 @@ void View::find_runs(const int64_t* seqs, size_t n, uint64_t length, uint64_t* n
       Search& s = searches[i];
       if (s.high - s.low <= 1) continue;
       const uint64_t first = s.entry->first.load(relaxed);
+      const uint64_t steps = s.entry->steps_flags.load(relaxed) >> kFlagBits;
+      if (s.seq - first < steps) {  // it is this one: no need to see where the next one begins
+        s.low = s.mid, s.high = s.mid + 1, s.low_first = first, s.end = first + steps;
+        continue;
+      }
       // Selected, not branched: the processor cannot guess which way it goes.
       const uint64_t up = uint64_t{0} - static_cast<uint64_t>(first <= s.seq), down = ~up;
       s.up = up;
@@ -55,6 +70,8 @@ void View::find_runs(const int64_t* seqs, size_t n, uint64_t length, uint64_t* n
   }
   for (size_t i = 0; i < n; ++i) {
     numbers[i] = searches[i].low;
+    if (ends != nullptr) ends[i] = searches[i].end;
+    if (searches[i].seq + length <= searches[i].end) continue;
     // The runs after it, where they are likely to be: see `run_after`.
     const Entry* e = cursor.ask(numbers[i]);
     const uint64_t apart = e->links.load(relaxed) >> 32;
@@ -99,14 +116,21 @@ bool View::run_after(uint64_t number, const EntryView& e, EntryView* next,
 void View::follow(const int64_t* seqs, size_t n, uint64_t length, Slices* out) const {
   out->seqs.reserve(n * std::min<uint64_t>(length, 16));
   out->lengths.reserve(n);
-  uint64_t numbers[kTogether];
+  uint64_t numbers[kTogether], ends[kTogether] = {};
   for (size_t at = 0; at < n; at += kTogether) {
     const size_t count = std::min(kTogether, n - at);
     const bool any = length > 1 && at_.index_tail < seen_head_;
-    if (any) find_runs(seqs + at, count, length, numbers);
+    if (any) find_runs(seqs + at, count, length, numbers, ends);
     for (size_t i = 0; i < count; ++i) {
+      // If it is gone meanwhile, the gather will say so, and with it all that the run said.
+      const auto seq = static_cast<uint64_t>(seqs[at + i]);
+      if (any && seq + length <= std::min(ends[i], at_.head)) {
+        for (uint64_t k = 0; k < length; ++k) out->seqs.push_back(static_cast<int64_t>(seq + k));
+        out->lengths.push_back(static_cast<int64_t>(length));
+        continue;
+      }
       const size_t before = out->seqs.size();
-      out->seqs.push_back(seqs[at + i]);  // if it is gone meanwhile, the gather will say so
+      out->seqs.push_back(seqs[at + i]);
       if (any) follow_row(numbers[i], length, out);
       out->lengths.push_back(static_cast<int64_t>(out->seqs.size() - before));
     }

@@ -50,7 +50,7 @@ struct Test {
   const char* name;
   uint64_t words, count;
   Inflight flight;
-  std::atomic<uint64_t> taken{0}, cuts{0}, waits{0};
+  std::atomic<uint64_t> taken{0}, cuts{0}, waits{0}, came{0};  // the last in bytes
 
   static constexpr double kBeat = 30;  // so long that silence is not what ends a connection
 
@@ -197,6 +197,7 @@ struct TapeTest : Test {
       TapeIntake intake(*tape, *writer, no_marks, kProducer, {most, head, 1 << 20, 0.1});
       const TakenIn got = take_in(intake, in, socket, next, 0);
       received += got.bytes;
+      came += got.bytes;
       if (got.partial > 0) fail("a part of a frame");
       if (got.items > 0) {
         next = got.seen;
@@ -214,6 +215,9 @@ struct TapeTest : Test {
     const auto* values = reinterpret_cast<const uint64_t*>(own.row(seq));
     for (uint64_t i = 0; i < words; ++i)
       if (values[i] != word(4 * n + row, i)) fail("another item, or a torn one");
+  }
+  virtual bool is_others(const Tape& own, uint64_t seq) {
+    return *reinterpret_cast<const uint64_t*>(own.row(seq)) == kOther;
   }
   virtual void attach(Tape& own) { own.attach_data(bytes(data)); }
   // What somebody else appends.
@@ -233,8 +237,7 @@ struct TapeTest : Test {
     while (n < count) {
       const uint64_t head = own.snapshot().head;
       for (; seq < head && n < count; ++seq) {
-        const auto* values = reinterpret_cast<const uint64_t*>(own.row(seq));
-        if (values[0] == kOther) continue;
+        if (is_others(own, seq)) continue;
         check(own, seq, n, row);
         if (++row == rows_of(n)) {
           row = 0;

@@ -38,7 +38,7 @@ void FrameBuilder::share(const SharedForm* form, uint64_t most) {
 }
 
 uint64_t FrameBuilder::shared_limit() const {
-  const uint64_t limit = steps_ < kStepsWanted ? kLarger * frame_bytes_ : frame_bytes_;
+  const uint64_t limit = open_->steps < kStepsWanted ? kLarger * frame_bytes_ : frame_bytes_;
   return std::min(limit, most_);
 }
 
@@ -51,7 +51,6 @@ void FrameBuilder::open_next(bool compact) {
     frame->slots.make(frame_bytes_);
     frame->records.make(std::max(frame_bytes_ / 16, packer_->form().row_bytes()));
   }
-  steps_ = 0;
   const std::lock_guard lock(mutex_);
   if (open_ && open_->items > 0) full_.push_back(open_);
   open_ = std::move(frame);
@@ -118,7 +117,7 @@ void FrameBuilder::commit_compact(const WireRun* runs, size_t n, bool may_grow) 
     OutFrame::Part& slots = open_->slots;
     slots.crc = crc32c(slots.crc, slots.data + slots.used, what.slots);
     what.another = rows * (form.row_bytes() + form.slot_bytes());
-    steps_ += steps_of(runs, n);
+    open_->steps += steps_of(runs, n);
   } else {
     sum(rows, record_size_, variable_);
     what.another = frame_bytes_;  // nothing goes behind it

@@ -23,6 +23,14 @@ constexpr uint8_t kFrameTypes = 17;
 
 // Of a frame of items: its rows refer to slots, which come behind them (tape/compact_rows.h).
 constexpr uint8_t kCompactRows = 1;
+// And some of these slots came before, and are not sent again; and those that are may be left out
+// of frames behind this one.
+constexpr uint8_t kCarriedSlots = 2, kKeptSlots = 4;
+// A slot that is left out, and how many came since it did.
+struct CarriedSlot {
+  uint32_t own, since;
+};
+static_assert(sizeof(CarriedSlot) == 8, "a carried slot has 8 bytes on the wire");
 
 struct Frame {
   uint8_t type, flags;

@@ -124,7 +124,6 @@ class FrameBuilder {
   // Of compact rows:
   std::unique_ptr<RowPacker> packer_;
   uint64_t most_ = ~uint64_t{0};
-  uint64_t steps_ = 0;    // of each lane or trajectory, in the open frame
   Rows offered_;          // what the room is for
   bool packing_ = false;  // it is in the packer's memory, and not in the frame's counts
   std::unique_ptr<uint8_t[]> held_;

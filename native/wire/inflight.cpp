@@ -116,6 +116,12 @@ void Inflight::limit(uint64_t max_bytes, bool near) {
   near_ = near;
 }
 
+void Inflight::carry(uint64_t bytes) {
+  const std::lock_guard lock(builder.mutex());
+  carry_ = bytes;
+  sent_.restart(bytes);
+}
+
 void Inflight::heartbeat(double seconds) { pulse_.begin(seconds, now()); }
 
 void Inflight::leave(double seconds) {
@@ -141,6 +147,7 @@ uint64_t Inflight::resume(uint64_t seen, std::vector<std::string> requests) {
   const uint64_t again = unacked_.size() - unsent_;
   unsent_ = unacked_.size();
   sent_bytes_ = 0;
+  sent_.restart(carry_);
   asked_.assign(std::make_move_iterator(requests.begin()), std::make_move_iterator(requests.end()));
   sending_.clear();
   part_ = offset_ = 0;
@@ -201,6 +208,24 @@ void Inflight::line_up_full() {
   while (std::shared_ptr<OutFrame> frame = builder.take_locked(false)) line_up(std::move(frame));
 }
 
+void Inflight::add_parts(const std::shared_ptr<OutFrame>& frame, std::vector<Part>* parts) {
+  const auto add = [parts](const uint8_t* data, size_t bytes, std::shared_ptr<const void> owner) {
+    if (bytes > 0) parts->push_back({data, bytes, std::move(owner)});
+  };
+  std::shared_ptr<const SentFrame> sent;
+  if (carry_ > 0 && frame->compact) sent = sent_.next(*frame, *builder.shared());
+  if (sent)
+    add(sent->head.data(), sent->head.size(), sent);
+  else
+    add(frame->head.data(), frame->head.size(), frame);
+  add(frame->records.data, frame->records.used, frame);
+  if (sent && sent->leaves_out)
+    add(sent->slots.data(), sent->slots.size(), sent);
+  else
+    add(frame->slots.data, frame->slots.used, frame);
+  add(frame->bytes.data, frame->bytes.used, frame);
+}
+
 std::vector<Inflight::Part> Inflight::next_parts() {
   const std::lock_guard lock(builder.mutex());
   std::vector<Part> parts;
@@ -230,10 +255,7 @@ std::vector<Inflight::Part> Inflight::next_parts() {
       opened_at_ = -1;
       break;
     }
-    parts.push_back({frame->head.data(), frame->head.size(), frame});
-    parts.push_back({frame->records.data, frame->records.used, frame});
-    if (frame->slots.used > 0) parts.push_back({frame->slots.data, frame->slots.used, frame});
-    if (frame->bytes.used > 0) parts.push_back({frame->bytes.data, frame->bytes.used, frame});
+    add_parts(frame, &parts);
     --unsent_;
     sent_bytes_ += frame->size();
   }

@@ -18,6 +18,7 @@
 #include "native/wire/frame_builder.h"
 #include "native/wire/pulse.h"
 #include "native/wire/receiver.h"
+#include "native/wire/sent_slots.h"
 
 namespace contig {
 
@@ -56,6 +57,8 @@ class Inflight {
 
   // How many bytes the server wants in flight at most, and whether it is on this machine.
   void limit(uint64_t max_bytes, bool near);
+  // A new connection, whose server keeps so many bytes of slots that came; 0: it keeps none.
+  void carry(uint64_t bytes);
   // A new connection on which neither side is silent for so long, or it is lost; 0: no such thing.
   void heartbeat(double seconds);
   // A new connection, whose server has items below `seen`: everything else is sent again, after
@@ -97,6 +100,7 @@ class Inflight {
   uint64_t bound() const;
   void line_up(std::shared_ptr<OutFrame> frame);
   void line_up_full();
+  void add_parts(const std::shared_ptr<OutFrame>& frame, std::vector<Part>* parts);
   void changed();
   std::optional<Event> hear(Receiver& in);
   std::optional<Event> send_some(int socket, int* error);
@@ -109,6 +113,8 @@ class Inflight {
   uint64_t unsent_ = 0;                            // of them, from the end: not on their way yet
   uint64_t bytes_ = 0, sent_bytes_ = 0;            // of all of them, and of those on their way
   uint64_t largest_ = 0;                           // frame so far
+  uint64_t carry_ = 0;
+  SentSlots sent_;  // over this connection
   std::deque<std::string> asked_;
   double opened_at_ = -1;   // when an open frame was first seen that waits for more
   bool held_back_ = false;  // the next frame would be more than may be in flight

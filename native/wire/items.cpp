@@ -82,7 +82,7 @@ bool bools_fit(const uint8_t* records, uint64_t n, uint64_t size, const std::vec
 Refusal check_rows(const Frame& f, uint64_t left, uint64_t record_size, const ItemShape& shape,
                    ItemParts* parts) {
   const bool compact = (f.flags & kCompactRows) != 0;
-  if (compact && !shape.form) return Refusal::shape;
+  if ((compact && !shape.form) || (f.flags & kCarriedSlots) != 0) return Refusal::shape;
   parts->row_bytes = compact ? shape.form.row_bytes() : record_size;
   if (f.rows > left / parts->row_bytes) return Refusal::shape;
   left -= f.rows * parts->row_bytes;
@@ -126,26 +126,35 @@ void ItemShape::share(SharedForm shared) {
   form = std::move(shared);
 }
 
-Refusal check_items(const Frame& f, const uint8_t* body, uint64_t record_size, bool runs,
-                    const ItemShape& shape, ItemParts* parts) {
-  if (f.rows == 0 || record_size == 0 || runs != (f.runs > 0)) return Refusal::shape;
+Refusal check_front(const Frame& f, const uint8_t* body, bool runs, const ItemShape& shape,
+                    ItemParts* parts, uint64_t* left) {
+  if (f.rows == 0 || runs != (f.runs > 0)) return Refusal::shape;
   uint64_t rows = f.rows, given = 0;
   const Refusal said = check_runs(f, body, shape.fields > 0, &rows, &given);
   if (said != Refusal::none) return said;
   if (runs && rows != f.rows) return Refusal::shape;
-  uint64_t left = f.length - uint64_t{f.runs} * kRunBytes;
+  *left = f.length - uint64_t{f.runs} * kRunBytes;
   *parts = ItemParts{};
   parts->runs = body;
   parts->fields = body + uint64_t{f.runs} * kRunBytes;
   if (given > 0) {
     const uint64_t size = shape.given_bytes();
-    if (given > left / size) return Refusal::shape;
-    left -= given * size;
+    if (given > *left / size) return Refusal::shape;
+    *left -= given * size;
     const Refusal refusal = check_fields(parts->fields, given, shape);
     if (refusal != Refusal::none) return refusal;
   }
   parts->records = parts->fields + given * shape.given_bytes();
-  const Refusal refused = check_rows(f, left, record_size, shape, parts);
+  return Refusal::none;
+}
+
+Refusal check_items(const Frame& f, const uint8_t* body, uint64_t record_size, bool runs,
+                    const ItemShape& shape, ItemParts* parts) {
+  if (record_size == 0) return Refusal::shape;
+  uint64_t left;
+  Refusal refused = check_front(f, body, runs, shape, parts, &left);
+  if (refused != Refusal::none) return refused;
+  refused = check_rows(f, left, record_size, shape, parts);
   if (refused != Refusal::none || shape.variable.empty()) return refused;
   return check_bytes(*parts, f.rows, shape);
 }

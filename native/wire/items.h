@@ -3,6 +3,8 @@
 //
 //   header | runs | fields of those that have some | records | bytes of leaves of any size
 //   header | runs | fields of those that have some | compact rows | slots | bytes
+//
+// Frames that leave out slots that came before are completed first (carried_slots.h).
 #pragma once
 
 #include <cstdint>
@@ -55,6 +57,9 @@ struct ItemParts {
   }
 };
 
+// What is in front of an ITEMS frame's rows: `parts` has where that is, and how much is `left`.
+Refusal check_front(const Frame& frame, const uint8_t* body, bool runs, const ItemShape& shape,
+                    ItemParts* parts, uint64_t* left);
 // Does an ITEMS frame fit a table: its records' size, whether it has runs, and `shape`?
 Refusal check_items(const Frame& frame, const uint8_t* body, uint64_t record_size, bool runs,
                     const ItemShape& shape, ItemParts* parts);

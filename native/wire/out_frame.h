@@ -48,6 +48,7 @@ struct OutFrame {
 
   Part records, slots, bytes;
   bool compact = false;
+  uint64_t steps = 0;  // of each lane or trajectory, if rows are compact
   uint64_t first = 0, items = 0, rows = 0;
   uint64_t gathered = 0;  // bytes behind the header, so far
   std::vector<uint8_t> runs, fields;

@@ -37,11 +37,7 @@ uint8_t* Receiver::room(uint64_t* bytes) {
   if (from_ == to_) from_ = to_ = 0;
   // Moving costs a copy: only when half of the buffer is behind us or nothing is left.
   const bool missing = parsed_ && from_ + needed() > size_;
-  if (from_ > 0 && (missing || to_ == size_ || from_ >= size_ / 2)) {
-    std::memmove(data_, data_ + from_, held());
-    to_ -= from_;
-    from_ = 0;
-  }
+  if (from_ > 0 && (missing || to_ == size_ || from_ >= size_ / 2)) to_front();
   *bytes = size_ - to_;
   // A large frame is received to its end and no further: the next one starts at the buffer's front,
   // and nothing is ever moved.
@@ -51,12 +47,19 @@ uint8_t* Receiver::room(uint64_t* bytes) {
   return data_ + to_;
 }
 
+void Receiver::to_front() {
+  std::memmove(data_, data_ + from_, held());
+  to_ -= from_;
+  from_ = 0;
+}
+
 void Receiver::received(uint64_t bytes) { to_ += std::min(bytes, size_ - to_); }
 
 void Receiver::skip(uint64_t bytes) {
   from_ += std::min(bytes, held());
   parsed_ = checked_ = false;
-  fits_ = 0;
+  fits_ = whole_ = 0;
+  kept_ = {};
 }
 
 bool Receiver::parse() {
@@ -64,7 +67,8 @@ bool Receiver::parse() {
   refusal_ = parse_header(data_ + from_, max_frame_, &frame_);
   parsed_ = refusal_ == Refusal::none;
   checked_ = false;
-  summed_ = crc_ = 0;
+  summed_ = crc_ = whole_ = 0;
+  kept_ = {};
   return parsed_;
 }
 
@@ -72,20 +76,40 @@ Receiver::State Receiver::next_unsummed() {
   const bool parsed = parse();
   if (refusal_ != Refusal::none) return State::bad;
   if (!parsed) return State::more;
-  if (held() >= needed()) return State::ready;
+  if (held() >= frame_bytes()) return State::ready;
   return needed() > size_ ? State::grow : State::more;
 }
 
 Receiver::State Receiver::next() {
   const State state = next_unsummed();
-  if (!parsed_ || checked_ || state == State::bad) return state;
-  sum();
-  if (state != State::ready) return state;
-  if (crc_ != frame_.body_crc) {
-    refusal_ = Refusal::body_crc;
-    return State::bad;
+  if (!parsed_ || state == State::bad) return state;
+  if (!checked_) {
+    sum();
+    if (state != State::ready) return state;
+    if (crc_ != frame_.body_crc) {
+      refusal_ = Refusal::body_crc;
+      return State::bad;
+    }
+    checked_ = true;
   }
-  checked_ = true;
+  const bool items = frame_.type == static_cast<uint8_t>(FrameType::items);
+  return items && (frame_.flags & kCarriedSlots) != 0 ? complete() : state;
+}
+
+Receiver::State Receiver::complete() {
+  if (whole_ == 0) {
+    refusal_ = carried_.check(frame_, body(), shape_, max_frame_ - kFrameHeader, &whole_);
+    if (refusal_ != Refusal::none) return State::bad;
+  }
+  if (needed() > size_) return State::grow;
+  const uint64_t before = frame_.length, behind = held() - frame_bytes();
+  if (from_ + needed() > size_) to_front();
+  uint8_t* at = data_ + from_ + kFrameHeader;
+  std::memmove(at + std::max(whole_, before), at + before, behind);
+  carried_.put_in(at, shape_, &frame_);
+  if (whole_ < before) std::memmove(at + whole_, at + before, behind);
+  to_ += whole_ - before;
+  whole_ = 0;
   return State::ready;
 }
 
@@ -143,11 +167,23 @@ bool Receiver::check(uint64_t record_size, bool runs) {
   return fits_ != 0;
 }
 
+Refusal Receiver::refusal_of_items(uint64_t record_size, bool runs, ItemParts* parts) {
+  const Refusal refusal = check_items(frame_, body(), record_size, runs, shape_, parts);
+  kept_ = {};
+  if (refusal != Refusal::none || (frame_.flags & kKeptSlots) == 0) return refusal;
+  if (parts->slots == nullptr || !carried_.keeps(shape_.form.slot_bytes())) return Refusal::shape;
+  kept_ = {static_cast<uint64_t>(parts->slots - body()), parts->n_slots};
+  return refusal;
+}
+
 void Receiver::pop() {
   wake_at(1);  // whatever comes next may be small
-  from_ += needed();
+  if (kept_.n > 0) carried_.keep(body() + kept_.at, kept_.n, shape_.form.slot_bytes());
+  carried_.done();
+  from_ += frame_bytes();
   parsed_ = checked_ = false;
-  fits_ = 0;
+  fits_ = whole_ = 0;
+  kept_ = {};
 }
 
 void Receiver::resize(uint64_t bytes) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "native/wire/carried_slots.h"
 #include "native/wire/items.h"
 
 namespace contig {
@@ -30,6 +31,7 @@ class Receiver {
 
   // The next frame: `ready` (it stays until `pop`), `more` (bytes are missing), `grow` (it does
   // not fit: `needed` bytes of buffer would do), `bad` (see `refusal`; nothing more can be read).
+  // One that left out slots that came before has them again when it is ready.
   enum class State { more, ready, grow, bad };
   State next();
   // The same without looking at the frame's checksum; `settle` tells that it is right.
@@ -38,16 +40,14 @@ class Receiver {
   void pop();
   const Frame& frame() const { return frame_; }
   const uint8_t* body() const { return data_ + from_ + kFrameHeader; }
-  uint64_t needed() const { return kFrameHeader + frame_.length; }
+  uint64_t needed() const { return whole_ > 0 ? held() + whole_ - frame_.length : frame_bytes(); }
   Refusal refusal() const { return refusal_; }
   // Whether the frame at the front is one of items, for a table with such records; it is refused
   // otherwise. `fits` tells who takes it in that this was asked.
   bool ready() const { return parsed_ && checked_; }
   bool check(uint64_t record_size, bool runs);
   // The same, and where its parts are, for who asks by the frame alone.
-  Refusal refusal_of_items(uint64_t record_size, bool runs, ItemParts* parts) const {
-    return check_items(frame_, body(), record_size, runs, shape_, parts);
-  }
+  Refusal refusal_of_items(uint64_t record_size, bool runs, ItemParts* parts);
   // What items look like, beyond the size of their records.
   ItemShape& shape() { return shape_; }
   const ItemShape& shape() const { return shape_; }
@@ -61,6 +61,9 @@ class Receiver {
   uint64_t held() const { return to_ - from_; }
   uint64_t max_frame() const { return max_frame_; }
   void allow(uint64_t max_frame) { max_frame_ = max_frame; }
+  // So many bytes of slots are kept, for frames that leave them out.
+  void set_carry(uint64_t bytes) { carried_.allow(bytes); }
+  uint64_t carry() const { return carried_.allowed(); }
   void set_near(bool near) { near_ = near; }  // whether the peer is on this machine
 
  private:
@@ -69,6 +72,9 @@ class Receiver {
   bool parse();  // the header, if it is there
   void sum();    // what has come of the frame's body
   void wake_at(uint64_t bytes);
+  State complete();  // puts in what the frame left out, if there is room
+  void to_front();
+  uint64_t frame_bytes() const { return kFrameHeader + frame_.length; }
 
   Frame frame_{};
   uint64_t summed_ = 0;  // bytes of the body that are in crc_
@@ -79,6 +85,13 @@ class Receiver {
   bool parsed_ = false, checked_ = false, fits_runs_ = false, near_ = false;
   Refusal refusal_ = Refusal::none;
   ItemShape shape_;
+  CarriedSlots carried_;
+  uint64_t whole_ = 0;  // length that the frame will have once it is complete
+  // Of a frame of items that was found to fit and whose slots are to be kept: where they are in its
+  // body, and how many.
+  struct Kept {
+    uint64_t at = 0, n = 0;
+  } kept_;
 };
 
 }  // namespace contig

@@ -308,12 +308,11 @@ class Batch:
         batch. A Ragged is (values, offsets); a Blob stays one. Without `copy` large columns may be
         this batch's memory: do not write to it then.
         """
-        leaves = self._leaves()
         if not copy and len(self._shape) == 1:
-            tree = split_to_jax(self._block, leaves, self._layout, self._rows)
+            tree = split_to_jax(self._block, self._layout, self._rows)
             if tree is not None:
                 return tree
-        return jax_tree(leaves, self._layout, copy)
+        return jax_tree(self._leaves(), self._layout, copy)
 
     def to_tensordict(self, device: Any = None) -> Any:
         """A TensorDict; per-row rewards and flags get the trailing dim TorchRL gives them. A Ragged

@@ -131,7 +131,7 @@ _MOST_SPLITTERS = 256
 _WORTH_SPLITTING = 1 << 18  # larger blocks are not copied at all, where jax computes with them
 
 
-def split_to_jax(memory: Any, columns: Sequence[Any], layout: Layout, rows: int) -> Any:
+def split_to_jax(memory: Any, layout: Layout, rows: int) -> Any:
     """`jax_tree` of a block that nobody writes to any more, in one piece; None if that is not the
     best way."""
     key = (layout, rows)
@@ -148,7 +148,7 @@ def split_to_jax(memory: Any, columns: Sequence[Any], layout: Layout, rows: int)
             return None
         splitter = BlockSplitter(place.views, [leaf.path for leaf in layout.leaves])
         _splitters[key] = splitter
-    return Nested.of(layout.build_tree(splitter(memory, columns)))
+    return Nested.of(layout.build_tree(splitter(memory)))
 
 
 def _jax_column(column: Any, path: Path, copy: bool) -> Any:

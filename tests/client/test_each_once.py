@@ -191,19 +191,30 @@ def test_a_client_that_comes_back_gets_what_was_cut_off() -> None:
 KILLED = """
 import sys
 from contig import RemoteReplayBuffer
-far = RemoteReplayBuffer("127.0.0.1", int(sys.argv[1]), prefetch=2)
+from tests.client.serving import asking
+from tests.waiting import until
+port, wait_for_answers = int(sys.argv[1]), sys.argv[2] == "True"
+far = RemoteReplayBuffer("127.0.0.1", port, prefetch=2)
 while True:
-    print(*far.sample()["obs"].tolist(), flush=True)
+    found = far.sample()["obs"].tolist()
+    if wait_for_answers:
+        until(lambda: asking(far) == 0, "what was asked for ahead")
+    print(*found, flush=True)
     sys.stdin.readline()
 """
 
 
 class Killed:
-    """A client in a process of its own, which is killed when it is told so."""
+    """A client in a process of its own, which is killed when it is told so.
 
-    def __init__(self, port: int) -> None:
+    Args:
+        port: the server's.
+        ahead: when it tells what it sampled, it has the answers to what it asked for ahead.
+    """
+
+    def __init__(self, port: int, ahead: bool = False) -> None:
         self._child = subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(port)],
+            [sys.executable, "-c", KILLED, str(port), str(ahead)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -226,7 +237,7 @@ def test_what_a_killed_client_may_not_have_read_is_counted() -> None:
     write(buffer, range(40))
     with serving(buffer, process=True) as server:
         found: list[int] = []
-        child = Killed(server.port)
+        child = Killed(server.port, ahead=True)
         for _ in range(5):
             found += child.sample()
         child.kill()

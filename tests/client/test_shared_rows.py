@@ -207,9 +207,7 @@ def test_bytes_sent(frames: int, how: str) -> None:
     ratio = came[True] / came[False]
     least = (1 / 2 if frames == 1 else 1 / 8) * 0.98
     # Frames of steps are sent as they come, so they have few steps each.
-    most = {"trajectories": 1.12, "step by step": 1.3, "steps": 1.9}[how] * least
-    if how == "steps":
-        most = 1.0 if frames == 1 else 0.65
+    most = {"trajectories": 1.12, "step by step": 1.3, "steps": 1.5}[how] * least
     assert least <= ratio <= most, ratio
 
 

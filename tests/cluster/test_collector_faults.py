@@ -16,6 +16,7 @@ from contig.errors import WorkerError
 from tests.cluster.test_collector import _row, collect
 from tests.collect.envs import Faulty, Steps, check_storage, make_steps
 from tests.collect.policies import Weighted
+from tests.processes import alive
 from tests.waiting import until
 
 ray = pytest.importorskip("ray")
@@ -132,27 +133,46 @@ def _seeds(buffer: ReplayBuffer) -> list[float]:
     return buffer.sample(64)["observation"][:, 0].tolist()
 
 
+class Held(Steps):
+    """Goes on after its first steps only once a file is there."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file, self.left = file, 400
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            until(self.file.exists)
+        return super().step(action)
+
+
 @pytest.mark.soak  # test_collector_shards.py has it for sharded buffers
-def test_a_node_that_is_lost_while_its_actor_collects(cluster: Any) -> None:
+def test_a_node_that_is_lost_while_its_actor_collects(cluster: Any, tmp_path: Path) -> None:
     """Its actor goes on elsewhere; the learner has every frame that it asked for, once."""
     lost = cluster.add("doomed")
     at = lost.unique_id if hasattr(lost, "unique_id") else ""
     (node,) = (n["NodeID"] for n in ray.nodes() if n["Alive"] and "doomed" in n["Resources"])
     here = ray.get_runtime_context().get_node_id()
     buffer = ReplayBuffer(LazyTensorStorage(100_000), batch_size=8)
+    gone = tmp_path / "gone"
     with collect(
-        [Steps] * 2,
+        [Steps, partial(Held, gone)],  # it may not be done before its node is lost
         frames_per_batch=100,
         total_frames=3000,
         trajs_per_batch=2,
         replay_buffer=buffer,
         placement=[here, node],
         max_restarts=2,
+        step_timeout_s=60.0,
     ) as collector:
         assert collector.nodes == [here, node], at
+        first = collector.pids[1]
         for number, _ in enumerate(collector):
             if number == 4:
                 cluster.remove(lost)
+                until(lambda: not alive(first))  # it outlives its node for a moment
+                gone.touch()
         assert collector.restarts == 1 and collector.nodes[1] != node
     found = check_storage(buffer.storage)
     assert all(x["next", "done"][-1] for x in found)

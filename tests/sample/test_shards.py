@@ -27,9 +27,10 @@ from contig import (
     SliceSamplerWithoutReplacement,
     WindowSampler,
 )
-from contig.replay.shards import Later, ShardLost, ShardReader, read_shards
+from contig.replay.shards import ShardReader, read_shards
 from contig.sample import Rng, Sampler
 from contig.sample.shards import MOST_SHARDS, SEQ_BITS, base_of, decode, split
+from tests.sample.elsewhere import Elsewhere
 
 
 def rows(shard: int, trajectory: int, steps: int, version: int = 0) -> dict[str, Any]:
@@ -314,27 +315,6 @@ SAMPLERS: dict[str, Callable[[], Sampler]] = {
     "n-step": lambda: NStepSampler(3, 0.9),
     "chunks": lambda: ChunkSampler(3, keys=(("next", "reward"),)),
 }
-
-
-class Elsewhere:
-    """A shard whose answers come later, or never."""
-
-    def __init__(self, reader: ShardReader) -> None:
-        self.reader, self.dead = reader, False
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *given: _Answer(self, name, given)
-
-
-class _Answer(Later):
-    def __init__(self, shard: Elsewhere, name: str, given: Any) -> None:
-        self.shard, self.name, self.given = shard, name, given
-        self.found = None if shard.dead else getattr(shard.reader, name)(*given)
-
-    def get(self) -> Any:
-        if self.shard.dead:
-            raise ShardLost("gone")
-        return self.found
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)

@@ -209,7 +209,7 @@ def test_only_complete_groups() -> None:
         open_one = buffer.storage.writer()
         open_one.extend(rows(9, 2), fields={"group": 3, "task": 9})
         batch = buffer.sample()
-        assert sampler.stats() == (3, 3, 4, 0, 0, 0)  # 1 twice, 2; of 2, 3 and 4 the rest waits
+        assert sampler.stats() == (3, 3, 4, 0, 0, 0, 0)  # 1 twice, 2; of 2, 3 and 4 the rest waits
         assert set(groups(batch)) <= {1, 2}
         open_one.extend_trajectory(rows(10, 1), terminated=True, fields={"group": 4, "task": 10})
         found = Counter[tuple[int, ...]]()
@@ -349,7 +349,7 @@ def test_release() -> None:
         buffer.sample()
     clock.ahead = 1001.0
     assert numbers(buffer.sample()) == [0]
-    assert sampler.stats() == (0, 1, 1, 1, 1, 0)
+    assert sampler.stats() == (0, 1, 1, 1, 1, 0, 0)
     with pytest.raises(NothingEligibleError):
         buffer.sample()
     write(buffer, 2, 1)  # too late: it begins a group of its own
@@ -389,7 +389,7 @@ def test_drop(tmp_path: Path) -> None:
     write(buffer, 2, 2)
     clock.ahead = 1001.0
     assert numbers(buffer.sample()) == [1, 2]
-    assert sampler.stats() == (0, 0, 0, 2, 0, 1)
+    assert sampler.stats() == (0, 0, 0, 2, 0, 1, 0)
     buffer.save(tmp_path / "then")
     clock.ahead = 0.0
     for _ in range(2):
@@ -442,13 +442,6 @@ def test_each_once_over_shards() -> None:
     assert sorted(itertools.chain(*drawn)) == [0, 1, 2, 3, 4, 10, 11, 12, 30]
     with pytest.raises(NothingEligibleError):
         shards.sample()
-
-
-def test_groups_need_one_shard() -> None:
-    sampler = TrajectorySampler(2, group="group", group_size=1, fields=("task",))
-    with pytest.raises(TypeError, match='group="group" over 2 shards.*use one shard'):
-        Shards(sampler, [2, 2]).sample()
-    assert set(numbers(Shards(sampler, [3]).sample())) <= {0, 1, 2}
 
 
 def test_each_learner_has_its_part() -> None:

@@ -302,7 +302,94 @@ def test_functions_see_what_has_changed() -> None:
     assert seen == [8, 3, 1, 2]
 
 
-def test_functions_of_age_see_everything_that_has_aged() -> None:
+def aged(stored: int, of: float) -> tuple[Index, list[int], Any]:
+    """Trajectories of 2 to 4 rows, the newest `of` of which are young enough."""
+    storage = LazyTensorStorage(4 * stored, fields=FIELDS)
+    for number in range(stored):
+        data = episode(number, 2 + number % 3)
+        storage.default_writer.extend_trajectory(data, terminated=True, fields={"task": number})
+    asked: list[int] = []
+    young = int(len(storage) * of)
+
+    def where(columns: Any) -> Any:
+        asked.append(len(columns["age"]))
+        return (columns["age"] < young) & (columns["task"] % 7 != 3)
+
+    return Index(storage), asked, where
+
+
+@pytest.mark.parametrize("over", ["trajectories", "steps"])
+@pytest.mark.parametrize("of", [0.5, 0.01])
+def test_functions_of_age_are_asked_about_candidates(over: str, of: float) -> None:
+    """Each slice that they hold for is as likely as any other, whether or not they reject most."""
+    index, _, where = aged(1000, of)
+    sampler, rng = SliceSampler(slice_len=2, over=over, where=where, fields=("task",)), Rng(1)
+    index.refresh()
+    table = index.storage.episodes()
+    ends = table["first"] + table["steps"]
+    young = (index.head - ends < int(len(index.storage) * of)) & (table["task"] % 7 != 3)
+    starts: list[tuple[int, int]] = []
+    for _ in range(200):
+        index.refresh()
+        draw = sampler.draw(index, rng, sampler.request(64))
+        assert draw is not None and draw.lengths is not None and (draw.lengths == 2).all()
+        assert (np.diff(draw.seqs.reshape(-1, 2), axis=1) == 1).all()
+        tasks = draw.columns["fields", "task"].reshape(-1, 2)
+        assert (tasks[:, 0] == tasks[:, 1]).all() and young[tasks].all()
+        starts += zip(tasks[:, 0].tolist(), draw.seqs[::2].tolist())
+    if over == "trajectories":
+        uniform([task for task, _ in starts], np.flatnonzero(young).tolist())
+    else:
+        pairs = zip(table["first"][young].tolist(), table["steps"][young].tolist())
+        uniform([at for _, at in starts], [at for a, n in pairs for at in range(a, a + n - 1)])
+
+
+def test_functions_of_age_cost_what_is_drawn() -> None:
+    most = []
+    for stored in (500, 4000):
+        index, asked, where = aged(stored, 0.5)
+        sampler, rng = SliceSampler(slice_len=2, where=where), Rng(1)
+        for turn in range(20):
+            data = episode(turn, 2)
+            index.storage.default_writer.extend_trajectory(data, terminated=True)
+            index.refresh()
+            before = index.view.work
+            assert sampler.draw(index, rng, sampler.request(32)) is not None
+            if turn == 0:  # all, to see what it reads
+                assert asked[0] == stored + 1
+                asked.clear()
+        most.append((max(asked), index.view.work - before))
+    assert most[1][0] <= 8 * 16 and most[1][1] < 2 * most[0][1] + 64, most
+
+
+def test_functions_of_age_draw_the_same_however_they_got_there() -> None:
+    index, _, where = aged(300, 0.3)
+    old = SliceSampler(slice_len=2, where=where)
+    index.refresh()
+    old.draw(index, Rng(5), old.request(8))
+    for turn in range(5):
+        index.storage.default_writer.extend_trajectory(episode(turn, 3), terminated=True)
+        fresh = Index(index.storage)
+        for one in (index, fresh):
+            one.refresh()
+        new = SliceSampler(slice_len=2, where=where)
+        found = [
+            sampler.draw(i, Rng(turn), sampler.request(32))
+            for sampler, i in ((old, index), (new, fresh))
+        ]
+        assert found[0] is not None and found[1] is not None
+        assert np.array_equal(found[0].seqs, found[1].seqs)
+
+
+def test_functions_of_age_that_hold_for_none() -> None:
+    index, _, _ = aged(50, 0.5)
+    sampler = SliceSampler(slice_len=2, where=lambda columns: columns["age"] < 0)
+    with ReplayBuffer(index.storage, sampler, batch_size=8) as buffer:
+        with pytest.raises(NothingEligibleError, match="holds for 0 of 50 trajectories"):
+            buffer.sample()
+
+
+def test_other_samplers_ask_functions_of_age_about_everything() -> None:
     seen: list[int] = []
 
     def where(columns: Any) -> Any:
@@ -310,7 +397,8 @@ def test_functions_of_age_see_everything_that_has_aged() -> None:
         return columns["age"] < 10
 
     storage = filled()
-    index, sampler, rng = Index(storage), SliceSampler(slice_len=2, where=where), Rng(0)
+    index, rng = Index(storage), Rng(0)
+    sampler = WindowSampler(where=where)
     for write in (False, True, False):
         if write:
             storage.default_writer.extend_trajectory(episode(9, 2), terminated=True)

@@ -53,7 +53,7 @@ def items_fit(fields: Fields, payload: bytes, record_size: int, tape: bool) -> b
     """Whether an ITEMS frame is one for a table with such records."""
     if fields.rows == 0 or tape != (fields.runs > 0):
         return False
-    if fields.flags & 1:  # compact rows, and here are only tables that store whole ones
+    if fields.flags & 5:  # compact rows, and here are only tables that store whole ones
         return False
     if fields.runs * 32 + fields.rows * record_size != len(payload):
         return False
@@ -92,6 +92,9 @@ class NaiveReceiver:
             return GROW if self.needed > self.size else MORE
         if crc32c(self.payload) != struct.unpack_from("<I", self.data, 32)[0]:
             self.refusal = "body_crc"
+            return BAD
+        if self.fields.type == 4 and self.fields.flags & 2:  # there is no frame before that is kept
+            self.refusal = "shape"
             return BAD
         return READY
 

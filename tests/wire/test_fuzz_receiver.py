@@ -7,12 +7,17 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from contig import _native
+from contig.tape.stacks import stacks_of
 from tests.processes import rss
 from tests.wire import mutate
-from tests.wire.naive import BAD, GROW, MORE, READY, NaiveReceiver, items_fit
+from tests.wire.carried import CARRIED, Keeper, fields_of, spoiled
+from tests.wire.compact import form_of
+from tests.wire.naive import BAD, GROW, MORE, READY, NaiveReceiver, Run, items_fit
+from tests.wire.test_carried import Peer
 
 
 def compare_receivers(rng: random.Random, frames: int) -> Counter[str]:
@@ -76,8 +81,44 @@ def test_receiver() -> None:
     assert rss() < before + (64 << 20)
 
 
+def compare_carried(rng: random.Random, frames: int) -> Counter[str]:
+    """Frames that leave out slots of the one before, or say so; how they ended."""
+    ends: Counter[str] = Counter()
+    obs = np.zeros(9, np.bool_)
+    plain = {"obs": obs, "done": np.bool_(False), "next": {"obs": obs}}
+    stacks = {"obs": np.zeros((3, 4), np.bool_)}
+    forms = [form_of(plain, stack={}), form_of(stacks, stack=stacks_of({"obs": 3}))]
+    while frames > 0:
+        form, carry = rng.choice(forms), rng.choice([0, 60, 200, 10_000])
+        peer = Peer(form, carry, rng.choice([150, 200, 100_000]), rng.choice([40, 300]))
+        naive = Keeper(form, carry, peer.naive.max_frame)
+        stream, first, records = b"", 0, [bytes(form.record_size)]
+        for _ in range(rng.randint(2, 8)):
+            runs = [Run(rng.randint(1, 2), 0, 5, -1, 0) for _ in range(rng.randint(1, 2))]
+            n = sum(run.rows for run in runs)
+            if rng.random() < 0.6:  # others than before
+                records = [bytes(rng.randrange(2) for _ in records[0]) for _ in range(n)]
+            records = [rng.choice(records) for _ in range(n)]
+            sent = spoiled(rng, form, runs, records, naive.slots, first)
+            ends["carried"] += bool(fields_of(sent).flags & CARRIED)
+            wrong, _ = naive.take(sent)
+            stream, first, frames = stream + sent, first + len(runs), frames - 1
+            if wrong != "none":
+                break
+        ends[wrong] += 1
+        assert peer.feed(stream, rng) == wrong
+    return ends
+
+
+def test_carried_slots() -> None:
+    ends = compare_carried(random.Random(0), 8000)
+    assert set(ends) == {"carried", "none", "shape", "size"}
+    assert min(ends.values()) > 100 and ends["carried"] > 2000
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_soak() -> None:
     for seed in range(20):
         compare_receivers(random.Random(f"receiver {seed}"), 100_000)
+        compare_carried(random.Random(f"carried {seed}"), 20_000)

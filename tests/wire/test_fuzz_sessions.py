@@ -11,6 +11,7 @@ import pytest
 
 from tests.processes import rss
 from tests.wire.arena import REASONS, TOKEN, Arena
+from tests.wire.carrying_arena import CarryingArena
 
 
 def run_sessions(rng: random.Random, units: int) -> Counter[str]:
@@ -36,8 +37,23 @@ def test_sessions() -> None:
     assert min(refused.values()) >= 5
 
 
+def run_carrying(rng: random.Random, sessions: int) -> Counter[str]:
+    arena = CarryingArena(rng)
+    for _ in range(sessions):
+        arena.session()
+    arena.finish()
+    return arena.ends
+
+
+def test_sessions_that_carry_slots() -> None:
+    ends = run_carrying(random.Random(2), 800)
+    assert set(ends) == {"carry", "none of version 3", "none of version 4", "carried", "shape"}
+    assert min(ends.values()) > 5 and ends["carried"] > 500
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_soak() -> None:
     for seed in range(int(os.environ.get("CONTIG_SOAK_SEEDS", "20"))):
         run_sessions(random.Random(f"sessions {seed}"), 100_000)
+        run_carrying(random.Random(f"carrying {seed}"), 3000)

@@ -333,6 +333,25 @@ def test_refusals(queue: Server, token: str | None) -> None:
     assert queue.stats().rejected == {reason: 1 for _, reason, _ in REFUSALS}
 
 
+def test_carried_slots() -> None:
+    """Steps that are sent one by one bring one observation each."""
+    row = {"obs": np.zeros(9, np.int16), "next": {"obs": np.zeros(9, np.int16)}}
+    storage = LazyTensorStorage(100, example=row, share_next=True)
+    with Server(buffer=ReplayBuffer(storage), transport=TcpTransport()) as server:
+        client = Client("127.0.0.1", server.port, newest=4)
+        layout = client.accept["schema"]["layout"]
+        for t in range(20):
+            tree = {("obs",): [t] * 9, ("next", "obs"): [t + 1] * 9}
+            record = pack_record(layout, tree)
+            assert client.send_carried([([record], t == 0, 7, -1, 0)]) == (2 if t == 0 else 1)
+        client.wait()
+        client.bye()
+        assert storage.tape.slots_given == 21
+        (entry,) = storage.episodes()
+        batch = storage.read_episode(int(entry["id"]))
+    assert batch["next", "obs"][:, 0].tolist() == list(range(1, 21))
+
+
 @pytest.mark.parametrize("leading", [True, False])
 def test_compact_rows(leading: bool) -> None:
     """Observations come once, and go into the table so."""

@@ -86,7 +86,7 @@ def _hostile(rng: random.Random) -> tuple[bytes, str | None]:
             (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "magic"),
             (b"\x16\x03\x01" + rng.randbytes(200), "magic"),
             (b"X" + rng.randbytes(rng.choice([0, 10, 5000])), "magic"),
-            (HELLO[:8] + struct.pack("<I", 4) + HELLO[12:], "version"),
+            (HELLO[:8] + struct.pack("<I", 5) + HELLO[12:], "version"),
             (HELLO + b"\0" * 40, "magic"),
             (HELLO + seal(Fields(1, length=length), b""), "size"),
             (HELLO + seal(Fields(1, length=2 << 20), b""), "size"),

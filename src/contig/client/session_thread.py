@@ -359,12 +359,15 @@ class SessionThread:
     def _shared_of(self, connection: Connected) -> Any:
         """What the server says of how observations are stored once, as JSON."""
         schema = connection.accepted.schema
-        return schema.get("shared") if self._sends and schema is not None else None
+        if not self._sends or schema is None:
+            return None
+        return wire.without_carry(schema.get("shared"))
 
     def _agree(self, connection: Connected) -> None:
         """On what the server has said."""
         self.inflight.limit(connection.accepted.max_inflight, connection.near)
         self.inflight.heartbeat(connection.accepted.heartbeat_s)
+        self.inflight.carry(wire.carry_of(connection.accepted.schema))
         self.requests.names = connection.accepted.receipts
 
 

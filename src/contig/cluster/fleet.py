@@ -16,8 +16,9 @@ import numpy as np
 from ..batch import Batch
 from ..collect.specs import nest
 from ..layout import Layout
-from ..replay.shards import ShardLost, ShardReader, Source
+from ..replay.shard_reader import Fetched, Part, ShardLost, ShardReader, Source
 from ..sample import Mass, Request, Sampler
+from ..sample.report import Asked, Report
 from ..tape import SharedStorage, Storage
 from ..tape.disk import DiskStorage
 from ..tape.fields import Given, pack_fields
@@ -91,14 +92,30 @@ class RemoteShard:
         ref = self.place.actor.take.remote(self._learner, tuple(request), words, least, sure)
         return Answer(ref, self._part)
 
-    def _part(self, found: Any) -> tuple[Batch, int] | None:
-        if found is None:
-            return None
-        block, name, rows, groups = found
+    def _part(self, found: Any) -> Part | None:
+        return None if found is None else (self._batch(*found[:3]), found[3])
+
+    def _batch(self, block: Array, name: str, rows: int) -> Batch:
         if name not in self._layouts:
             self._layouts[name] = Answer(self.place.actor.layout.remote(name)).get()
         layout, extras = self._layouts[name]
-        return Batch(block, layout, (rows,), extras), groups
+        return Batch(block, layout, (rows,), extras)
+
+    def report(self, asked: Asked, sure: bool) -> Answer:
+        after, self._after = self._after, None
+        ref = self.place.actor.report.remote(self._learner, tuple(asked), sure, after)
+        return Answer(ref, lambda found: None if found is None else Report(*found))
+
+    def have(self, ids: Array) -> Answer:
+        return Answer(self.place.actor.have.remote(self._learner, ids))
+
+    def fetch(self, ids: Array, words: Array, sure: bool) -> Answer:
+        ref = self.place.actor.fetch.remote(self._learner, ids, words, sure)
+        return Answer(ref, self._fetched)
+
+    def _fetched(self, found: Any) -> Fetched:
+        block, name, lengths = found
+        return None if name is None else self._batch(block, name, int(lengths.sum())), lengths
 
     def missing(self) -> Answer:
         return Answer(self.place.actor.missing.remote(self._learner))

@@ -4,6 +4,9 @@
     producers ──▶ shard 1 ──┼──▶ masses ─▶ split ─▶ shares ─▶ one Batch ──▶ learner
     producers ──▶ shard 2 ──┘    (sample/shards.py, replay/shards.py: nothing of Ray)
 
+Groups of trajectories, whose members may lie on any shard, are drawn by the learner instead, from
+what shards report (sample/spanning.py, replay/group_shards.py).
+
 Shards are made and replaced by the directory (`directory.py`); a thread of each learner hears of
 it.
 """
@@ -321,7 +324,7 @@ class RayReplayBuffer(ShardedWrites, Samples[Out_co]):
 
     def _mark(self) -> Any:
         with self._turn:
-            return (self._rng.state(), self._batches + 1)
+            return (self._rng.state(), self._batches + 1, self.sampler.mark())
 
     def _drain(self) -> None:
         if self._prefetcher is None:
@@ -332,6 +335,7 @@ class RayReplayBuffer(ShardedWrites, Samples[Out_co]):
             with self._turn:
                 self._rng.load(mark[0])
                 self._fleet.ask("rewind", mark[1])
+                self.sampler.rewind(mark[2])
 
     def empty(self) -> None:
         """Evicts every row, and throws away what was drawn ahead."""

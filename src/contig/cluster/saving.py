@@ -1,6 +1,6 @@
 """Checkpoints of a sharded buffer.
 
-    cluster.json   format, shards, sampler, random numbers
+    cluster.json   format, shards and their numbers, sampler, random numbers
     shard-0/ ...   each a checkpoint of a ReplayBuffer, written by the shard itself
 
 Every shard writes and reads its own: the directory must be where all their nodes see it.
@@ -62,6 +62,7 @@ def save(fleet: Fleet, spec: ShardSpec, sampler: Sampler, rng: list[int], path: 
             "format": FORMAT,
             "shards": spec.shards,
             "written": written,
+            "numbers": [s.number for s in sources],
             "sampler": sampler.name,
             "state": {"rng": rng, "sampler": _plain(sampler.state())},
         }
@@ -87,7 +88,11 @@ def load(fleet: Fleet, spec: ShardSpec, sampler: Sampler, path: Path) -> dict[st
         if answer is not None:
             answer.get()
     own: dict[str, Any] = meta["state"]
-    return own
+    numbers: dict[int, int] = {}
+    if meta["shards"] == spec.shards:
+        then = meta.get("numbers", range(spec.shards))  # nobody asked for them at first
+        numbers = dict(zip(then, (s.number for s in sources)))
+    return {**own, "sampler": sampler.moved(own["sampler"], numbers)}
 
 
 def _read(path: Path, sampler: Sampler) -> dict[str, Any]:
@@ -117,7 +122,8 @@ def _all(fleet: Fleet, spec: ShardSpec) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON; a whole's sampler knows of no rows, so its arrays are short."""
+    """As JSON; a whole's sampler knows of no rows, only of groups that were consumed and are still
+    stored, so its arrays are short."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, dict):

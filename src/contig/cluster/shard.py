@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from ..batch import Batch
 from ..layout import Layout
 from ..replay import ReplayBuffer
 from ..replay.redistribute import load_shard, load_share, save_shard
-from ..replay.shards import ShardReader
+from ..replay.shard_reader import ShardReader
 from ..replay.statistics import row_counts
 from ..sample import Request, Sampler
+from ..sample.report import Asked
 from ..sample.shards import base_of
 from ..server import Server, TcpTransport
 from ..tape import SharedStorage
@@ -120,10 +122,34 @@ class Shard:
             if part is None:
                 return None
             batch, groups = part
-            name = batch.layout.fingerprint
-            if name not in self._layouts:
-                self._layouts[name] = (batch.layout, batch.extras)
-            return batch.sealed_block, name, len(batch), groups
+            return batch.sealed_block, self._name(batch), len(batch), groups
+
+    def _name(self, batch: Batch) -> str:
+        """Of a batch's layout, which learners can ask for."""
+        name = batch.layout.fingerprint
+        if name not in self._layouts:
+            self._layouts[name] = (batch.layout, batch.extras)
+        return name
+
+    def report(self, learner: str, asked: Asked, sure: bool, after: Any = None) -> Any:
+        """What has changed of its trajectories; `after`: what must have been done before."""
+        with self._turn:
+            found = self._readers[learner].report(Asked(*asked), sure)
+            return None if found is None else tuple(found)
+
+    def have(self, learner: str, ids: Array) -> Array:
+        with self._turn:
+            return self._readers[learner].have(ids)
+
+    def fetch(
+        self, learner: str, ids: Array, words: Array, sure: bool
+    ) -> tuple[Array | None, str | None, Array]:
+        """Trajectories as one array: the block, the name of its layout, and rows of each."""
+        with self._turn:
+            batch, lengths = self._readers[learner].fetch(ids, words.copy(), sure)
+            if batch is None:
+                return None, None, lengths
+            return batch.sealed_block, self._name(batch), lengths
 
     def layout(self, name: str) -> tuple[Layout, frozenset[Any]]:
         """A layout of shares, and which of its leaves were added."""

@@ -81,7 +81,9 @@ class BlockSplitter:
         self._split = jax.jit(split)
         # 64-bit integers become 32-bit ones, unless jax is told not to.
         self._checked = [
-            (i, paths[i]) for i, (_, dtype, _) in enumerate(views) if dtype.char in _NARROWED
+            (number, paths[number], dtype, math.prod(shape), offset)
+            for number, (shape, dtype, offset) in enumerate(views)
+            if dtype.char in _NARROWED
         ]
 
     @staticmethod
@@ -89,19 +91,15 @@ class BlockSplitter:
         """Whether all columns have numbers that jax has, of the same bytes."""
         return all(dtype.kind in "biu" or dtype.name in _FLOATS for _, dtype, _ in views)
 
-    def __call__(self, memory: Any, columns: Sequence[Array]) -> list[Any]:
-        """The columns of a block.
-
-        Args:
-            memory: its bytes, which nobody writes to any more.
-            columns: the same as numpy arrays.
+    def __call__(self, memory: Any) -> list[Any]:
+        """The columns of a block, whose bytes nobody writes to any more.
 
         Raises:
             ValueError: an integer that does not fit.
         """
         out: list[Any] = self._split(np.frombuffer(memory, np.uint32))
-        for number, path in self._checked:
-            _checked(out[number], columns[number], path)
+        for number, path, dtype, count, offset in self._checked:
+            _checked(out[number], np.frombuffer(memory, dtype, count, offset), path)
         return out
 
 

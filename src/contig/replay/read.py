@@ -15,7 +15,15 @@ from ..sample import Draw, Index, Request, Rng, Sampler, UniformRows, UniformSli
 from ..tape import Storage
 from ..tape.schema import ExtraLeaf
 
-__all__ = ["extras_of", "finish", "gather_draw", "read_batch", "read_rows", "without_lost"]
+__all__ = [
+    "extras_of",
+    "finish",
+    "gather_draw",
+    "read_batch",
+    "read_rows",
+    "whole_groups",
+    "without_lost",
+]
 
 # Tries that lose rows to writers before the lock is taken. A writer that passes by costs a reader
 # a row or two, which the next try finds nearly always: so many in a row mean that writers go round
@@ -184,19 +192,24 @@ _NO_COLUMNS = extras_of(Draw(np.empty(0, np.int64)))
 
 def without_lost(draw: Draw, batch: Batch, gone: np.ndarray[Any, Any]) -> tuple[Batch | None, int]:
     """The groups of a gathered batch that are whole, finished; and how many are not."""
-    if draw.lengths is None:
-        whole = ~gone
-    else:
-        starts = np.cumsum(draw.lengths) - draw.lengths
-        whole = ~np.logical_or.reduceat(gone, starts)
-        if draw.units is not None:
-            firsts = np.cumsum(draw.units) - draw.units
-            whole = np.repeat(np.logical_and.reduceat(whole, firsts), draw.units)
+    whole = whole_groups(draw, gone)
     bad = int(np.count_nonzero(~whole))
     if bad == draw.groups:
         return None, bad
     rows = whole if draw.lengths is None else np.repeat(whole, draw.lengths)
     return finish(batch[np.flatnonzero(rows)], draw.only(whole)), bad
+
+
+def whole_groups(draw: Draw, gone: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Which groups of a draw have all their rows; of units, all their groups."""
+    if draw.lengths is None:
+        return ~gone
+    starts = np.cumsum(draw.lengths) - draw.lengths
+    whole = ~np.logical_or.reduceat(gone, starts)
+    if draw.units is not None:
+        firsts = np.cumsum(draw.units) - draw.units
+        whole = np.repeat(np.logical_and.reduceat(whole, firsts), draw.units)
+    return whole
 
 
 def read_rows(storage: Storage, index: Any) -> Batch:

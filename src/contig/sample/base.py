@@ -22,6 +22,7 @@ from .at_once import UniformRows, UniformSlices
 from .draw import Draw
 from .index import Array, Index, Window
 from .shown import shown
+from .spanning import Spanning
 from .undo import Change
 
 __all__ = [
@@ -205,6 +206,12 @@ class Sampler(ABC):
     def adopt(self, told: Any) -> None:  # noqa: B027 (most need none)
         """Takes over what was agreed upon."""
 
+    @property
+    def spanning(self) -> Spanning | None:
+        """Who draws what may lie on several tapes at once, groups of trajectories; None: every tape
+        draws its share. `take` then takes what was wanted of a tape."""
+        return None
+
     def correct(self, draw: Draw, least: float) -> Draw:
         """Puts weights that depend on the smallest one right, for the smallest of all tapes."""
         return draw
@@ -220,6 +227,15 @@ class Sampler(ABC):
                 seqs there.
         """
         return None
+
+    def moved(self, state: dict[str, Any], numbers: dict[int, int]) -> dict[str, Any]:
+        """The state of a whole whose shards have other numbers now.
+
+        Args:
+            state: as it was saved.
+            numbers: what the numbers of then are now; empty: rows were dealt out anew.
+        """
+        return state
 
     def divide(self, rank: int, world_size: int) -> None:  # noqa: B027 (most need none)
         """From now on draws for one of several learners. Their random numbers differ anyway; of an
@@ -312,6 +328,10 @@ class OuterSampler(Sampler):
     def adopt(self, told: Any) -> None:
         self.sampler.adopt(told)
 
+    @property
+    def spanning(self) -> Spanning | None:
+        return self.sampler.spanning
+
     def correct(self, draw: Draw, least: float) -> Draw:
         return self.sampler.correct(draw, least)
 
@@ -320,6 +340,9 @@ class OuterSampler(Sampler):
     ) -> dict[str, Any] | None:
         inner = self.sampler.carried([s["inner"] for s in states], rows)
         return None if inner is None else {"inner": inner}
+
+    def moved(self, state: dict[str, Any], numbers: dict[int, int]) -> dict[str, Any]:
+        return {"inner": self.sampler.moved(state["inner"], numbers)}
 
     def divide(self, rank: int, world_size: int) -> None:
         self.sampler.divide(rank, world_size)

@@ -154,6 +154,22 @@ class Filters:
         known.head = view.head
         return number
 
+    def reads_age(self, judge: Judge) -> bool:
+        """Whether verdicts change by themselves, at no ages that are known: a function of `age`."""
+        known = self._of(judge, True)
+        if not known.reads_age:
+            self.judged(judge)
+        return known.reads_age
+
+    def judged_now(self, judge: Judge, ordinals: Array) -> Array | None:
+        """What a judge says of some trajectories, whatever it said before; None: nothing can be
+        said about one of them just now."""
+        table = self.view.describe_trajectories(ordinals)
+        if table is None:
+            return None
+        none = np.empty(0, np.int64)
+        return judge.judge(Columns(self.storage, False, table.reshape(_COLUMNS, -1), none))
+
     def own(self, owner: Any) -> int:
         """The number of a filter that its owner sets by himself (`view.set_passes`)."""
         return self._of(owner, False).number

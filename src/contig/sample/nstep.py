@@ -63,7 +63,8 @@ class NStepSampler(OuterSampler):
         return self._rows
 
     def at_once(self) -> UniformRows | None:
-        plain = self.sampler.at_once() == UniformRows()
+        how = self.sampler.at_once()
+        plain = isinstance(how, UniformRows) and how.recipe is None
         if not plain or type(self).draw is not NStepSampler.draw:
             return None
         return self._folded()

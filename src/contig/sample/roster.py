@@ -2,7 +2,10 @@
 
 A group is complete when it has all its members and all of them have ended. Until then it waits; one
 that waits too long is released as it is, or dropped. The first of its members stands for a group
-that is ready: the view draws from those, so that a draw costs nothing of what is stored.
+that is ready: draws are from those, so that a draw costs nothing of what is stored.
+
+A roster is of one tape, or of several shards: then a trajectory is named by shard and number in one
+(`numbering.py`), and groups have members of any of them.
 """
 
 from __future__ import annotations
@@ -10,35 +13,17 @@ from __future__ import annotations
 import heapq
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from .._native import RunFlag
-from ..tree import Path, show_path
 from .filters import Array, Columns
+from .numbering import SEQ_BITS, base_of
 from .predicate import Predicate
+from .report import Grouping, Report, report_of
+from .undo import Change, Point, UndoLog
 
-__all__ = ["Group", "Grouping", "Roster"]
-
-_ENDED = int(RunFlag.TERMINATED | RunFlag.TRUNCATED)
-_BEGINS = int(RunFlag.BEGINS)
-
-
-class Grouping(NamedTuple):
-    """What makes a group.
-
-    Attributes:
-        path: of the field that its members have in common.
-        size: how many they are; None: those that there are, once all have ended.
-        timeout_ns: how long one waits, from the time of its newest run on; None: for ever.
-        drops: one that waited so long is dropped; else it is released with the members it has.
-    """
-
-    path: Path
-    size: int | None = None
-    timeout_ns: int | None = None
-    drops: bool = False
+__all__ = ["Group", "Roster"]
 
 
 class Group:
@@ -65,7 +50,7 @@ class _Value:
 
 
 class Roster:
-    """What of a tape is ready, what waits, and what is done with. Not thread-safe.
+    """What of tapes is ready, what waits, and what is done with. Not thread-safe.
 
     It judges for the index: what it lets pass are single trajectories that are ready, or, of
     groups, their members.
@@ -77,23 +62,31 @@ class Roster:
 
     Attributes:
         done: trajectories that were consumed, or dropped.
+        heard: by tape (0, if there is one), the label of what was taken in last; a tape that is not
+            there, or has another label, is to be looked at as a whole.
         flips: of groups, members that begin or cease to stand for one; taken by who draws.
+        ready: what could be drawn next, as of the last draw; set by who draws.
         waiting: groups that are not ready; `ready_members`: trajectories of those that are.
+        consumed: trajectories that were delivered, and not given back, so far.
         released, dropped: groups that waited too long, so far.
+        evicted: members that were evicted, or lost with their shard, so far.
     """
 
     def __init__(self, where: Predicate | None, grouping: Grouping | None, whole: bool) -> None:
         self.where, self.grouping, self.whole = where, grouping, whole
         self.ages = () if where is None else where.ages
         self.done: set[int] = set()
-        self.released = self.dropped = 0
+        self.heard: dict[int, int] = {}
+        self.ready = self.consumed = self.released = self.dropped = self.evicted = 0
         self.rank, self.ranks = 0, 1
         self.flips: dict[int, bool] = {}
+        self._undo = UndoLog()
         self._by_leader: dict[int, Group] = {}
         self.forget()
 
     def forget(self) -> None:
-        """What is known of the tape; it is to be judged anew."""
+        """What is known of the tapes; they are to be looked at anew."""
+        self.heard.clear()
         self.flips = dict.fromkeys((*self.flips, *self._by_leader), False)
         self._by_leader = {}
         self._value_of: dict[int, bytes] = {}  # by member
@@ -106,61 +99,88 @@ class Roster:
         return "" if self.where is None else str(self.where)
 
     @property
-    def waiting_members(self) -> int:
-        return len(self._value_of) - sum(len(g.members) for g in self._by_leader.values())
+    def total(self) -> int:
+        """Members of groups that are ready or wait."""
+        return len(self._value_of)
 
-    # -- following the tape -----------------------------------------------------------------------
+    @property
+    def waiting_members(self) -> int:
+        return self.total - sum(len(g.members) for g in self._by_leader.values())
+
+    # -- following the tapes ----------------------------------------------------------------------
 
     def judge(self, columns: Columns) -> Array:
-        """Takes in what has changed: the trajectories that count."""
-        n = len(columns.ids)
-        if self.where is None:
-            passes: Array = np.ones(n, np.bool_)
-        else:
-            passes = self.where.judge(columns)
-        ids = columns.ids.tolist()
+        """Takes in what has changed of the only tape: the trajectories that count."""
+        return self.take_in(report_of(columns, self.where, self.grouping, self.whole))
+
+    def take_in(self, report: Report, tape: int = 0) -> Array:
+        """Takes in what has changed of a tape: which of the trajectories count."""
+        base, n, passes = base_of(tape), len(report.ids), report.counts
+        ids = (report.ids + base).tolist()
+        gone = (report.gone + base).tolist()
         if self.done:
             passes = passes & np.fromiter((i not in self.done for i in ids), np.bool_, n)
         if self.grouping is not None:
-            keys = self._keys(columns, self.grouping.path)  # the last that may fail
-            self._regroup(columns, ids, passes, keys)
+            self._regroup(report, ids, passes, self._gone(report, ids, gone, tape))
         elif self.ranks > 1:
-            passes = passes & (columns.ids % self.ranks == self.rank)
-        self.done.difference_update(columns.gone.tolist())
-        if columns.everything and n and len(self.done) > 2 * n + 1024:
-            self.done = {i for i in self.done if i >= ids[0]}  # others are long gone
+            passes = passes & (report.ids % self.ranks == self.rank)
+        self.done.difference_update(gone)
+        if report.everything and n and len(self.done) > 2 * n + 1024:  # others are long gone
+            self.done = {i for i in self.done if i >= ids[0] or i >> SEQ_BITS != tape}
         return passes
 
-    def _regroup(self, columns: Columns, ids: list[int], passes: Array, keys: list[bytes]) -> None:
-        if columns.everything:
-            self.forget()
-        whole = (columns.flags & _ENDED) != 0
-        if self.whole:
-            whole &= (columns.flags & _BEGINS) != 0
+    def _gone(self, report: Report, ids: list[int], gone: list[int], tape: int) -> list[int]:
+        if not report.everything:
+            return gone
+        there = set(ids)
+        return [m for m in self._of(tape) if m not in there]
+
+    def _of(self, tape: int) -> list[int]:
+        """The members that lie on a tape. Costs what all tapes hold."""
+        return [m for m in self._value_of if m >> SEQ_BITS == tape]
+
+    def _regroup(self, report: Report, ids: list[int], passes: Array, gone: list[int]) -> None:
         touched: set[bytes] = set()
-        for member in columns.gone.tolist():
+        for member in gone:
+            self.evicted += member in self._value_of
             self._leave(member, touched)
-        times = columns.times.tolist()
-        for i, (member, counts) in enumerate(zip(ids, passes.tolist())):
-            counts = counts and self._mine(keys[i])
-            if not counts or self._value_of.get(member, keys[i]) != keys[i]:
+        keys = [] if report.keys is None else [value.tobytes() for value in report.keys]
+        told = zip(ids, passes.tolist(), keys, report.whole.tolist(), report.times.tolist())
+        for member, counts, key, whole, time_ns in told:
+            counts = counts and self._mine(key)
+            if not counts or self._value_of.get(member, key) != key:
                 self._leave(member, touched)
             if counts:
-                self._value_of[member] = keys[i]
-                value = self._values.setdefault(keys[i], _Value())
-                value.members[member] = (bool(whole[i]), times[i])
-                touched.add(keys[i])
+                self._value_of[member] = key
+                value = self._values.setdefault(key, _Value())
+                value.members[member] = (whole, time_ns)
+                touched.add(key)
         for key in touched:
             self._settle(key)
 
-    def _keys(self, columns: Columns, path: Path) -> list[bytes]:
-        try:
-            values = columns[path]
-        except KeyError as error:
-            raise ValueError(f"group={show_path(path)}: {error.args[0]}") from None
-        if values.dtype.kind not in "biu":
-            values = values + values.dtype.type(0)  # -0.0 becomes 0.0, which is equal
-        return [value.tobytes() for value in values]
+    def suspend(self, tape: int) -> None:
+        """A tape is out of reach, perhaps for a while: what it has cannot be delivered, and groups
+        wait for it. When it is back, it is looked at as a whole."""
+        self.heard.pop(tape, None)
+        touched: set[bytes] = set()
+        for member in self._of(tape):
+            key = self._value_of[member]
+            members = self._values[key].members
+            members[member] = (False, members[member][1])
+            touched.add(key)
+        for key in touched:
+            self._settle(key)
+
+    def lose(self, tape: int) -> None:
+        """A tape is gone for good, and its trajectories with it."""
+        self.heard.pop(tape, None)
+        touched: set[bytes] = set()
+        for member in self._of(tape):
+            self.evicted += 1
+            self._leave(member, touched)
+        for key in touched:
+            self._settle(key)
+        self.done = {m for m in self.done if m >> SEQ_BITS != tape}
 
     def _mine(self, key: bytes) -> bool:
         return self.ranks == 1 or zlib.crc32(key) % self.ranks == self.rank
@@ -258,11 +278,57 @@ class Roster:
         for key in touched:
             self._settle(key)
 
+    def deliver(self, members: list[int]) -> None:
+        """What `finish` does, for those that were drawn; it can be taken back."""
+        self.finish(members)
+        self.consumed += len(members)
+        self._undo.note(members)
+
+    def mark(self) -> Point:
+        return self._undo.mark()
+
+    def rewind(self, mark: Point) -> None:
+        self._put_back(self._undo.since(mark))
+
+    def taken(self, mark: Point) -> list[Change]:
+        return self._undo.changes(mark)
+
+    def give_back(self, taken: list[Change]) -> None:
+        self._put_back(self._undo.undo(taken))
+
+    def _put_back(self, draws: list[list[int]]) -> None:
+        for delivered in draws:
+            self.done.difference_update(delivered)
+            self.consumed -= len(delivered)
+            for tape in {member >> SEQ_BITS for member in delivered}:
+                self.heard.pop(tape, None)  # what they are like now is to be told again
+
+    # -- state ------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """The tapes were emptied: nothing is done with, and nothing can be given back."""
+        self._undo = UndoLog()
+        self.done.clear()
+        self.forget()
+
     def state(self) -> dict[str, Any]:
         done = np.array(sorted(self.done), np.int64)
-        return {"done": done, "released": self.released, "dropped": self.dropped}
+        names = ("consumed", "released", "dropped", "evicted")
+        return {"done": done, **{name: getattr(self, name) for name in names}}
 
     def load(self, state: dict[str, Any]) -> None:
+        self.reset()
         self.done = set(np.asarray(state["done"], np.int64).tolist())
+        self.consumed = int(state["consumed"])
         self.released, self.dropped = int(state["released"]), int(state["dropped"])
-        self.forget()
+        self.evicted = int(state.get("evicted", 0))  # nobody counted them at first
+
+    def lacking(self, per_batch: int) -> str:
+        """For an error message: what there is, and what a batch needs, if it is whole or none."""
+        what = "trajectories" if self.grouping is None else "groups"
+        text = f"{self.ready} {what} are ready"
+        if per_batch:
+            text += f", {per_batch} trajectories are one batch"
+        if self.grouping is not None:
+            text += f", {self.waiting} wait for members or their end"
+        return text

@@ -10,9 +10,10 @@ A batch of n is drawn over shards as it would be from one tape with all their ro
 What is evicted in between is drawn again the same way, from new masses. So every row, trajectory
 or start is as likely as on one tape, whatever the shards' sizes, and however they grow.
 
-A sampled row's `index` says its shard and its seq in one number: the shard's number in the upper 16
-bits below the sign, the seq in the lower 47. Numbers are never used twice: a shard that takes the
-place of a lost one has another, unless it came back with the same rows.
+Groups of trajectories, whose members may lie on several tapes, are drawn by the whole's own sampler
+instead (`spanning.py`).
+
+A sampled row's `index` says its shard and its seq in one number (`numbering.py`).
 """
 
 from __future__ import annotations
@@ -23,28 +24,9 @@ import numpy as np
 
 from .. import _native
 from .base import Array, Rng
+from .numbering import MOST_SHARDS, SEQ_BITS, base_of, decode
 
 __all__ = ["MOST_SHARDS", "SEQ_BITS", "base_of", "decode", "split", "streams"]
-
-SEQ_BITS = 47
-MOST_SHARDS = 1 << (63 - SEQ_BITS)
-_SEQ = (1 << SEQ_BITS) - 1
-
-
-def base_of(number: int) -> int:
-    """What is added to seqs of a shard.
-
-    Raises:
-        OverflowError: so many shards have been lost that there is no number left.
-    """
-    if not 0 <= number < MOST_SHARDS:
-        raise OverflowError(f"shard number {number}: there are {MOST_SHARDS}")
-    return number << SEQ_BITS
-
-
-def decode(index: Array) -> tuple[Array, Array]:
-    """Shard numbers and seqs of rows by their `index`."""
-    return index >> SEQ_BITS, index & _SEQ
 
 
 def split(rng: Rng, masses: Sequence[float], groups: int, once: bool) -> list[int]:

@@ -11,13 +11,15 @@ import numpy as np
 from .. import _native
 from ..arguments import seconds, whole
 from ..keys import INIT, TRAJ_LENGTH, TRUNCATED
-from ..tree import as_path, show_path
+from ..tree import as_path
 from .base import Array, Draw, Index, Mass, Request, Rng, Sampler
 from .fields import FieldLeaves
 from .predicate import Predicate, Where, left_out
-from .roster import Grouping, Roster
+from .report import Grouping
+from .roster import Roster
 from .slice_marks import SliceMarks, Slices
-from .undo import Change, UndoLog
+from .spanning import Spanning, renumbered
+from .undo import Change
 
 __all__ = ["TrajectorySampler", "TrajectoryStats"]
 
@@ -37,6 +39,8 @@ class TrajectoryStats(NamedTuple):
         waiting_trajectories: the members that they have.
         consumed: trajectories that will not come again.
         released, dropped: groups that waited longer than `timeout_s`.
+        evicted: of groups, members that were evicted, or lost with their shard, unless they had
+            been consumed.
     """
 
     ready: int
@@ -45,6 +49,7 @@ class TrajectoryStats(NamedTuple):
     consumed: int
     released: int
     dropped: int
+    evicted: int
 
 
 class TrajectorySampler(Sampler):
@@ -55,7 +60,8 @@ class TrajectorySampler(Sampler):
 
     With `group`, a batch is made of complete groups, whose members lie side by side. Of a value
     with more members than `group_size`, those that began first are a group, the next ones another.
-    Trajectories that `where` does not hold for are no members.
+    Trajectories that `where` does not hold for are no members. Over shards, members of a group may
+    lie on any of them; those of a lower shard count as having begun first.
 
     Args:
         num_trajectories: of a batch; with `group_size`, a multiple of it, and what was released
@@ -107,9 +113,10 @@ class TrajectorySampler(Sampler):
         self._roster: Roster | None = None
         if self.consume or self._grouping is not None:
             self._roster = Roster(self._where, self._grouping, self.complete_only)
-        self._undo = UndoLog()
-        self._followed = -1  # the filters that the roster has followed; -1: look at everything
-        self._ready = self._consumed = 0
+        self._spanning: Spanning | None = None
+        if self._roster is not None and self._grouping is not None:
+            self._spanning = Spanning(self._roster, self._grouping, self.consume)
+        self._ready = 0  # without a roster
 
     def _shown(self) -> dict[str, Any]:
         group = self._grouping
@@ -139,6 +146,8 @@ class TrajectorySampler(Sampler):
         return self._draw(index, rng, request.groups, self.consume)
 
     def take(self, index: Index, rng: Rng, request: Request) -> Draw | None:
+        if self._spanning is not None:
+            return self._wanted(index, rng, self._spanning)
         return self._draw(index, rng, request.groups, False)
 
     def _draw(self, index: Index, rng: Rng, n: int, whole: bool) -> Draw | None:
@@ -151,8 +160,8 @@ class TrajectorySampler(Sampler):
             self._ready = int(view.weigh_slices(index.window, self._spec))
             return None if found is None else self._marked(index, found, None)
         ready, number = self._follow(index, roster)
-        self._ready = int(view.count(ready.window, self._spec))
-        if self._ready == 0 or (whole and self._too_few(roster, n)):
+        roster.ready = int(view.count(ready.window, self._spec))
+        if roster.ready == 0 or (whole and self._too_few(roster, n)):
             return None
         if self._grouping is None:
             picked = view.draw_trajectories(rng.words, ready.window, self._spec, n, number)
@@ -164,19 +173,16 @@ class TrajectorySampler(Sampler):
         if not groups:
             return None
         if self.consume:
-            delivered = [member for group in groups for member in group]
-            roster.finish(delivered)
-            self._consumed += len(delivered)
-            self._ready -= len(groups)
-            self._undo.note(delivered)
+            roster.deliver([member for group in groups for member in group])
+            roster.ready -= len(groups)
         return self._gathered(index, rng, groups)
 
     def _follow(self, index: Index, roster: Roster) -> tuple[Index, int]:
         """What is ready now: an index with nothing else, and the number of its filter."""
-        if self._followed != index.filters.number:
+        if roster.heard.get(0) != index.filters.number:
             index.filters.look_again(roster)
         number = index.filters.judged(roster)
-        self._followed = index.filters.number
+        roster.heard[0] = index.filters.number
         if self._grouping is None:
             return index.holding(number), number
         roster.expire(self.clock)
@@ -188,47 +194,42 @@ class TrajectorySampler(Sampler):
             roster.flips.clear()
         return index.holding(number), number
 
-    def _groups_of(self, n: int) -> int:
-        """Groups that so many trajectories are, of those of a known size."""
-        return n if self._size is None else -(-n // self._size)
-
     def _too_few(self, roster: Roster, n: int) -> bool:
-        if self._grouping is not None and self._size is None:
+        if self._grouping is None:
+            return roster.ready < n
+        if self._grouping.size is None:
             return roster.ready_members < n
-        return self._ready < self._groups_of(n)
-
-    def _enough(self, groups: list[list[int]], n: int) -> bool:
-        if self._size is None:
-            return sum(map(len, groups)) >= n
-        return len(groups) >= self._groups_of(n)
+        return roster.ready < self._grouping.groups_of(n)
 
     def _pick(self, index: Index, ready: Index, rng: Rng, n: int) -> list[list[int]]:
         """Groups, each alike, with replacement."""
-        assert self._roster is not None
+        assert self._roster is not None and self._grouping is not None
         groups: list[list[int]] = []
-        for _ in range(_OVERTAKEN * self._groups_of(n)):
+        enough = self._grouping.enough
+        for _ in range(_OVERTAKEN * self._grouping.groups_of(n)):
             found = index.view.draw_trajectories(rng.words, ready.window, self._spec, 1)
             group = self._roster.members(int(found[0]))
             if self._drawable(index, group):
                 groups.append(group)
-                if self._enough(groups, n):
+                if enough(groups, n):
                     return groups
         # The window leaves hardly any group whole: look at all of them.
         leaders = index.view.ordinals(ready.window, self._spec).tolist()
         all_there_are = [self._roster.members(leader) for leader in leaders]
         left = [group for group in all_there_are if self._drawable(index, group)]
-        while left and not self._enough(groups, n):
+        while left and not enough(groups, n):
             groups.append(left[int(_native.uniform_below(rng.words, 0, len(left), 1)[0])])
-        return groups if self._enough(groups, n) else []
+        return groups if enough(groups, n) else []
 
     def _pick_once(
         self, index: Index, ready: Index, rng: Rng, n: int, number: int
     ) -> list[list[int]]:
         """Groups, each alike, none of them twice."""
-        assert self._roster is not None
+        assert self._roster is not None and self._grouping is not None
         groups: list[list[int]] = []
+        enough = self._grouping.enough
         cut: list[int] = []  # by a window: they stay ready
-        while not self._enough(groups, n):
+        while not enough(groups, n):
             found = index.view.draw_trajectories(rng.words, ready.window, self._spec, 1, number)
             if not len(found):
                 break
@@ -237,7 +238,7 @@ class TrajectorySampler(Sampler):
                 groups.append(group)
             else:
                 cut.append(int(found[0]))
-        if cut and not self._enough(groups, n):
+        if cut and not enough(groups, n):
             cut += [group[0] for group in groups]
             groups = []
         index.view.set_passes(number, np.array(cut, np.int64), np.ones(len(cut), np.bool_))
@@ -282,26 +283,21 @@ class TrajectorySampler(Sampler):
             return text + left_out(index.filters, self._where)
         if self._where is not None:
             text += f", of which where={self._where} leaves {index.filters.passing(roster)}"
-        what = "trajectories" if self._grouping is None else "groups"
-        text += f"; {self._ready} {what} are ready"
-        if self.consume:
-            text += f", {self.num_trajectories} trajectories are one batch"
-        if self._grouping is not None:
-            text += f", {roster.waiting} wait for members or their end"
-        return text
+        return f"{text}; {roster.lacking(self.num_trajectories if self.consume else 0)}"
 
     def stats(self) -> TrajectoryStats:
         """What is ready and what waits, as of the last draw, and what was counted."""
         roster = self._roster
         if roster is None:
-            return TrajectoryStats(self._ready, 0, 0, 0, 0, 0)
+            return TrajectoryStats(self._ready, 0, 0, 0, 0, 0, 0)
         return TrajectoryStats(
-            self._ready,
+            roster.ready,
             roster.waiting,
             roster.waiting_members,
-            self._consumed,
+            roster.consumed,
             roster.released,
             roster.dropped,
+            roster.evicted,
         )
 
     # -- over several tapes, or for several learners ----------------------------------------------
@@ -312,62 +308,72 @@ class TrajectorySampler(Sampler):
         return False if self.consume else None
 
     def mass(self, index: Index, request: Request) -> Mass:
+        if self._spanning is not None:  # nobody draws shares of groups
+            return Mass(int(self._spanning.look(index, self._spec).sum()))
         if self._roster is None:
             index = index.where(self._where)
             return Mass(int(index.view.weigh_slices(index.window, self._spec)))
         ready, _ = self._follow(index, self._roster)
         return Mass(int(index.view.count(ready.window, self._spec)))
 
-    def agree(self, surveys: list[Any]) -> list[Any] | None:
-        if self._grouping is not None and len(surveys) > 1:
-            raise TypeError(
-                f"group={show_path(self._grouping.path)} over {len(surveys)} shards: members of a "
-                "group may lie on different ones, and none knows when it is complete; use one shard"
-            )
-        return None
+    @property
+    def spanning(self) -> Spanning | None:
+        if self._spanning is not None:
+            self._spanning.clock = self.clock
+        return self._spanning
+
+    def _wanted(self, index: Index, rng: Rng, spanning: Spanning) -> Draw | None:
+        """Trajectories that the whole's sampler has drawn, as far as they are there."""
+        self._fields.check(index)
+        there = spanning.wanted[spanning.look(index, self._spec)]
+        slices = self._slices(index, rng, there.tolist())
+        if len(slices[1]) < len(there):  # evicted just now
+            parts = [self._slices(index, rng, [member]) for member in there.tolist()]
+            found = [i for i, part in enumerate(parts) if len(part[1])]
+            spanning.found[spanning.found] = [len(part[1]) > 0 for part in parts]
+            if not found:
+                return None
+            merged = zip(*(parts[i] for i in found))
+            slices = tuple(np.concatenate(p) for p in merged)  # type: ignore[assignment]
+        return self._marked(index, slices, None) if len(slices[1]) else None
 
     def divide(self, rank: int, world_size: int) -> None:
         roster = self._roster
         if roster is not None and (rank, world_size) != (roster.rank, roster.ranks):
             roster.rank, roster.ranks = rank, world_size
-            self._followed = -1
+            roster.forget()
 
     # -- state ------------------------------------------------------------------------------------
 
     def mark(self) -> Any:
-        return self._undo.mark()
+        return None if self._roster is None else self._roster.mark()
 
     def rewind(self, mark: Any) -> None:
-        self._put_back(self._undo.since(mark))
+        if self._roster is not None:
+            self._roster.rewind(mark)
 
     def taken(self, mark: Any) -> list[Change]:
-        return self._undo.changes(mark)
+        return [] if self._roster is None else self._roster.taken(mark)
 
     def give_back(self, taken: list[Change]) -> None:
-        self._put_back(self._undo.undo(taken))
-
-    def _put_back(self, draws: list[list[int]]) -> None:
-        for delivered in draws:
-            assert self._roster is not None
-            self._roster.done.difference_update(delivered)
-            self._consumed -= len(delivered)
-            self._followed = -1
+        if self._roster is not None:
+            self._roster.give_back(taken)
 
     def reset(self) -> None:
-        self._undo, self._followed = UndoLog(), -1
         if self._roster is not None:
-            self._roster.done.clear()
+            self._roster.reset()
 
     def state(self) -> dict[str, Any]:
-        if self._roster is None:
-            return {}
-        return {**self._roster.state(), "consumed": self._consumed}
+        return {} if self._roster is None else self._roster.state()
 
     def load(self, state: dict[str, Any]) -> None:
-        self.reset()
         if self._roster is not None:
             self._roster.load(state)
-            self._consumed = int(state["consumed"])
+
+    def moved(self, state: dict[str, Any], numbers: dict[int, int]) -> dict[str, Any]:
+        if self._spanning is None:
+            return state
+        return {**state, "done": renumbered(np.asarray(state["done"], np.int64), numbers)}
 
 
 def _grouping(group: Any, size: Any, timeout_s: Any, on_timeout: Any) -> Grouping | None:

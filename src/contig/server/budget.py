@@ -2,6 +2,8 @@
 
     strangers (handshake not done)   16 MB of buffers, 256 with TLS: beyond it the oldest gives way
     everybody together               max_bytes: beyond it a larger buffer has to be waited for
+    slots of last frames             a quarter of that: beyond it a connection is told that none are
+                                     kept
 
 Belongs to the core's thread.
 """
@@ -27,6 +29,9 @@ _ROOM = 128 << 10  # for frames received together
 _UNPROVEN_BYTES = 16 << 20
 _UNPROVEN_TLS = 256  # connections
 _TLS_BYTES = 300 << 10  # of one connection: buffers of asyncio's, and what the TLS library has
+# Bytes of slots that are kept of a connection's last frame, up to which part of `max_bytes`: the
+# first ones may have steps of many envs, and there may be many that have one each.
+_CARRIES = ((1 << 20, 8), (64 << 10, 4))
 
 
 class Limits(NamedTuple):
@@ -48,7 +53,7 @@ class Limits(NamedTuple):
 
 
 class MemoryBudget:
-    """The receive buffers of all connections.
+    """The receive buffers of all connections, and what they keep of their last frames.
 
     Args:
         loop: whose thread this belongs to.
@@ -65,6 +70,7 @@ class MemoryBudget:
         self._connections = connections
         self._unproven: dict[int, Peer] = {}  # handshake not done, oldest first
         self._unproven_bytes = self._unproven_tls = 0
+        self._carried = 0  # for slots that are kept
         self._hungry: dict[int, Peer] = {}
         self._stall_check: asyncio.TimerHandle | None = None
         self._closed = False
@@ -75,11 +81,29 @@ class MemoryBudget:
         self._unproven[connection.number] = connection
         self._unproven_bytes += connection.receiver.size
         self._unproven_tls += connection.encrypted
-        # Always room for one frame of the largest size, or nobody could send one.
-        room = self.bytes_held + self._limits.max_frame <= self._limits.max_bytes
+        room = self._has_room(0)
         if not room:
             self._memory_is_short()
         return room
+
+    def _has_room(self, more: int) -> bool:
+        """Always for one frame of the largest size, or nobody could send one; and, if it may have
+        to be completed, for what came behind it."""
+        behind = _ROOM if self._carried + more else 0
+        held: int = self.bytes_held + more
+        return held + self._limits.max_frame + behind <= self._limits.max_bytes
+
+    def carry(self, connection: Peer, step_bytes: int) -> None:
+        """Has a connection keep slots of its last frame, if there is memory for them: those of a
+        single step, which have so many bytes, at least; 0: there are none."""
+        for least, part in _CARRIES if step_bytes else ():
+            carry = max(least, step_bytes)
+            taken = _with_references(carry)
+            if self._carried + taken <= self._limits.max_bytes // part and self._has_room(taken):
+                connection.receiver.carry = carry
+                self._carried += taken
+                self.bytes_held += taken
+                return
 
     def bound_unproven(self) -> None:
         """Refuses the oldest of those in their handshake, if they are too many."""
@@ -103,7 +127,9 @@ class MemoryBudget:
 
     def give_back(self, connection: Peer) -> None:
         """A connection's buffer is needed no more."""
-        self.bytes_held -= connection.receiver.size + _TLS_BYTES * connection.encrypted
+        carried = _with_references(connection.receiver.carry)
+        self.bytes_held -= connection.receiver.size + carried + _TLS_BYTES * connection.encrypted
+        self._carried -= carried
         self.feed_hungry()
 
     def grow(self, connection: Peer, needed: int) -> bool:
@@ -180,3 +206,8 @@ class MemoryBudget:
         self.feed_hungry()
         if self._hungry:
             self._memory_is_short()
+
+
+def _with_references(carry: int) -> int:
+    """Bytes of slots, and of what a frame says of them: 8 for each, which has 16 or more."""
+    return carry + carry // 2

@@ -200,9 +200,11 @@ class Connection(asyncio.BufferedProtocol):
             return False
         table, limits = opening.table, self.core.limits
         self.stream = ItemStream(opening, self.receiver, seen, self.core.stats)
+        if opening.version >= wire.CARRYING_VERSION:
+            self.core.memory.carry(self, self.stream.slot_bytes)
         beat_s, most = limits.heartbeat_s if opening.heartbeat else 0.0, limits.max_bytes // 4
         said = (table.ndim, seen, most, beat_s, table.max_row, self.core.takes_weights)
-        schema = wire.told_schema(opening.version, table.schema)
+        schema = wire.told_schema(opening.version, table.schema, self.receiver.carry)
         asked = self.core.answers.has_learner
         accepted = wire.Accepted(table.kind, schema, *said, watched=asked, receipts=asked)
         if opening.heartbeat:

@@ -13,6 +13,7 @@ __all__ = ["ItemShape"]
 
 Array = np.ndarray[Any, Any]
 _ANY, _TEXT, _BOOLS = range(3)  # what bytes of any number are
+_WORTH_BYTES = 16
 
 
 class ItemShape(NamedTuple):
@@ -39,6 +40,14 @@ class ItemShape(NamedTuple):
             of = Layout.from_json(schema["fields"])
             fields = (of.record_size, len(of.leaves), _bools(of))
         return ItemShape(_bools(layout), _variable(layout), fields, shared_form(schema))
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of the observations of a single step, mostly; 0: rows come whole, or slots are so small
+        that little is gained by not sending them again: a reference has 8 bytes."""
+        if self.form is None or self.form.slot_bytes < _WORTH_BYTES:
+            return 0
+        return int((self.form.stack + 1) * self.form.slot_bytes)
 
     def tell(self, receiver: Any) -> None:
         """Has a receiver check what comes."""

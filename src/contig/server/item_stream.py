@@ -37,6 +37,7 @@ class ItemStream:
         table, producer, ack: as it was asked for.
         version: of the protocol that is spoken.
         table_name, key: the table's name, and that with the producer.
+        slot_bytes: of a step's observations, as frames have them once; 0: they have them whole.
         received: items of the producer that are in whole frames here or in the table.
         committed: those that are in the table for good.
         items, rows: added by this connection.
@@ -48,7 +49,7 @@ class ItemStream:
         self.version = opening.version
         self.key = (opening.name, opening.producer)
         self.received = self.committed = seen
-        self.items = self.rows = 0
+        self.items = self.rows = self.slot_bytes = 0
         self._receiver = receiver
         self._stats = stats
         self._acked = seen
@@ -63,6 +64,7 @@ class ItemStream:
         shape = self.table.item_shape()
         if shape is not None:
             shape.tell(self._receiver)
+            self.slot_bytes = shape.slot_bytes
             self._knows_shape = True
 
     def take_frames(self, socket: int, patience_s: float) -> int:

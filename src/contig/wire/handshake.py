@@ -199,7 +199,8 @@ class Accepted(NamedTuple):
                 if schema.get("fields") is not None:
                     Layout.from_json(schema["fields"])
                 shared_form(schema)
-            except LayoutError:
+                versions.carry_of(schema)
+            except (LayoutError, ValueError):
                 fits = False
             fits = fits and (kind == "queue" or isinstance(schema.get("keys"), dict))
         if not fits:

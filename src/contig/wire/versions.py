@@ -3,10 +3,11 @@
     1   records of a fixed size
     2   fields of trajectories, leaves of any size, SET_FIELDS
     3   rows whose observations come once, for tables that store them so
+    4   observations that the frame before brought need not come again
 
 A client says the oldest and the newest version it speaks, a server which of them it will be. Tables
-that need nothing of version 2 are open to peers of 1, too; nothing needs 3: whole rows are taken by
-every table.
+that need nothing of version 2 are open to peers of 1, too; nothing needs 3 or 4: whole rows are
+taken by every table.
 """
 
 from __future__ import annotations
@@ -19,18 +20,22 @@ from ..tree import show_path
 from .frames import Refused
 
 __all__ = [
+    "CARRYING_VERSION",
     "COMPACT_VERSION",
     "OLDEST_VERSION",
     "RICH_VERSION",
     "VERSION",
+    "carry_of",
     "check_carried",
     "newer_parts",
     "spoken_version",
     "told_schema",
+    "without_carry",
 ]
 
-OLDEST_VERSION, VERSION = 1, 3
-RICH_VERSION, COMPACT_VERSION = 2, 3  # that brought what is said above
+OLDEST_VERSION, VERSION = 1, 4
+RICH_VERSION, COMPACT_VERSION, CARRYING_VERSION = 2, 3, 4  # that brought what is said above
+_MOST_CARRY = 64 << 20  # a client keeps as much as its server does: not whatever that says
 
 
 def spoken_version(oldest: int, newest: int) -> int:
@@ -68,11 +73,36 @@ def check_carried(spoken: int, schema: Mapping[str, Any] | None) -> None:
         )
 
 
-def told_schema(spoken: int, schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What a peer is told of a table: how observations are stored, only if it may send them so."""
+def told_schema(
+    spoken: int, schema: Mapping[str, Any] | None, carry: int = 0
+) -> dict[str, Any] | None:
+    """What a peer is told of a table: how observations are stored, only if it may send them so, and
+    how many bytes of them are kept of a frame, if some are."""
     if schema is None:
         return None
     told = dict(schema)
     if spoken < COMPACT_VERSION:
         told.pop("shared", None)
+    shared = told.get("shared")
+    if isinstance(shared, dict):
+        shared = {**shared, "carry": carry} if carry else shared
+        told["shared"] = shared if spoken >= CARRYING_VERSION else without_carry(shared)
     return told
+
+
+def without_carry(shared: Any) -> Any:
+    """How observations are stored once, of what a server says of them: the rest is for the one
+    connection."""
+    if not isinstance(shared, dict):
+        return shared
+    return {name: value for name, value in shared.items() if name != "carry"}
+
+
+def carry_of(schema: Mapping[str, Any] | None) -> int:
+    """Bytes of slots that a server keeps, by what it says; 0 if it is more than a client would keep
+    for it, too: then nothing is left out. Raises ValueError."""
+    shared = None if schema is None else schema.get("shared")
+    carry = shared.get("carry", 0) if isinstance(shared, dict) else 0
+    if type(carry) is not int or not 0 <= carry < 2**63:
+        raise ValueError(f"carry {carry!r}: bytes")
+    return carry if carry <= _MOST_CARRY else 0
