@@ -19,4 +19,16 @@ CONTIG_INLINED bool same_bytes(const uint8_t* a, const uint8_t* b, size_t n) {
   return std::memcmp(a, b, n) == 0;
 }
 
+// Whether two of them have the bytes of a third, `b`, which is read once.
+CONTIG_INLINED bool both_same_bytes(const uint8_t* a, const uint8_t* other, const uint8_t* b,
+                                    size_t n) {
+  constexpr size_t kPart = 512, kAhead = 4096;
+  for (size_t part; n > 0; a += part, other += part, b += part, n -= part) {
+    part = n < kPart ? n : kPart;
+    for (size_t i = 0; i < part; i += 64) ask_for(a + kAhead + i), ask_for(other + kAhead + i);
+    if (std::memcmp(a, b, part) != 0 || std::memcmp(other, b, part) != 0) return false;
+  }
+  return true;
+}
+
 }  // namespace contig

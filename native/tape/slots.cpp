@@ -86,6 +86,23 @@ inline bool Observations::equal(const SharedForm& form, uint64_t row, uint64_t o
   return true;
 }
 
+bool Observations::equal_slots(const SharedForm& form, uint64_t row, uint64_t n,
+                               const uint8_t* slots) const {
+  const uint64_t step = form.slot_bytes();
+  for (size_t i = 0; i < form.leaves().size(); ++i) {
+    const SharedLeaf& leaf = form.leaves()[i];
+    const uint64_t stride = places_[2 * i].stride;
+    const uint8_t *a = at(row, i, false), *b = slots + leaf.at;
+    if (stride == step && leaf.bytes == step) {
+      if (!same_bytes(a, b, n * step)) return false;
+      continue;
+    }
+    for (uint64_t k = 0; k < n; ++k)
+      if (!same_bytes(a + k * stride, b + k * step, leaf.bytes)) return false;
+  }
+  return true;
+}
+
 void SlotPlan::start(const SharedForm* form, const SlotMemory* memory, uint64_t seq, uint64_t head,
                      uint64_t floor, uint64_t reach) {
   form_ = form;
@@ -167,11 +184,40 @@ void SlotPlan::led_to(uint64_t row, uint64_t* out) const {
   }
 }
 
+// Whether a row's frames are those that the row before said, and move up by one in what it led to:
+// what nearly all stacks do. Each slot is read once.
+bool SlotPlan::moved_up(const Observations& from, uint64_t row, const uint64_t* before) const {
+  const auto& leaves = form_->leaves();
+  if (before == nullptr || reader_ != nullptr || !form_->paired()) return false;
+  for (uint64_t j = 0; j < form_->stack(); ++j)
+    if (!in_reach(before[j]) || before[j] >= head_) return false;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const SharedLeaf& leaf = leaves[i];
+    if (leaf.pieces != 1 || leaf.first != 0) return false;
+    const uint8_t *now = from.at(row, i, false), *next = from.at(row, i, true);
+    if (!same_bytes(now, memory_->slot(before[0]) + leaf.at, leaf.inner)) return false;
+    for (uint64_t j = 1; j < form_->stack(); ++j, next += leaf.inner) {
+      now += leaf.inner;
+      if (!both_same_bytes(now, next, memory_->slot(before[j]) + leaf.at, leaf.inner)) return false;
+    }
+  }
+  return true;
+}
+
 // The references of one row; the least of them.
 uint64_t SlotPlan::plan_row(const Observations& from, uint64_t row, const uint64_t* before,
                             uint64_t* now) {
   const auto k = static_cast<uint32_t>(form_->stack());
   uint64_t low = kNone;
+  if (moved_up(from, row, before)) {
+    std::copy_n(before, k, now);
+    std::copy_n(before + 1, k - 1, now + k);
+    low = *std::min_element(before, before + k);
+    low_ = std::min(low_, low);
+    const uint64_t candidates[] = {now[k - 1]};
+    now[2 * k - 1] = find(from, SlotSource{row, true, k - 1}, candidates, 1);
+    return std::min(low, now[2 * k - 1]);
+  }
   for (uint32_t j = 0; j < k; ++j) {
     // As the row before said; or, where a stack begins, the same frame once more.
     const uint64_t candidates[] = {before != nullptr ? before[j] : kNone,
@@ -213,6 +259,29 @@ void SlotPlan::add_pairs(const Observations& from, uint64_t row, uint64_t n, uin
     references_.push_back(now);
     references_.push_back(before);
     mark.low = std::min({mark.low, now, before});
+  }
+}
+
+// What `add_pairs` would find, if all of them are as expected: then they are compared at once.
+void SlotPlan::add_steps(const Observations& from, uint64_t row, uint64_t n, uint64_t before) {
+  // Each row has at most one new slot, so that the first is the farthest behind.
+  const bool there = reader_ == nullptr && in_reach(before) && before + n <= head_ &&
+                     memory_->chunk_of(before) == memory_->chunk_of(before + n - 1);
+  if (!there || !from.equal_slots(*form_, row, n, memory_->slot(before))) {
+    for (uint64_t i = 0; i < n; ++i) add_pairs(from, row + i, 1, before + i);
+    return;
+  }
+  low_ = std::min(low_, before);
+  for (uint64_t i = 0; i < n; ++i, ++row, ++before, ++rows_) {
+    BlockMark& mark = mark_of(seq_ + rows_);
+    uint64_t next = before;
+    if (!from.equal(*form_, row, row, true)) {
+      next = head_ + sources_.size();
+      sources_.emplace_back(row, true, 0u);
+    }
+    references_.push_back(before);
+    references_.push_back(next);
+    mark.low = std::min({mark.low, before, next});
   }
 }
 

@@ -50,6 +50,8 @@ class Observations {
   size_t adjacent(const SharedForm& form, const SlotSource* sources, size_t n) const;
   // Whether a row's observation has the bytes of another row's observation, or of its next one.
   bool equal(const SharedForm& form, uint64_t row, uint64_t other, bool next) const;
+  // Whether the observations of `n` rows have the bytes of slots that lie behind each other.
+  bool equal_slots(const SharedForm& form, uint64_t row, uint64_t n, const uint8_t* slots) const;
 
  private:
   struct Place {
@@ -89,7 +91,10 @@ class SlotPlan {
   // The next rows of one trajectory. `before`: what `led_to` says of the last row before them;
   // null: it is not known.
   void add_run(const Observations& from, uint64_t row, uint64_t n, const uint64_t* before);
-  // The same of rows that come with slots of their own, and say which they refer to: a plan has
+  // The next row of each of `n` trajectories, of observations without stacks. `before`: what
+  // `led_to` says of the first of them; the others' are the slots behind it.
+  void add_steps(const Observations& from, uint64_t row, uint64_t n, uint64_t before);
+  // As add_run, of rows that come with slots of their own, and say which they refer to: a plan has
   // rows of one kind. `sources` are then numbers of those slots, as rows.
   void start_compact(uint64_t n_slots);
   void add_compact_run(const CompactRows& from, uint64_t row, uint64_t n, const uint64_t* before);
@@ -109,6 +114,7 @@ class SlotPlan {
   void led_to(uint64_t row, uint64_t* out) const;
 
  private:
+  bool moved_up(const Observations& from, uint64_t row, const uint64_t* before) const;
   uint64_t plan_row(const Observations& from, uint64_t row, const uint64_t* before, uint64_t* now);
   void add_pairs(const Observations& from, uint64_t row, uint64_t n, uint64_t before);
   BlockMark& mark_of(uint64_t seq);

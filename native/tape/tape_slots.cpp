@@ -46,9 +46,18 @@ void Tape::plan_runs(const Append& a, const Room& r) {
   plan_.expect(r.new_head - r.head);
   before_.resize(form_.stack());
   uint64_t row = r.skip;
+  // Steps of several trajectories, whose slots lie side by side if their last steps came so, too.
+  struct Steps {
+    uint64_t row = 0, n = 0, before = 0;
+  } steps;
+  const auto plan_steps = [&] {
+    if (steps.n > 0) plan_.add_steps(observations_, steps.row, steps.n, steps.before);
+    steps.n = 0;
+  };
+  const bool pairs = form_.paired() && form_.stack() == 1 && compact == nullptr;
   for (size_t i = r.first_run; i < a.n_runs; ++i) {
     const Run& run = a.runs[i];
-    const uint64_t dropped = i == r.first_run ? r.skip_in_run : 0;
+    const uint64_t dropped = i == r.first_run ? r.skip_in_run : 0, n = run.rows - dropped;
     std::unique_ptr<SlotTrail>& trail = run.track->slots;
     const uint64_t* known = nullptr;
     if (trail == nullptr) {
@@ -56,18 +65,27 @@ void Tape::plan_runs(const Append& a, const Room& r) {
     } else if (!run.starts && dropped == 0) {
       known = trail->slots.empty() ? nullptr : trail->slots.data();
       if (trail->plan == plans_) {  // another run of it, in the same append
+        plan_steps();
         plan_.led_to(trail->row, before_.data());
         known = before_.data();
       }
     }
-    if (compact != nullptr)
-      plan_.add_compact_run(*compact, row, run.rows - dropped, known);
-    else
-      plan_.add_run(observations_, row, run.rows - dropped, known);
+    if (pairs && known != nullptr && n == 1) {
+      if (steps.n > 0 && *known != steps.before + steps.n) plan_steps();
+      if (steps.n == 0) steps = {row, 0, *known};
+      ++steps.n;
+    } else {
+      plan_steps();
+      if (compact != nullptr)
+        plan_.add_compact_run(*compact, row, n, known);
+      else
+        plan_.add_run(observations_, row, n, known);
+    }
+    row += n;
     trail->plan = plans_;
-    trail->row = plan_.rows() - 1;
-    row += run.rows - dropped;
+    trail->row = row - r.skip - 1;
   }
+  plan_steps();
   if (form_.encoded()) encode_slots(a.rows);
 }
 
