@@ -112,6 +112,7 @@ void bind_fields(nb::module_& m, nb::class_<TapeHandle>& tape) {
                      return nb::make_tuple(h.fields_offset, h.fields_bytes);
                    })
       .def_prop_ro("fields_size", [](const TapeHandle& t) { return t.tape.header().fields_size; })
+      .def_prop_ro("fields_log", [](const TapeHandle& t) { return t.tape.fields().log_length(); })
       .def_prop_ro("restores", [](const TapeHandle& t) { return t.tape.header().restores.load(); })
       .def("attach_fields", &attach_fields, nb::arg("memory"), nb::arg("leaves").noconvert())
       .def("fields_of", &fields_of, nb::arg("numbers").noconvert())

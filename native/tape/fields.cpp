@@ -21,13 +21,14 @@ void each_leaf(const FieldLeaves& leaves, uint64_t mask, F f) {
 }
 }  // namespace
 
-void Fields::attach(uint8_t* memory, uint64_t size, uint64_t chunk_shift) {
+void Fields::attach(uint8_t* memory, uint64_t size, uint64_t chunk_shift, uint64_t places) {
   size_ = size;
   words_ = rounded(size) / 8;
   slot_words_ = slot_bytes(size) / 8;
   chunk_shift_ = chunk_shift;
+  log_mask_ = log_length(chunk_shift, places) - 1;
   log_ = reinterpret_cast<Word*>(memory);
-  slots_ = reinterpret_cast<Word*>(memory + log_bytes());
+  slots_ = log_ + log_length();
   if (leaves_.empty()) leaves_ = {{0, size}};
 }
 
@@ -96,7 +97,7 @@ bool Fields::differs(const uint8_t* record, const uint8_t* given, uint64_t mask)
 
 void Fields::note(Word& count, uint64_t number) const {
   const uint64_t n = count.load(relaxed);
-  log_[n % kFieldsLog].store(number, release);  // after the count that it makes false
+  log_[n & log_mask_].store(number, release);  // after the count that it makes false
   count.store(n + 1, release);
 }
 
@@ -104,19 +105,21 @@ bool Fields::noted(const Word& count, uint64_t since, uint64_t* now,
                    std::vector<uint64_t>* out) const {
   *now = count.load(acquire);
   if (since == *now) return true;
-  if (since > *now || *now - since >= kFieldsLog) return false;
+  if (since > *now || *now - since >= log_length()) return false;
   const size_t before = out->size();
-  for (uint64_t i = since; i < *now; ++i) out->push_back(log_[i % kFieldsLog].load(relaxed));
+  for (uint64_t i = since; i < *now; ++i) out->push_back(log_[i & log_mask_].load(relaxed));
   std::atomic_thread_fence(acquire);
   // The next one may be half noted: its place has the oldest of those that are counted.
-  if (count.load(relaxed) - since < kFieldsLog) return true;
+  if (count.load(relaxed) - since < log_length()) return true;
   out->resize(before);
   return false;
 }
 
 // ---- of a tape -----------------------------------------------------------------------------
 
-void Tape::attach_fields(uint8_t* memory) { fields_.attach(memory, h_->fields_size, chunk_shift_); }
+void Tape::attach_fields(uint8_t* memory) {
+  fields_.attach(memory, h_->fields_size, chunk_shift_, map_length_);
+}
 
 Word* Tape::fields_slot(uint64_t number) const {
   const uint64_t place = map_[slot_of_chunk(number >> chunk_shift_)].load(relaxed);
@@ -156,6 +159,7 @@ void Tape::write_fields(uint64_t number, const uint8_t* given, uint64_t mask) {
   std::vector<uint8_t> record(fields_.room());
   fields_.current(fields_slot(number), record.data());
   if (!fields_.differs(record.data(), given, mask)) return;
+  reserve_log(1);
   fields_.overlay(record.data(), given, mask);
   h_->fields_pending.store(number + 1, release);
   fields_.change(fields_slot(number), record.data());

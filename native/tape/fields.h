@@ -24,26 +24,38 @@ namespace contig {
 using FieldLeaves = std::vector<std::pair<uint64_t, uint64_t>>;
 constexpr size_t kMostFieldLeaves = 64;
 constexpr uint64_t kMostFieldBytes = 4096;
-// Changes of which readers can still learn what they were of.
+// Changes of which readers can still learn what they were of: at least so many, and one for each
+// so many entries that the index has room for. Who is further behind looks at all trajectories; so
+// that costs no more than what was changed since, but for a factor.
 constexpr uint64_t kFieldsLog = 1024;
+constexpr uint64_t kEntriesPerChange = 8;
 
 class Fields {
  public:
   // Of a record: its room in a slot; and of a slot.
   static uint64_t rounded(uint64_t size) { return (size + 7) / 8 * 8; }
   static uint64_t slot_bytes(uint64_t size) { return 8 + 2 * rounded(size); }
-  static constexpr uint64_t log_bytes() { return kFieldsLog * sizeof(Word); }
+  // How many changes the log has, a power of two, and its bytes.
+  static uint64_t log_length(uint64_t chunk_shift, uint64_t places) {
+    uint64_t length = kFieldsLog;
+    while (length < (places << chunk_shift) / kEntriesPerChange) length *= 2;
+    return length;
+  }
+  static uint64_t log_bytes(uint64_t chunk_shift, uint64_t places) {
+    return log_length(chunk_shift, places) * sizeof(Word);
+  }
   static uint64_t bytes(uint64_t size, uint64_t chunk_shift, uint64_t places) {
-    return log_bytes() + places * (slot_bytes(size) << chunk_shift);
+    return log_bytes(chunk_shift, places) + places * (slot_bytes(size) << chunk_shift);
   }
 
   // Where it is mapped in this process.
-  void attach(uint8_t* memory, uint64_t size, uint64_t chunk_shift);
+  void attach(uint8_t* memory, uint64_t size, uint64_t chunk_shift, uint64_t places);
   // Throws std::invalid_argument if a leaf ends past the record.
   void set_leaves(FieldLeaves leaves);
   bool attached() const { return log_ != nullptr; }
   uint64_t size() const { return size_; }  // 0: there are none
   uint64_t room() const { return words_ * 8; }
+  uint64_t log_length() const { return log_mask_ + 1; }
 
   Word* slot(uint64_t place, uint64_t position) const {
     return slots_ + ((place << chunk_shift_) + position) * slot_words_;
@@ -61,7 +73,7 @@ class Fields {
   void overlay(uint8_t* record, const uint8_t* given, uint64_t mask) const;
   bool differs(const uint8_t* record, const uint8_t* given, uint64_t mask) const;
 
-  // `count` changes were noted so far: one more, of this entry.
+  // `count` changes were noted so far: one more, of this entry, for which there is memory.
   void note(Word& count, uint64_t number) const;
   // Entries that were changed since there were `since`, and how many changes there are now; false:
   // there were more than are known, or something of them was overwritten meanwhile.
@@ -74,7 +86,7 @@ class Fields {
 
   Word* log_ = nullptr;
   Word* slots_ = nullptr;
-  uint64_t size_ = 0, words_ = 0, slot_words_ = 0, chunk_shift_ = 0;
+  uint64_t size_ = 0, words_ = 0, slot_words_ = 0, chunk_shift_ = 0, log_mask_ = 0;
   FieldLeaves leaves_;
 };
 

@@ -283,6 +283,7 @@ class Tape {
   void reserve_stamps(uint64_t place, uint64_t n);  // memory for a place's first n stamps
   void reserve_fields(uint64_t place);              // and for its fields
   void reserve_first_fields();
+  void reserve_log(uint64_t n);  // memory for so many more changes of fields
   void place_fields(uint64_t offset, uint64_t size);
   Word* fields_slot(uint64_t number) const;
   bool changes_fields(uint64_t number, const Run& run) const;  // what the run gives

@@ -22,7 +22,7 @@ using Word = std::atomic<uint64_t>;
 static_assert(sizeof(Word) == 8 && Word::is_always_lock_free, "tapes need lock-free 64-bit words");
 
 constexpr uint64_t kMagic = 0x31657061746E6F63ull;  // "contape1", little-endian
-constexpr uint64_t kFormat = 4;
+constexpr uint64_t kFormat = 5;
 constexpr uint64_t kNone = ~0ull;
 
 // Flags of a run (`RunFlag`) are the low byte of `steps_flags`.
@@ -131,6 +131,7 @@ struct alignas(64) Header {
   Word producer_clock;    // of the table of producers: which of them is idle for longest
   Word restores;          // odd while a checkpoint replaces the contents, then one more
   Word fields_changes;    // of trajectories that were there: how many so far
+  Word reserved_log;      // of the log of them: changes that have memory
 };
 
 }  // namespace contig

@@ -20,6 +20,7 @@ constexpr auto release = std::memory_order_release;
 
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kExtentBytes = 4u << 20;
+constexpr uint64_t kNotedAgain = 64;
 
 uint64_t round_up(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -252,14 +253,27 @@ void Tape::reserve_stamps(uint64_t place, uint64_t n) {
 void Tape::reserve_fields(uint64_t place) {
   if (h_->fields_size == 0) return;
   const uint64_t bytes = Fields::slot_bytes(h_->fields_size) << chunk_shift_;
-  allocate(h_->fields_offset + Fields::log_bytes() + place * bytes, bytes,
+  const uint64_t log = Fields::log_bytes(chunk_shift_, map_length_);
+  allocate(h_->fields_offset + log + place * bytes, bytes, "fields of trajectories");
+}
+
+void Tape::reserve_log(uint64_t n) {
+  const uint64_t have = h_->reserved_log.load(relaxed);
+  const uint64_t length = Fields::log_length(chunk_shift_, map_length_);
+  // A repair, which must not fail, notes a change again: as often as it is killed itself.
+  const uint64_t needed = h_->fields_changes.load(relaxed) + n + kNotedAgain;
+  if (have == length || needed <= have) return;
+  uint64_t want = have == 0 ? kFieldsLog : have;
+  while (want < std::min(needed, length)) want *= 2;
+  allocate(h_->fields_offset + have * sizeof(Word), (want - have) * sizeof(Word),
            "fields of trajectories");
+  h_->reserved_log.store(want, release);
 }
 
 // The log, and fields of chunks that have memory already.
 void Tape::reserve_first_fields() {
   if (h_->fields_size == 0) return;
-  allocate(h_->fields_offset, Fields::log_bytes(), "fields of trajectories");
+  reserve_log(0);
   for (uint64_t place = 0; place < h_->reserved_chunks.load(relaxed); ++place)
     reserve_fields(place);
 }
@@ -315,6 +329,12 @@ void Tape::follow(const uint64_t* entries, size_t n, const Snapshot& then, uint6
   reserve_chunks(then.index_tail, then.index_head);
   for (uint64_t place = 0; place < h_->reserved_chunks.load(relaxed); ++place)
     reserve_stamps(place, chunk_mask_ + 1);
+  if (fields_.size() != 0 && fields != nullptr) {
+    uint64_t changed = 0;
+    for (size_t i = 0; i < n; ++i)
+      changed += entries[i * EntryWords::count + EntryWords::number] < known ? 1 : 0;
+    reserve_log(changed);
+  }
   h_->tail.store(then.tail, release);
   h_->index_tail.store(then.index_tail, release);
   std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -57,9 +57,11 @@ class Memory {
     // producer table, which is most of it.
     parts_ = {{0, h.producers_offset + 4 * sizeof(Producer)},
               {h.index_offset, ring_ + blobs_.ring}};
-    if (fields)  // the start of the log: there are few changes
+    if (fields) {  // the start of the log: there are few changes
+      const uint64_t log = Fields::log_bytes(h.chunk_shift, h.map_length);
       parts_.insert(parts_.end(), {{fields_, fields_ + kLogged * sizeof(Word)},
-                                   {fields_ + Fields::log_bytes(), fields_ + h.fields_bytes}});
+                                   {fields_ + log, fields_ + h.fields_bytes}});
+    }
     if (h.slots_bytes != 0) parts_.emplace_back(slots_, slots_ + h.slots_bytes);
   }
   ~Memory() { munmap(base_, bytes_); }

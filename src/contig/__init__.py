@@ -55,6 +55,7 @@ _WHERE = {
         "HindsightRelabel",
         "LifoSampler",
         "NStepSampler",
+        "Predicate",
         "PrioritizedSampler",
         "PrioritizedSliceSampler",
         "RandomSampler",
@@ -200,6 +201,7 @@ if TYPE_CHECKING:
     from .sample import HindsightRelabel as HindsightRelabel
     from .sample import LifoSampler as LifoSampler
     from .sample import NStepSampler as NStepSampler
+    from .sample import Predicate as Predicate
     from .sample import PrioritizedSampler as PrioritizedSampler
     from .sample import PrioritizedSliceSampler as PrioritizedSliceSampler
     from .sample import RandomSampler as RandomSampler

@@ -389,24 +389,6 @@ def test_functions_of_age_that_hold_for_none() -> None:
             buffer.sample()
 
 
-def test_other_samplers_ask_functions_of_age_about_everything() -> None:
-    seen: list[int] = []
-
-    def where(columns: Any) -> Any:
-        seen.append(len(columns["age"]))
-        return columns["age"] < 10
-
-    storage = filled()
-    index, rng = Index(storage), Rng(0)
-    sampler = WindowSampler(where=where)
-    for write in (False, True, False):
-        if write:
-            storage.default_writer.extend_trajectory(episode(9, 2), terminated=True)
-        index.refresh()
-        sampler.draw(index, rng, sampler.request(4))
-    assert seen == [8, 9]
-
-
 def test_more_changes_of_fields_than_are_noted() -> None:
     storage = filled()
     index, sampler, rng = Index(storage), WindowSampler(where=("task", "==", 70)), Rng(0)
@@ -421,6 +403,32 @@ def test_more_changes_of_fields_than_are_noted() -> None:
         assert numbers.nonzero()[0].tolist() == [3 + turn]
         first = sum(LENGTHS[: 3 + turn])
         assert set(draw.seqs.tolist()) == set(range(first, first + LENGTHS[3 + turn]))
+
+
+def test_changes_of_fields_cost_what_was_changed() -> None:
+    """However many: the log of them is as long as the index is large."""
+    storage = LazyTensorStorage(40_000, fields=FIELDS)
+    for number in range(6000):
+        storage.default_writer.extend_trajectory(episode(number, 1), terminated=True)
+    asked: list[int] = []
+
+    def where(columns: Any) -> Any:
+        asked.append(len(columns["task"]))
+        return columns["task"] == 7
+
+    index, sampler, rng = Index(storage), WindowSampler(where=where), Rng(0)
+    index.refresh()
+    assert sampler.draw(index, rng, sampler.request(4)) is None
+    for turn in range(3):
+        some = np.arange(turn, 300 + turn)
+        for k in range(13):  # 3,900 changes of 300 trajectories
+            storage.set_fields(some, {"task": 7 + (k + 1) % 13})
+        index.refresh()
+        draw = sampler.draw(index, rng, sampler.request(9000))
+        assert draw is not None
+        task = storage.episodes()["task"]
+        assert set(draw.seqs.tolist()) == set(np.flatnonzero(task == 7).tolist())
+    assert asked == [6000, 300, 300, 300]
 
 
 def test_places_of_predicates_are_free_again() -> None:

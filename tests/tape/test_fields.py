@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 from typing import Any
 
 import numpy as np
@@ -309,6 +310,20 @@ def test_changes_are_in_the_log(make):
     assert tape.changed_fields(0) == (_native.FIELDS_LOG, None)
     assert tape.changed_fields(1)[1].tolist() == [0, *[1] * (_native.FIELDS_LOG - 2)]
     assert tape.changed_fields(_native.FIELDS_LOG)[1].tolist() == []
+
+
+def test_the_log_is_as_long_as_the_index_is_large(make):
+    """It gets memory as it is used."""
+    storage = make(1_000_000, fields=EXAMPLE)
+    storage.writer().extend(rows(range(3), "ttt"))
+    tape = storage.tape
+    assert tape.fields_log == 1 << 17  # for 2^17 of 2^20 entries
+    used = os.fstat(storage.fd).st_blocks * 512 if storage.fd >= 0 else 0
+    for i in range(5000):
+        storage.set_fields([i % 3], {"task": i + 1})
+    assert tape.changed_fields(0)[1].tolist() == [i % 3 for i in range(5000)]
+    if storage.fd >= 0:  # 8 bytes each, and at most as much again
+        assert os.fstat(storage.fd).st_blocks * 512 - used <= 8 * 2 * 5000
 
 
 def test_nothing_is_changed_by_what_is_refused(make):

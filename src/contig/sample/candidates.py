@@ -1,44 +1,66 @@
-"""Slices of trajectories that a function of their age holds for, without asking it about all.
+"""Rows and slices of an index, drawn alike, also where a predicate is to be asked about them.
 
-Ages change with every row, so what such a function said before is worth nothing. Slices are drawn
-from all trajectories instead, and it is asked about theirs:
+What a function of `age` said before is worth nothing, because ages change with every row. So it is
+not asked about all trajectories: rows or slices are drawn as if there were no predicate, and it is
+asked about theirs:
 
-    draw ──▶ trajectories of these slices ──▶ judge ──▶ keep; draw more for the others
+    draw ──▶ trajectories of these ──▶ judge ──▶ keep; draw more for the others
 
 What is kept is drawn as if from those only that it holds for. If it holds for hardly any, all are
 judged after so many candidates, and the rest of the draw is from those.
+
+For samplers without a memory that draw each row or slice independently; others read the index's
+`window`, and so have all trajectories judged.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from .base import Array, Index, Rng
-from .predicate import Predicate
+from .base import Array, Index, Rng, Window
 from .slice_marks import Slices
 
-__all__ = ["draw_candidates"]
+__all__ = ["uniform_rows", "uniform_slices"]
 
-_ROUNDS = 4  # each of twice as many candidates for each slice that is missing
+_ROUNDS = 4  # each of twice as many candidates for each one that is missing
 
 
-def draw_candidates(index: Index, where: Predicate, rng: Rng, spec: Any, n: int) -> Slices | None:
-    """So many slices; None: there are none.
+def uniform_rows(index: Index, rng: Rng, n: int) -> Array | None:
+    """So many rows, each alike; None: there are none."""
+    view = index.view
+    if not index.put_off:
+        return view.draw_rows(rng.words, index.bounds, n)
 
-    Args:
-        index: as if there were no predicate.
-        where: it.
-        rng: random numbers.
-        spec: what a slice is.
-        n: how many.
-    """
+    def draw(window: Window | None, count: int) -> Slices | None:
+        seqs = view.draw_rows(rng.words, window, count)
+        if seqs is None:
+            return None
+        zeros = np.zeros(count, np.int64)
+        return seqs, zeros + 1, zeros, zeros
+
+    found = _accepted(index, draw, n)
+    return None if found is None else found[0]
+
+
+def uniform_slices(index: Index, rng: Rng, spec: Any, n: int) -> Slices | None:
+    """So many slices, each alike of those that `spec` describes; None: there are none."""
+    view = index.view
+    if not index.put_off:
+        return view.draw_slices(rng.words, index.bounds, spec, n)
+    return _accepted(index, lambda w, count: view.draw_slices(rng.words, w, spec, count), n)
+
+
+def _accepted(
+    index: Index, draw: Callable[[Window | None, int], Slices | None], n: int
+) -> Slices | None:
     kept: list[Slices] = []
-    left, view = n, index.view
+    left = n
     for turn in range(_ROUNDS):
-        found = view.draw_slices(rng.words, index.window, spec, left << turn)
-        passes = None if found is None else _judged(index, where, found)
+        found = draw(index.bounds, left << turn)
+        passes = None if found is None else _judged(index, found)
         if found is None or passes is None:
             break
         chosen = np.flatnonzero(passes)[:left]
@@ -47,18 +69,22 @@ def draw_candidates(index: Index, where: Predicate, rng: Rng, spec: Any, n: int)
             left -= len(chosen)
         if not left:
             return _joined(kept)
-    exact = index.where(where)
-    found = view.draw_slices(rng.words, exact.window, spec, left)
+    found = draw(index.window, left)
     return _joined(kept if found is None else [*kept, found])
 
 
-def _judged(index: Index, where: Predicate, slices: Slices) -> Array | None:
-    """Which slices are of trajectories that it holds for."""
+def _judged(index: Index, slices: Slices) -> Array | None:
+    """Which slices are of trajectories that every predicate holds for."""
     seqs, lengths, _, _ = slices
     firsts = np.ascontiguousarray(seqs[np.cumsum(lengths) - lengths])
     ordinals, each = np.unique(index.view.trajectories_of(firsts), return_inverse=True)
-    verdict = index.filters.judged_now(where, ordinals)
-    return None if verdict is None else verdict[each]
+    passes = np.ones(len(ordinals), np.bool_)
+    for judge in index.put_off:
+        verdict = index.filters.judged_now(judge, ordinals)
+        if verdict is None:
+            return None
+        passes &= verdict
+    return passes[each]
 
 
 def _only(slices: Slices, chosen: Array) -> Slices:

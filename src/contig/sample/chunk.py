@@ -92,7 +92,7 @@ class ChunkSampler(OuterSampler):
         """The index with those trajectories only that `where` holds for."""
         self._bounds.need(index, "chunks")
         self._fields.check(index)
-        return index if self._where is None else index.where(self._where)
+        return index.where(self._where)
 
     def _chunks(self, index: Index, inner: Draw | None) -> Draw | None:
         if inner is None:

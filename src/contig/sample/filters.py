@@ -154,12 +154,13 @@ class Filters:
         known.head = view.head
         return number
 
-    def reads_age(self, judge: Judge) -> bool:
-        """Whether verdicts change by themselves, at no ages that are known: a function of `age`."""
+    def followed(self, judge: Judge) -> int | None:
+        """As `judged`; None: verdicts change by themselves, at no ages that are known, as those of
+        a function of `age` do."""
         known = self._of(judge, True)
         if not known.reads_age:
             self.judged(judge)
-        return known.reads_age
+        return None if known.reads_age else known.number
 
     def judged_now(self, judge: Judge, ordinals: Array) -> Array | None:
         """What a judge says of some trajectories, whatever it said before; None: nothing can be

@@ -162,14 +162,14 @@ class HindsightRelabel(OuterSampler):
                     "store them padded, or name other leaves with achieved= and desired="
                 )
         which = _KIN[self.strategy]
-        kin = index.view.draw_kin(rng.words, seqs, index.window, which)
+        kin = index.view.draw_kin(rng.words, seqs, index.bounds, which)
         goals, lost = read_leaf(storage, kin, path)
         for _ in range(_TRIES):
             if lost is None:
                 break
             index.refresh()
             places = np.flatnonzero(lost)
-            kin = index.view.draw_kin(rng.words, seqs[places], index.window, which)
+            kin = index.view.draw_kin(rng.words, seqs[places], index.bounds, which)
             goals[places], gone = read_leaf(storage, kin, path)
             lost[places] = False if gone is None else gone
             lost = lost if gone is not None else None

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arguments import whole
 from .filters import Array, Columns, Filters, Judge
 
 __all__ = ["Comparison", "Predicate", "Where", "left_out"]
 
 Comparison = tuple[Any, str, Any]  # column, operator, value
-# A function of columns, a comparison, or several, all of which must hold.
-Where = Callable[[Columns], Any] | Comparison | Sequence[Comparison]
 
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
@@ -46,24 +45,35 @@ class Predicate:
         where: `("return", ">=", 10.0)`, a list of such, which all must hold, or a function that
             gets a mapping of columns, one value per trajectory, and returns a bool array. It must
             depend on the columns only: it is asked again about trajectories that have changed.
+        ages: of a function that reads `age`: what it says of a trajectory that has not changed may
+            change only when its age reaches one of these. Then every sampler asks it about what
+            has changed or got there, and never about all. None: nobody knows.
 
     Raises:
-        ValueError, TypeError: it is none of these.
+        ValueError, TypeError: it is none of these, or `ages` are not numbers of rows.
     """
 
-    def __init__(self, where: Where) -> None:
+    def __init__(self, where: Written, *, ages: Sequence[int] | None = None) -> None:
         self._function = where if callable(where) else None
         self._compared = () if callable(where) else _comparisons(where)
-        ages = {a for c in self._compared if c.column == "age" for a in _crossings(c)}
-        self.ages = tuple(sorted(ages)) if self._function is None else None
+        self.ages = None if ages is None else _declared(ages)
+        if self._function is None:
+            if ages is not None:
+                raise ValueError(
+                    f"ages={ages!r} is for a function: comparisons, such as {self}, say by "
+                    "themselves at which ages they change; leave it out"
+                )
+            found = {a for c in self._compared if c.column == "age" for a in _crossings(c)}
+            self.ages = tuple(sorted(found))
 
     @staticmethod
     def of(where: Where | None) -> Predicate | None:
         """The predicate of a `where=` argument; None of None."""
-        return None if where is None else Predicate(where)
+        return where if where is None or isinstance(where, Predicate) else Predicate(where)
 
     def __repr__(self) -> str:
-        return str(self)
+        declared = self._function is not None and self.ages is not None
+        return f"Predicate({self}, ages={self.ages})" if declared else str(self)
 
     def __str__(self) -> str:
         if self._function is not None:
@@ -104,6 +114,18 @@ class Predicate:
             out = holds if out is None else out & holds
         assert out is not None
         return out
+
+
+# A function of columns, a comparison, or several, all of which must hold.
+Written = Callable[[Columns], Any] | Comparison | Sequence[Comparison]
+Where = Written | Predicate
+
+
+def _declared(ages: Any) -> tuple[int, ...]:
+    if isinstance(ages, (str, bytes)) or not isinstance(ages, (Sequence, np.ndarray)):
+        raise TypeError(f"ages: expected numbers of rows, such as (20, 100), got {ages!r}")
+    found = {whole("ages", age, 1, "numbers of rows") for age in ages}
+    return tuple(sorted(age for age in found if age < _MOST_AGE))
 
 
 def _comparisons(where: Any) -> tuple[_Compared, ...]:

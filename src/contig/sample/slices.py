@@ -13,7 +13,7 @@ from ..keys import TRUNCATED
 from .at_once import UniformSlices
 from .base import Array, Draw, Index, Mass, Request, Rng, Sampler, request_of
 from .bounds import KnownBounds
-from .candidates import draw_candidates
+from .candidates import uniform_slices
 from .fields import FieldLeaves
 from .predicate import Predicate, Where, left_out
 from .slice_marks import SliceMarks, Slices
@@ -148,22 +148,8 @@ class SliceSampler(Sampler):
         return found
 
     def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
-        where = self._where
-        if where is None or not self._checked(index).filters.reads_age(where):
-            return self._draw(index, rng, request)
-        found = draw_candidates(index, where, rng, self.spec(request.length), request.groups)
-        return None if found is None else self._marked(index, found, request)
-
-    def take(self, index: Index, rng: Rng, request: Request) -> Draw | None:
-        # All were judged, to be weighed. (Others that draw in their own way are asked for that.)
-        plain = type(self).draw is SliceSampler.draw
-        return (self._draw if plain else self.draw)(index, rng, request)
-
-    def _draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:
         index = self._eligible(index)
-        found = index.view.draw_slices(
-            rng.words, index.window, self.spec(request.length), request.groups
-        )
+        found = uniform_slices(index, rng, self.spec(request.length), request.groups)
         return None if found is None else self._marked(index, found, request)
 
     def at_once(self) -> UniformSlices | None:
@@ -184,13 +170,9 @@ class SliceSampler(Sampler):
             NothingEligibleError: nobody knows where trajectories end.
             ValueError: `where` fails.
         """
-        self._checked(index)
-        return index if self._where is None else index.where(self._where)
-
-    def _checked(self, index: Index) -> Index:
         self._need_bounds(index)
         self._fields.check(index)
-        return index
+        return index.where(self._where)
 
     def _need_bounds(self, index: Index) -> None:
         self._bounds.need(index, "slices")

@@ -13,6 +13,7 @@ from ..arguments import seconds, whole
 from ..keys import INIT, TRAJ_LENGTH, TRUNCATED
 from ..tree import as_path
 from .base import Array, Draw, Index, Mass, Request, Rng, Sampler
+from .candidates import uniform_slices
 from .fields import FieldLeaves
 from .predicate import Predicate, Where, left_out
 from .report import Grouping
@@ -34,7 +35,8 @@ class TrajectoryStats(NamedTuple):
     """What a TrajectorySampler knew at its last draw, and has counted so far.
 
     Attributes:
-        ready: trajectories, or groups, that could be drawn next.
+        ready: trajectories, or groups, that could be drawn next. None: nobody has counted them,
+            because `where` is a function of `age`, which is asked about what is drawn.
         waiting: groups that wait for members, or for their end.
         waiting_trajectories: the members that they have.
         consumed: trajectories that will not come again.
@@ -43,7 +45,7 @@ class TrajectoryStats(NamedTuple):
             been consumed.
     """
 
-    ready: int
+    ready: int | None
     waiting: int
     waiting_trajectories: int
     consumed: int
@@ -116,7 +118,7 @@ class TrajectorySampler(Sampler):
         self._spanning: Spanning | None = None
         if self._roster is not None and self._grouping is not None:
             self._spanning = Spanning(self._roster, self._grouping, self.consume)
-        self._ready = 0  # without a roster
+        self._ready: int | None = 0  # without a roster
 
     def _shown(self) -> dict[str, Any]:
         group = self._grouping
@@ -156,8 +158,9 @@ class TrajectorySampler(Sampler):
         roster, view = self._roster, index.view
         if roster is None:
             index = index.where(self._where)
-            found = view.draw_slices(rng.words, index.window, self._spec, n)
-            self._ready = int(view.weigh_slices(index.window, self._spec))
+            found = uniform_slices(index, rng, self._spec, n)
+            known = not index.put_off  # else, to count them, all would have to be judged
+            self._ready = int(view.weigh_slices(index.bounds, self._spec)) if known else None
             return None if found is None else self._marked(index, found, None)
         ready, number = self._follow(index, roster)
         roster.ready = int(view.count(ready.window, self._spec))

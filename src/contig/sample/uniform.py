@@ -11,6 +11,7 @@ from .. import _native
 from ..arguments import whole
 from .at_once import UniformRows
 from .base import Array, Draw, Index, Mass, Request, Rng, Sampler
+from .candidates import uniform_rows
 from .fields import FieldLeaves
 from .sumtree import RowTree, draw_rows
 from .undo import Change, UndoLog
@@ -44,7 +45,7 @@ class RandomSampler(Sampler):
             fields.check(index)
         if self.max_times_sampled is not None:
             return self._draw_retiring(index, rng, request)
-        seqs = index.view.draw_rows(rng.words, index.window, request.groups)
+        seqs = uniform_rows(index, rng, request.groups)
         if seqs is None:
             return None
         return Draw(seqs) if fields is None else fields.add(index, Draw(seqs))

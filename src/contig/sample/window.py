@@ -96,8 +96,8 @@ class WindowSampler(OuterSampler):
         self._told: _Bounds | None = None
 
     def window(self, index: Index) -> Window:
-        """The window now, within the one that `index` already has."""
-        low, ordinal, version, filters = index.window or Window()
+        """The window now, within the bounds that `index` already has."""
+        low, ordinal, version, filters = index.bounds or Window()
         told = self._told
         if told is None:
             version_now = max(int(index.view.max_version), self.newest_version)
@@ -114,8 +114,7 @@ class WindowSampler(OuterSampler):
 
     def _narrowed(self, index: Index) -> Index:
         self._fields.check(index)
-        if self._where is not None:
-            index = index.where(self._where)
+        index = index.where(self._where)
         return index.narrowed(self.window(index))
 
     def draw(self, index: Index, rng: Rng, request: Request) -> Draw | None:

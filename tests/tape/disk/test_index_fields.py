@@ -151,10 +151,32 @@ def test_who_is_far_behind_reads_all(fast_path: Path, monkeypatch: pytest.Monkey
     model = Model(fast_path / "index.sqlite", 8)
     model.index.write(model.append(100))
     model.follow()
-    for far, told in ((4, True), (5, True), (6, False), (30, False), (1, True)):
-        for n in range(far):
+    for far, told in ((4, True), (12, True), (15, False), (30, False), (1, True)):
+        for n in range(far):  # 12 is an eighth of the entries
             model.index.write(model.set([n], far))
         assert model.follow() == told
+    with sqlite3.connect(model.path) as db:
+        assert 12 < db.execute("SELECT count(*) FROM changed").fetchone()[0] <= 15
+    db.close()
+    model.close()
+
+
+def test_a_log_of_an_earlier_version(fast_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no mark, and what was set before so many transactions may be missing in it."""
+    monkeypatch.setattr(index_fields, "_KEPT", 5)
+    model = Model(fast_path / "index.sqlite", 8)
+    model.index.write(model.append(400))
+    model.follow()
+    for n in range(20):
+        model.index.write(model.set([n], 1))
+    with sqlite3.connect(model.path) as db:
+        newest = db.execute("SELECT max(revision) FROM changed").fetchone()[0]
+        db.execute("DELETE FROM changed WHERE revision <= ?", (newest - 5,))
+    db.close()
+    assert not model.follow()
+    for n in range(30):
+        model.index.write(model.set([n], 2))
+    assert model.follow()
     model.close()
 
 

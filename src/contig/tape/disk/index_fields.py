@@ -4,7 +4,8 @@
 
 An entry's record is written with the entry, and again when somebody sets it: then only its own
 bytes of the page change, so that damage to its neighbours is still found. What was set is also
-logged by number: a reader asks for what changed since the transaction that it knows.
+logged by number: a reader asks for what changed since the transaction that it knows. A row of the
+log without numbers, its first, says that nothing is known up to there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ Array = np.ndarray[Any, Any]
 
 _PAGE_BYTES = 3584  # of records, so that a page is one of SQLite's
 _MOST = 32  # records of a page
-_KEPT = 4096  # transactions whose changes are logged
+# Transactions whose changes are logged: at least so many, and one for each so many entries. Who is
+# further behind reads everything: so that costs no more than what was written, but for a factor.
+_KEPT = 4096
+_ENTRIES_PER_TRANSACTION = 8
 _READ_PAGES = 256  # at a time
 
 
@@ -132,7 +136,16 @@ class FieldPages:
             said = numbers.astype("<i8").tobytes()
             row = (revision, said, _native.crc32c(said))
             db.execute("INSERT OR REPLACE INTO changed VALUES (?, ?, ?)", row)
-            db.execute("DELETE FROM changed WHERE revision <= ?", (revision - _KEPT,))
+        self._shorten(db, changes.first + len(changes.fresh) - tail, revision)
+
+    def _shorten(self, db: sqlite3.Connection, live: int, revision: int) -> None:
+        """Forgets what was set long ago, of an index with so many entries."""
+        most = max(_KEPT, live // _ENTRIES_PER_TRANSACTION)
+        marked, known = _known_after(db, revision)
+        upto = max(known, revision - most)
+        if upto > 0 and not (marked and upto - known <= most // 8):
+            db.execute("DELETE FROM changed WHERE revision <= ?", (upto,))
+            db.execute("INSERT INTO changed VALUES (?, ?, ?)", (upto, b"", _native.crc32c(b"")))
 
     def _change(self, db: sqlite3.Connection, numbers: Array, records: Array) -> None:
         """Records of entries that are there."""
@@ -271,7 +284,7 @@ class FieldPages:
 
     def _changed(self, db: sqlite3.Connection, since: int, revision: int) -> Array | None:
         """Entries that were set after a transaction, or None if it is too long ago."""
-        if since < 0 or since < revision - _KEPT:
+        if since < 0 or since < _known_after(db, revision)[1]:
             return None
         rows = db.execute(
             "SELECT numbers, crc FROM changed WHERE revision > ?", (since,)
@@ -280,3 +293,13 @@ class FieldPages:
             if not isinstance(said, bytes) or len(said) % 8 or _native.crc32c(said) != crc:
                 return None
         return np.unique(np.frombuffer(b"".join(said for said, _ in rows), "<i8"))
+
+
+def _known_after(db: sqlite3.Connection, revision: int) -> tuple[bool, int]:
+    """Whether the log says since which transaction it knows what was set; and since which it
+    does."""
+    query = "SELECT revision, length(numbers) FROM changed ORDER BY revision LIMIT 1"
+    first = db.execute(query).fetchone()
+    if first is not None and first[1] == 0:
+        return True, int(first[0])
+    return False, revision - _KEPT  # a log that no mark is in yet, or of earlier versions
