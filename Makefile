@@ -41,7 +41,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(TOOLS): $(CONSTRAINTS) | $(BIN)/python
-	$(PIP) install --quiet -c $(CONSTRAINTS) scikit-build-core nanobind cmake ninja
+	$(PIP) install --quiet -c $(CONSTRAINTS) scikit-build-core nanobind cmake ninja numpy
 	@touch $@
 
 # Without build isolation the build tools are the pinned ones and the build directory is reused,

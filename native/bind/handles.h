@@ -294,6 +294,7 @@ void bind_weights(nb::module_& m);
 void bind_client(nb::module_& m);
 void bind_scan(nb::module_& m);
 void bind_decode(nb::module_& m);
+void bind_columns(nb::module_& m);
 
 // Pooled, 64-byte aligned memory with the buffer protocol: arrays over it keep it alive. Cheaper
 // to make than an array, and a batch needs only one.

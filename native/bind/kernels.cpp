@@ -350,6 +350,7 @@ NB_MODULE(_native, m) {
   contig::bind_client(m);
   contig::bind_scan(m);
   contig::bind_decode(m);
+  contig::bind_columns(m);
   nanobind::module_::import_("atexit").attr("register")(
       nanobind::cpp_function(&contig::NoGil::end));
 }

@@ -119,6 +119,12 @@ class Block:
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+class ColumnArrays:
+    """Shapes, dtypes and places of a block's columns."""
+
+    def __init__(self, views: list[tuple[tuple[int, ...], np.dtype[Any], int]]) -> None: ...
+    def over(self, block: Any) -> list[Array]: ...  # they keep the block alive
+
 def mark_slices(
     block: Block,
     lengths: Array,

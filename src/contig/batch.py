@@ -259,17 +259,14 @@ class Batch:
         return self._layout.build_tree(self._leaves())
 
     def _leaves(self) -> Sequence[Any]:
-        columns = self._columns
-        if len(self._shape) == 1 and columns.fields is not None:
-            # All columns as fields of one structure: half the time of an array for each.
-            whole = np.ndarray((), columns.fields, self._block)
-            leaves = [whole[name] for name in columns.names]
-            for number in self._layout.ragged:
-                leaves[number] = self._leaf(number)
-            for number, array in self._cache.items():
-                leaves[number] = array
-            return leaves
-        return [self._leaf(i) for i in range(len(columns.views))]
+        if len(self._shape) != 1:
+            return [self._leaf(i) for i in range(len(self._columns.views))]
+        leaves = self._columns.arrays.over(self._block)
+        for number in self._layout.ragged:
+            leaves[number] = self._leaf(number)
+        for number, array in self._cache.items():
+            leaves[number] = array
+        return leaves
 
     numpy = tree
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import _native
 from .leaf import Leaf
 
 __all__ = ["Columns", "round_column"]
@@ -28,14 +29,12 @@ class Columns(NamedTuple):
     Attributes:
         views: (shape, dtype, offset) of each leaf.
         nbytes: the block's size, without the values of leaves of any size.
-        fields: the whole block as one structure, or None where numpy cannot have one.
-        names: of its fields, one per leaf.
+        arrays: makes arrays of all columns of a block.
     """
 
     views: list[tuple[tuple[int, ...], np.dtype[Any], int]]
     nbytes: int
-    fields: np.dtype[Any] | None
-    names: tuple[str, ...]
+    arrays: _native.ColumnArrays
 
     @staticmethod
     def of(leaves: tuple[Leaf, ...], n: int) -> Columns:
@@ -49,11 +48,4 @@ class Columns(NamedTuple):
             else:
                 views.append(((n, *leaf.shape), leaf.dtype, nbytes))
                 nbytes += round_column(leaf.element_bytes * n)
-        names = tuple(f"{i}" for i in range(len(views)))
-        fields = None
-        if 0 < nbytes < 2**31:
-            formats = [(dtype, shape) for shape, dtype, _ in views]
-            offsets = [at for _, _, at in views]
-            spec = {"names": names, "formats": formats, "offsets": offsets, "itemsize": nbytes}
-            fields = np.dtype(spec)  # type: ignore[call-overload]
-        return Columns(views, nbytes, fields, names)
+        return Columns(views, nbytes, _native.ColumnArrays(views))
