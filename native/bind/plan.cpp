@@ -41,6 +41,46 @@ bool complete(const DualSpec& d, uint8_t* to, const uint8_t* a, const uint8_t* b
     std::memset(to, 0, d.to.bytes);
   return true;
 }
+
+// The same of flags of one byte each, one behind the other: without a branch for each row.
+bool complete_bytes(const DualSpec& d, uint8_t* to, const uint8_t* a, const uint8_t* b, size_t n) {
+  const auto one = static_cast<uint8_t>(d.one.empty() ? 0 : d.one[0]);
+  uint8_t differs = 0;
+  switch (d.op) {
+    case DualSpec::zero:
+      std::memset(to, 0, n);
+      break;
+    case DualSpec::copy:
+      for (size_t i = 0; i < n; ++i) to[i] = a[i] != 0 ? one : 0;
+      break;
+    case DualSpec::either:
+      for (size_t i = 0; i < n; ++i) to[i] = (a[i] | b[i]) != 0 ? one : 0;
+      break;
+    case DualSpec::and_not:
+      for (size_t i = 0; i < n; ++i) to[i] = a[i] != 0 && b[i] == 0 ? one : 0;
+      break;
+    case DualSpec::check:
+      for (size_t i = 0; i < n; ++i) differs |= (to[i] != 0) != ((a[i] | b[i]) != 0);
+      break;
+  }
+  return differs == 0;
+}
+
+// `to` is written, unless it is only checked.
+bool complete_rows(const DualSpec& d, const Column& to, const Column* a, const Column* b,
+                   uint64_t n) {
+  const auto dense = [](const Column* c) {
+    return c == nullptr || (c->bytes == 1 && c->stride == 1);
+  };
+  auto* out = const_cast<uint8_t*>(to.data);
+  const uint8_t *x = a ? a->data : nullptr, *y = b ? b->data : nullptr;
+  if (dense(&to) && dense(a) && dense(b)) return complete_bytes(d, out, x, y, n);
+  for (uint64_t i = 0; i < n; ++i)
+    if (!complete(d, out + i * to.stride, a ? x + i * a->stride : nullptr,
+                  b ? y + i * b->stride : nullptr))
+      return false;
+  return true;
+}
 }  // namespace
 
 Plan::Plan(nb::object tree, std::vector<LeafSpec> leaves, std::vector<DualSpec> duals,
@@ -211,15 +251,10 @@ bool Plan::columns(PyObject* tree, size_t batch_ndim, ColumnSet* out) const {
     if ((d.op != DualSpec::zero && a == nullptr) || (two && b == nullptr)) return false;
     std::unique_ptr<uint8_t[]> made;
     if (d.op != DualSpec::check) made = std::make_unique<uint8_t[]>(out->rows * d.to.bytes + 1);
-    for (uint64_t i = 0; i < out->rows; ++i) {
-      auto* to = made ? made.get() + i * d.to.bytes
-                      : const_cast<uint8_t*>(given->data + i * given->stride);
-      if (!complete(d, to, a ? a->data + i * a->stride : nullptr,
-                    b ? b->data + i * b->stride : nullptr))
-        return false;
-    }
+    const Column to = made ? Column{made.get(), d.to.offset, d.to.bytes, d.to.bytes} : *given;
+    if (!complete_rows(d, to, a, b, out->rows)) return false;
     if (!made) continue;
-    out->columns.push_back(Column{made.get(), d.to.offset, d.to.bytes, d.to.bytes});
+    out->columns.push_back(to);
     out->owned.push_back(std::move(made));
   }
   return true;

@@ -86,6 +86,23 @@ inline bool Observations::equal(const SharedForm& form, uint64_t row, uint64_t o
   return true;
 }
 
+uint64_t Observations::leads_on(const SharedForm& form, uint64_t row, uint64_t n) const {
+  constexpr uint64_t kPart = 1024;  // bytes: they are read once more where one differs
+  for (size_t i = 0; i < form.leaves().size(); ++i) {
+    const uint64_t bytes = form.leaves()[i].bytes, most = std::max<uint64_t>(kPart / bytes, 1);
+    const bool dense = places_[2 * i].stride == bytes && places_[2 * i + 1].stride == bytes;
+    for (uint64_t k = 0, part; k < n; k += part) {
+      part = dense && k > 0 ? std::min(most, n - k) : 1;
+      const uint8_t *a = at(row + k, i, false), *b = at(row + k - 1, i, true);
+      if (a[0] == b[0] && same_bytes(a, b, part * bytes)) continue;
+      n = k;  // of this part, those before the one that differs
+      for (; --part > 0 && same_bytes(a, b, bytes); a += bytes, b += bytes) ++n;
+      break;
+    }
+  }
+  return n;
+}
+
 bool Observations::equal_slots(const SharedForm& form, uint64_t row, uint64_t n,
                                const uint8_t* slots) const {
   const uint64_t step = form.slot_bytes();
@@ -241,11 +258,17 @@ uint64_t SlotPlan::plan_row(const Observations& from, uint64_t row, const uint64
 // would find; but the slot that a row's step led to has the bytes of its next observation,
 // whichever slot it is, so that those are compared where they come in.
 void SlotPlan::add_pairs(const Observations& from, uint64_t row, uint64_t n, uint64_t before) {
+  bool on = false;  // whether the step before led to rows up to `known`
+  uint64_t known = 1;
   for (uint64_t i = 0; i < n; ++i, ++row, ++rows_) {
     BlockMark& mark = mark_of(seq_ + rows_);
+    if (i == known) {
+      const uint64_t many = from.leads_on(*form_, row, n - i);
+      on = many > 0;
+      known += on ? many : 1;
+    }
     uint64_t now = before;
-    if (in_reach(before) &&
-        (i == 0 ? same_whole(from, row, before) : from.equal(*form_, row, row - 1, true))) {
+    if (in_reach(before) && (i == 0 ? same_whole(from, row, before) : on)) {
       if (before < head_) low_ = std::min(low_, before);
     } else {
       now = head_ + sources_.size();

@@ -50,6 +50,9 @@ class Observations {
   size_t adjacent(const SharedForm& form, const SlotSource* sources, size_t n) const;
   // Whether a row's observation has the bytes of another row's observation, or of its next one.
   bool equal(const SharedForm& form, uint64_t row, uint64_t other, bool next) const;
+  // To how many of `n` rows, one after another, the row before led: the first of them that are as
+  // its next observation.
+  uint64_t leads_on(const SharedForm& form, uint64_t row, uint64_t n) const;
   // Whether the observations of `n` rows have the bytes of slots that lie behind each other.
   bool equal_slots(const SharedForm& form, uint64_t row, uint64_t n, const uint8_t* slots) const;
 

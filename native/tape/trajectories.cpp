@@ -1,5 +1,6 @@
 #include "native/tape/trajectories.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -104,6 +105,55 @@ double Mark::sum(uint64_t row) const {
   return total;
 }
 
+namespace {
+// Of an array of bytes, the first that is not zero, from `at` on; `end` if there is none.
+uint64_t first_set(const uint8_t* bytes, uint64_t at, uint64_t end) {
+  for (; at + 8 <= end && load<uint64_t>(bytes + at) == 0; at += 8) {
+  }
+  while (at < end && bytes[at] == 0) ++at;
+  return at;
+}
+}  // namespace
+
+uint64_t Mark::next_true(uint64_t row, uint64_t end) const {
+  if (kind == none) return end;
+  if (stride == 1) return first_set(data, row, end);
+  while (row < end && !truth(row)) ++row;
+  return row;
+}
+
+uint64_t Mark::next_other(int64_t value, uint64_t row, uint64_t end) const {
+  if (kind == none) return end;
+  if (kind == i64) {
+    while (row < end && load<int64_t>(data + row * stride) == value) ++row;
+    return row;
+  }
+  while (row < end && integer(row) == value) ++row;
+  return row;
+}
+
+double Mark::add_to(double total, uint64_t row, uint64_t end) const {
+  if (kind == f32 && count == 1) {
+    for (; row < end; ++row) total += static_cast<double>(load<float>(data + row * stride));
+    return total;
+  }
+  for (; row < end; ++row) total += sum(row);
+  return total;
+}
+
+uint64_t Marks::quiet_until(uint64_t row, uint64_t end) const {
+  end = std::min(end, row + 64);  // where much happens, no mark is read far ahead
+  end = init.next_true(row, end);
+  end = done.next_true(row, end);
+  if (!done) {  // else it decides
+    end = terminated.next_true(row, end);
+    end = truncated.next_true(row, end);
+  }
+  if (id) end = id.next_other(id.integer(row - 1), row, end);
+  if (version) end = version.next_other(version.integer(row - 1), row, end);
+  return end;
+}
+
 bool Trajectories::ended(const Slot& slot) const {
   return slot.stamp == stamp_ ? slot.ended : (slot.track.flags & kEnded) != 0;
 }
@@ -196,6 +246,12 @@ void Trajectories::split_lane(const Marks& marks, std::deque<Slot>& slots, uint6
     run.flags = (run.flags & kBegins) | end;
     slot->stamp = stamp_;
     slot->ended = end != 0;
+    if (end != 0 || t + 1 == steps) continue;
+    // Rows of which no mark says anything only make the run longer.
+    const uint64_t until = marks.quiet_until(row + 1, from + steps);
+    run.rows += until - row - 1;
+    run.reward = marks.reward.add_to(run.reward, row + 1, until);
+    t += until - row - 1;
   }
 }
 

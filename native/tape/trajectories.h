@@ -23,11 +23,19 @@ struct Mark {
   bool truth(uint64_t row) const;
   int64_t integer(uint64_t row) const;
   double sum(uint64_t row) const;
+  // The first of rows [row, end) that is true, or is another number; `end` if none is.
+  uint64_t next_true(uint64_t row, uint64_t end) const;
+  uint64_t next_other(int64_t value, uint64_t row, uint64_t end) const;
+  // A sum that goes on with those of rows [row, end), one after another.
+  double add_to(double total, uint64_t row, uint64_t end) const;
 };
 
 struct Marks {
   Mark id, done, terminated, truncated, init, version, reward;
   bool id_alone = false;  // an explicit traj_key decides alone
+  // After a row at which its trajectory did not end: of rows [row, end), up to which ones nothing
+  // begins or ends; or fewer of them.
+  uint64_t quiet_until(uint64_t row, uint64_t end) const;
 };
 
 // Does the first row of a lane continue the lane's trajectory when no mark says otherwise?
