@@ -132,6 +132,8 @@ class MemoryBudget:
 
     def grow(self, connection: Peer, needed: int) -> bool:
         """A larger buffer for a connection, or, if there is no memory, a place in the queue."""
+        if connection.transport.is_closing():
+            return False  # no more comes of its frame, and nobody would give the memory back
         # Small frames come several at a time; a large one ends where the next one begins.
         more = max(needed, min(2 * needed, _ROOM))
         for size in (needed,) if connection.number in self._unproven else (more, needed):
