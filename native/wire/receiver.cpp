@@ -31,14 +31,14 @@ constexpr uint64_t kNearRound = 1 << 20, kFarRound = 64 << 10;
 Receiver::Receiver(uint64_t bytes, uint64_t max_frame)
     : data_(block_take(checked_size(bytes))), size_(bytes), max_frame_(max_frame) {}
 
-Receiver::~Receiver() { block_give(data_, size_); }
+Receiver::~Receiver() { block_give(data_, size_ + beyond_); }
 
 uint8_t* Receiver::room(uint64_t* bytes) {
   if (from_ == to_) from_ = to_ = 0;
   // Moving costs a copy: only when half of the buffer is behind us or nothing is left.
   const bool missing = parsed_ && from_ + needed() > size_;
-  if (from_ > 0 && (missing || to_ == size_ || from_ >= size_ / 2)) to_front();
-  *bytes = size_ - to_;
+  if (from_ > 0 && (missing || to_ >= size_ || from_ >= size_ / 2)) to_front();
+  *bytes = size_ - std::min(to_, size_);
   // A large frame is received to its end and no further: the next one starts at the buffer's front,
   // and nothing is ever moved.
   if (parsed_ && needed() >= kLarge && held() < needed())
@@ -53,12 +53,12 @@ void Receiver::to_front() {
   from_ = 0;
 }
 
-void Receiver::received(uint64_t bytes) { to_ += std::min(bytes, size_ - to_); }
+void Receiver::received(uint64_t bytes) { to_ += std::min(bytes, size_ - std::min(to_, size_)); }
 
 void Receiver::skip(uint64_t bytes) {
   from_ += std::min(bytes, held());
   parsed_ = checked_ = false;
-  fits_ = whole_ = 0;
+  fits_ = 0;
   kept_ = {};
 }
 
@@ -67,7 +67,7 @@ bool Receiver::parse() {
   refusal_ = parse_header(data_ + from_, max_frame_, &frame_);
   parsed_ = refusal_ == Refusal::none;
   checked_ = false;
-  summed_ = crc_ = whole_ = 0;
+  summed_ = crc_ = 0;
   kept_ = {};
   return parsed_;
 }
@@ -76,7 +76,7 @@ Receiver::State Receiver::next_unsummed() {
   const bool parsed = parse();
   if (refusal_ != Refusal::none) return State::bad;
   if (!parsed) return State::more;
-  if (held() >= frame_bytes()) return State::ready;
+  if (held() >= needed()) return State::ready;
   return needed() > size_ ? State::grow : State::more;
 }
 
@@ -97,19 +97,21 @@ Receiver::State Receiver::next() {
 }
 
 Receiver::State Receiver::complete() {
-  if (whole_ == 0) {
-    refusal_ = carried_.check(frame_, body(), shape_, max_frame_ - kFrameHeader, &whole_);
-    if (refusal_ != Refusal::none) return State::bad;
-  }
-  if (needed() > size_) return State::grow;
-  const uint64_t before = frame_.length, behind = held() - frame_bytes();
-  if (from_ + needed() > size_) to_front();
+  uint64_t whole;
+  refusal_ = carried_.check(frame_, body(), shape_, max_frame_ - kFrameHeader, &whole);
+  if (refusal_ != Refusal::none) return State::bad;
+  const uint64_t before = frame_.length, behind = held() - needed();
+  // No more than is carried comes to it: whoever has a whole frame never waits for memory.
+  const uint64_t then = held() - before + std::max(whole, before);
+  if (then > size_ + beyond_)
+    move_to(size_, carried_.allowed());
+  else if (from_ + then > size_ + beyond_)
+    to_front();
   uint8_t* at = data_ + from_ + kFrameHeader;
-  std::memmove(at + std::max(whole_, before), at + before, behind);
+  std::memmove(at + std::max(whole, before), at + before, behind);
   carried_.put_in(at, shape_, &frame_);
-  if (whole_ < before) std::memmove(at + whole_, at + before, behind);
-  to_ += whole_ - before;
-  whole_ = 0;
+  if (whole < before) std::memmove(at + whole, at + before, behind);
+  to_ += whole - before;
   return State::ready;
 }
 
@@ -180,19 +182,21 @@ void Receiver::pop() {
   wake_at(1);  // whatever comes next may be small
   if (kept_.n > 0) carried_.keep(body() + kept_.at, kept_.n, shape_.form.slot_bytes());
   carried_.done();
-  from_ += frame_bytes();
+  from_ += needed();
   parsed_ = checked_ = false;
-  fits_ = whole_ = 0;
+  fits_ = 0;
   kept_ = {};
 }
 
-void Receiver::resize(uint64_t bytes) {
-  bytes = checked_size(std::max(bytes, held()));
-  uint8_t* data = block_take(bytes);
+void Receiver::resize(uint64_t bytes) { move_to(checked_size(std::max(bytes, held())), 0); }
+
+void Receiver::move_to(uint64_t size, uint64_t beyond) {
+  uint8_t* data = block_take(size + beyond);
   std::memcpy(data, data_ + from_, held());
-  block_give(data_, size_);
+  block_give(data_, size_ + beyond_);
   data_ = data;
-  size_ = bytes;
+  size_ = size;
+  beyond_ = beyond;
   to_ -= from_;
   from_ = 0;
 }

@@ -31,7 +31,8 @@ class Receiver {
 
   // The next frame: `ready` (it stays until `pop`), `more` (bytes are missing), `grow` (it does
   // not fit: `needed` bytes of buffer would do), `bad` (see `refusal`; nothing more can be read).
-  // One that left out slots that came before has them again when it is ready.
+  // One that left out slots that came before has them again when it is ready: what they need beyond
+  // the buffer's size, no more than is carried, is there without being asked for.
   enum class State { more, ready, grow, bad };
   State next();
   // The same without looking at the frame's checksum; `settle` tells that it is right.
@@ -40,7 +41,7 @@ class Receiver {
   void pop();
   const Frame& frame() const { return frame_; }
   const uint8_t* body() const { return data_ + from_ + kFrameHeader; }
-  uint64_t needed() const { return whole_ > 0 ? held() + whole_ - frame_.length : frame_bytes(); }
+  uint64_t needed() const { return kFrameHeader + frame_.length; }
   Refusal refusal() const { return refusal_; }
   // Whether the frame at the front is one of items, for a table with such records; it is refused
   // otherwise. `fits` tells who takes it in that this was asked.
@@ -61,7 +62,7 @@ class Receiver {
   uint64_t held() const { return to_ - from_; }
   uint64_t max_frame() const { return max_frame_; }
   void allow(uint64_t max_frame) { max_frame_ = max_frame; }
-  // So many bytes of slots are kept, for frames that leave them out.
+  // So many bytes of slots are kept, for frames that leave them out, and may be put into one.
   void set_carry(uint64_t bytes) { carried_.allow(bytes); }
   uint64_t carry() const { return carried_.allowed(); }
   void set_near(bool near) { near_ = near; }  // whether the peer is on this machine
@@ -69,12 +70,14 @@ class Receiver {
  private:
   uint8_t* data_;
   uint64_t size_, from_ = 0, to_ = 0, max_frame_;
+  uint64_t beyond_ = 0;  // bytes behind `size_`, where nothing is received to
+
   bool parse();  // the header, if it is there
   void sum();    // what has come of the frame's body
   void wake_at(uint64_t bytes);
-  State complete();  // puts in what the frame left out, if there is room
+  State complete();  // puts in what the frame left out
   void to_front();
-  uint64_t frame_bytes() const { return kFrameHeader + frame_.length; }
+  void move_to(uint64_t size, uint64_t beyond);  // another block
 
   Frame frame_{};
   uint64_t summed_ = 0;  // bytes of the body that are in crc_
@@ -86,7 +89,6 @@ class Receiver {
   Refusal refusal_ = Refusal::none;
   ItemShape shape_;
   CarriedSlots carried_;
-  uint64_t whole_ = 0;  // length that the frame will have once it is complete
   // Of a frame of items that was found to fit and whose slots are to be kept: where they are in its
   // body, and how many.
   struct Kept {

@@ -171,6 +171,22 @@ def test_who_waits_for_memory_is_not_read_from() -> None:
     setting.queue.close()
 
 
+def test_who_is_gone_waits_for_no_memory() -> None:
+    """Not for the rest of a frame either, behind one that was acked as received and had no room."""
+    setting = Setting(Limits(max_frame=8192, max_bytes=20_000))
+    peer, big = Peer(setting.core, 1, "received"), Peer(setting.core, 2)
+    peer.items(0, 8)
+    rest = seal(Fields(4, rows=300, length=7200, number=12), b"")
+    peer.give(frame(4, 8, bytes(SIZE * 4), rows=4) + rest)
+    peer.lose()
+    assert big.give(rest) == b""  # holds the memory
+    assert [setting.drain(), setting.drain()] == [8, 4]
+    big.lose()
+    setting.run()
+    assert setting.core.memory.bytes_held == 0
+    setting.queue.close()
+
+
 def test_nothing_is_done_for_a_peer_that_does_not_read(setting: Setting) -> None:
     peer = Peer(setting.core)
     peer.connection.pause_writing()

@@ -31,7 +31,7 @@ _UNPROVEN_TLS = 256  # connections
 _TLS_BYTES = 300 << 10  # of one connection: buffers of asyncio's, and what the TLS library has
 # Bytes of slots that are kept of a connection's last frame, up to which part of `max_bytes`: the
 # first ones may have steps of many envs, and there may be many that have one each.
-_CARRIES = ((1 << 20, 8), (64 << 10, 4))
+_CARRIES = ((1 << 20, 6), (64 << 10, 4))
 
 
 class Limits(NamedTuple):
@@ -87,18 +87,16 @@ class MemoryBudget:
         return room
 
     def _has_room(self, more: int) -> bool:
-        """Always for one frame of the largest size, or nobody could send one; and, if it may have
-        to be completed, for what came behind it."""
-        behind = _ROOM if self._carried + more else 0
+        """Always for one frame of the largest size, or nobody could send one."""
         held: int = self.bytes_held + more
-        return held + self._limits.max_frame + behind <= self._limits.max_bytes
+        return held + self._limits.max_frame <= self._limits.max_bytes
 
     def carry(self, connection: Peer, step_bytes: int) -> None:
         """Has a connection keep slots of its last frame, if there is memory for them: those of a
         single step, which have so many bytes, at least; 0: there are none."""
         for least, part in _CARRIES if step_bytes else ():
             carry = max(least, step_bytes)
-            taken = _with_references(carry)
+            taken = _set_aside(carry)
             if self._carried + taken <= self._limits.max_bytes // part and self._has_room(taken):
                 connection.receiver.carry = carry
                 self._carried += taken
@@ -127,13 +125,15 @@ class MemoryBudget:
 
     def give_back(self, connection: Peer) -> None:
         """A connection's buffer is needed no more."""
-        carried = _with_references(connection.receiver.carry)
+        carried = _set_aside(connection.receiver.carry)
         self.bytes_held -= connection.receiver.size + carried + _TLS_BYTES * connection.encrypted
         self._carried -= carried
         self.feed_hungry()
 
     def grow(self, connection: Peer, needed: int) -> bool:
         """A larger buffer for a connection, or, if there is no memory, a place in the queue."""
+        if connection.transport.is_closing():
+            return False  # no more comes of its frame, and nobody would give the memory back
         # Small frames come several at a time; a large one ends where the next one begins.
         more = max(needed, min(2 * needed, _ROOM))
         for size in (needed,) if connection.number in self._unproven else (more, needed):
@@ -208,6 +208,8 @@ class MemoryBudget:
             self._memory_is_short()
 
 
-def _with_references(carry: int) -> int:
-    """Bytes of slots, and of what a frame says of them: 8 for each, which has 16 or more."""
-    return carry + carry // 2
+def _set_aside(carry: int) -> int:
+    """Bytes of slots; of what a frame says of them: 8 for each, which has 16 or more; and of those
+    that are put into a frame, which has all the memory it waited for: if those who hold whole
+    frames had to wait once more, it could be for each other, and for ever."""
+    return 2 * carry + carry // 2
