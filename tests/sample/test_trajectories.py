@@ -295,13 +295,29 @@ def evicting(buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch, steps: int) 
 
 
 def test_the_rest_of_a_batch_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    with make(TrajectorySampler(3, consume=True, fields=("task",)), 12) as buffer:
+    sampler = TrajectorySampler(3, consume=True, fields=("task",))
+    with make(sampler, 12) as buffer:
         for number in range(3):
             write(buffer, number, steps=4)
         evicting(buffer, monkeypatch, 2)
         assert sorted(numbers(buffer.sample())) == [1, 2]
         with pytest.raises(NothingEligibleError):
             buffer.sample()
+        assert sampler.stats().consumed == 2
+
+
+def test_what_is_left_of_a_trajectory_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = TrajectorySampler(3, consume=True, complete_only=False)
+    with make(sampler, 12) as buffer:
+        for number, steps in enumerate((6, 3, 3)):
+            write(buffer, number, steps=steps)
+        evicting(buffer, monkeypatch, 2)
+        drawn = set(buffer.sample()["x"].tolist())
+        assert {100, 101, 102, 200, 201, 202} < drawn and sampler.stats().consumed == 3
+        for number in (3, 4):
+            write(buffer, number, steps=1)
+        drawn |= set(buffer.sample()["x"].tolist())  # the rest of 0, and the one that is open
+        assert {4, 5, 300, 400, 9900, 9901} < drawn and sampler.stats().consumed == 6
 
 
 def test_a_group_is_lost_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,8 +325,23 @@ def test_a_group_is_lost_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     with make(sampler, 16) as buffer:
         for number, group in enumerate([1, 2, 1, 2]):
             write(buffer, number, group, steps=4)
+        mark = sampler.mark()
         evicting(buffer, monkeypatch, 2)
         assert numbers(buffer.sample()) == [1, 3]
+        # What is left of it waits, as if nobody had drawn it; and so does the one that is open.
+        found = sampler.stats()
+        assert (found.consumed, found.waiting, found.waiting_trajectories) == (2, 2, 3)
+        write(buffer, 4, 1, steps=1)
+        write(buffer, 5, 3, steps=1)
+        write(buffer, 6, 3, steps=1)
+        taken = sampler.taken(mark)
+        assert numbers(buffer.sample()) in ([2, 4, 5, 6], [5, 6, 2, 4])
+        found = sampler.stats()
+        assert (found.consumed, found.waiting, found.evicted) == (6, 1, 1)
+        sampler.give_back(taken)  # of what was lost, nothing: it was nobody's
+        with pytest.raises(NothingEligibleError):
+            buffer.sample()
+        assert sampler.stats().consumed == 4
 
 
 # -- waiting --------------------------------------------------------------------------------------

@@ -62,7 +62,10 @@ def read_batch(index: Index, sampler: Sampler, rng: Rng, request: Request) -> Ba
         if lost is None:
             return stack_batches([*parts, batch]) if parts else batch
         request = _keep(parts, draw, batch, lost, request)
-        overtaken += int(draw.seqs[lost].min() < storage.tape.snapshot()[1])
+        evicted = lost & (draw.seqs < storage.tape.snapshot()[1])
+        if evicted.any():
+            overtaken += 1
+            sampler.missed(draw.only(~whole_groups(draw, evicted)).seqs)
         if overtaken == _OVERTAKEN:
             break
     if storage.schema is None:

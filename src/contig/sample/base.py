@@ -260,6 +260,10 @@ class Sampler(ABC):
     def reset(self) -> None:  # noqa: B027 (most need none)
         """Forgets what it knows of the rows: the buffer was emptied."""
 
+    def missed(self, seqs: Array) -> None:  # noqa: B027 (most draw other rows then)
+        """Of the last draw, rows of groups that were evicted before they were gathered: nobody got
+        them. Said before the next draw."""
+
     def state(self) -> dict[str, Any]:
         """Everything needed to go on after a restart: JSON values and arrays."""
         return {}
@@ -358,6 +362,9 @@ class OuterSampler(Sampler):
 
     def give_back(self, taken: list[Change]) -> None:
         self.sampler.give_back(taken)
+
+    def missed(self, seqs: Array) -> None:
+        self.sampler.missed(seqs)
 
     def reset(self) -> None:
         self.sampler.reset()

@@ -81,6 +81,8 @@ class Roster:
         self.rank, self.ranks = 0, 1
         self.flips: dict[int, bool] = {}
         self._undo = UndoLog()
+        self._last: list[int] = []  # what was delivered last, as it is noted
+        self._were: dict[int, tuple[bytes, bool, int]] = {}  # and what was known of its members
         self._by_leader: dict[int, Group] = {}
         self.forget()
 
@@ -280,9 +282,28 @@ class Roster:
 
     def deliver(self, members: list[int]) -> None:
         """What `finish` does, for those that were drawn; it can be taken back."""
+        known = [(m, self._value_of[m]) for m in members if m in self._value_of]
+        self._were = {m: (key, *self._values[key].members[m]) for m, key in known}
         self.finish(members)
         self.consumed += len(members)
-        self._undo.note(members)
+        self._last = list(members)
+        self._undo.note(self._last)
+
+    def undeliver(self, members: list[int]) -> None:
+        """Some of those that were delivered last came to nobody, because some of them were evicted:
+        the others wait again. What was evicted of them is told as any other change is."""
+        self.done.difference_update(members)
+        self.consumed -= len(members)
+        touched: set[bytes] = set()
+        for member in members:
+            self._last.remove(member)
+            if member in self._were:
+                key, whole, time_ns = self._were[member]
+                self._value_of[member] = key
+                self._values.setdefault(key, _Value()).members[member] = (whole, time_ns)
+                touched.add(key)
+        for key in touched:
+            self._settle(key)
 
     def mark(self) -> Point:
         return self._undo.mark()

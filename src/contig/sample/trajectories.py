@@ -119,6 +119,7 @@ class TrajectorySampler(Sampler):
         if self._roster is not None and self._grouping is not None:
             self._spanning = Spanning(self._roster, self._grouping, self.consume)
         self._ready: int | None = 0  # without a roster
+        self._given: tuple[Array, list[list[int]]] | None = None  # the last draw, if each is once
 
     def _shown(self) -> dict[str, Any]:
         group = self._grouping
@@ -259,15 +260,18 @@ class TrajectorySampler(Sampler):
             if not self.consume:
                 return None
             parts = [self._slices(index, rng, group) for group in groups]
-            kept = [i for i, part in enumerate(parts) if len(part[1]) == len(groups[i])]
-            if not kept:
+            kept = [len(part[1]) == len(group) for group, part in zip(groups, parts)]
+            self._undeliver(groups, ~np.array(kept))
+            if not any(kept):
                 return None
-            groups = [groups[i] for i in kept]
-            merged = zip(*(parts[i] for i in kept))
+            groups = [group for group, there in zip(groups, kept) if there]
+            merged = zip(*(part for part, there in zip(parts, kept) if there))
             slices = tuple(np.concatenate(p) for p in merged)  # type: ignore[assignment]
         units = None
         if self._grouping is not None:
             units = np.array([len(group) for group in groups], np.int64)
+        if self.consume:
+            self._given = (slices[0][np.cumsum(slices[1]) - slices[1]], groups)
         return self._marked(index, slices, units)
 
     def _slices(self, index: Index, rng: Rng, members: list[int]) -> Slices:
@@ -361,6 +365,17 @@ class TrajectorySampler(Sampler):
     def give_back(self, taken: list[Change]) -> None:
         if self._roster is not None:
             self._roster.give_back(taken)
+
+    def missed(self, seqs: Array) -> None:
+        if self._given is not None:
+            firsts, groups = self._given
+            starts = np.cumsum([0, *map(len, groups)])[:-1]
+            self._undeliver(groups, np.logical_or.reduceat(np.isin(firsts, seqs), starts))
+
+    def _undeliver(self, groups: list[list[int]], lost: Array) -> None:
+        assert self._roster is not None
+        gone = [group for group, is_lost in zip(groups, lost.tolist()) if is_lost]
+        self._roster.undeliver([member for group in gone for member in group])
 
     def reset(self) -> None:
         if self._roster is not None:
