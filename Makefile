@@ -118,10 +118,7 @@ bench: $(INSTALL) $(PEERS)  ## Run the benchmarks beside the peer libraries
 	$(BIN)/python -m benchmarks.ingest
 	$(BIN)/python -m benchmarks.trajectory
 	$(BIN)/python -m benchmarks.rollout
-	$(BIN)/python -m benchmarks.adapters_sb3 --returns
-	$(BIN)/python -m benchmarks.adapters_torchrl
-	$(BIN)/python -m benchmarks.adapters_cleanrl
-	$(BIN)/python -m benchmarks.adapters_rsl_rl
+	$(BIN)/python -m benchmarks.drop_ins
 	$(BIN)/python -m benchmarks.disk
 	$(BIN)/python -m benchmarks.codecs
 	$(BIN)/python -m benchmarks.memory

@@ -2,11 +2,19 @@
 
 Each benchmark replaces its library's part, quick runs in `results-adapters-quick.json`; the page
 `docs/benchmarks.md` shows the file as tables (`benchmarks.pages`).
+
+    python -m benchmarks.drop_ins [--quick]
+
+runs all of them, one after another, and fails if one does.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import subprocess
+import sys
+import time
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -173,3 +181,33 @@ def line_rows(known: dict[str, DropIn]) -> list[list[str]]:
     for library, part in known.items():
         rows += [[f"{library}: {what}", str(lines)] for what, lines in part.lines.items()]
     return rows
+
+
+# -- all of them ------------------------------------------------------------------------------
+
+
+def commands(quick: bool) -> list[list[str]]:
+    """What measures every library, as arguments of python: each once."""
+    each = [said.split() for said in dict.fromkeys(LIBRARIES.values())]
+    more = ["--quick"] if quick else []
+    return [["-m", f"benchmarks.{module}", *options, *more] for module, *options in each]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="only show that everything runs")
+    failed = []
+    for command in commands(parser.parse_args().quick):
+        start = time.monotonic()
+        # A process of its own: what one library leaves behind is not measured with the next.
+        code = subprocess.call([sys.executable, *command], stdout=subprocess.DEVNULL)
+        said = "done" if code == 0 else f"failed with {code}"
+        minutes = (time.monotonic() - start) / 60
+        print(f"{' '.join(command[1:])}: {said}, {minutes:.1f} minutes", file=sys.stderr)
+        failed += [command[1]] if code else []
+    if failed:
+        sys.exit(f"no new figures of {', '.join(failed)}: what it printed says why")
+
+
+if __name__ == "__main__":
+    main()

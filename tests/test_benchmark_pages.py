@@ -79,3 +79,14 @@ def test_drop_ins_are_recorded_by_library_and_shown(
 def test_without_results_the_page_says_how_to_get_them(tmp_path: Path) -> None:
     text = drop_ins.whole(drop_ins.load(tmp_path / "none.json"), markdown)
     assert text.startswith("Not in the file of results yet: stable-baselines3") and "|" not in text
+
+
+def test_one_command_measures_every_drop_in_once() -> None:
+    found = drop_ins.commands(quick=True)
+    modules = [command[1] for command in found]
+    assert len(modules) == len(set(modules)) and all(c[-1] == "--quick" for c in found)
+    root = Path(drop_ins.__file__).parents[1]
+    assert all((root / f"{module.replace('.', '/')}.py").is_file() for module in modules)
+    assert {said.split()[0] for said in drop_ins.LIBRARIES.values()} == {
+        module.removeprefix("benchmarks.") for module in modules
+    }

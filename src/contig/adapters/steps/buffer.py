@@ -135,16 +135,18 @@ class StepBuffer:
         """Steps by their place in the buffer, of a random env each."""
         while self._tracks.steps < self.size():  # `pos` or `full` was set by hand
             self._tracks.add(self._rows.zeros(), self._rows.none)
-        envs = np.random.randint(0, high=self.n_envs, size=len(batch_inds))
+        envs: Any = 0  # of one env nothing is drawn: numpy's generator stays where it is
+        if self.n_envs > 1:
+            envs = np.random.randint(0, high=self.n_envs, size=len(batch_inds))
         return self._samples(self._read(self._seqs(batch_inds, envs)), env)
 
     def _read(self, seqs: Array) -> Batch:
         return self.storage.gather(seqs)[0]  # type: ignore[no-any-return]
 
-    def _seqs(self, places: Array, envs: Array) -> Array:
+    def _seqs(self, places: Array, envs: Any) -> Array:
         """Rows that are at some places of the ring now; negative ones if there are none."""
         newest = self._tracks.steps - 1
-        return self._tracks.seqs(newest - (newest - places) % self.buffer_size, envs)
+        return self._tracks.behind((newest - places) % self.buffer_size, envs)
 
     def _samples(self, batch: Batch, env: Any, **more: Any) -> Any:
         return self._samples_type(

@@ -72,6 +72,13 @@ class Tracks:
     def seqs(self, steps: Any, envs: Array) -> Array:
         return np.asarray(self.first + steps * self._envs + envs)
 
+    def behind(self, steps: Array, envs: Any) -> Array:
+        """Rows that are so many steps behind the newest of their env."""
+        newest = self.first + (self.steps - 1) * self._envs
+        # These are arrays of every sample: each operation takes as long as a hundred rows.
+        rows = steps if self._envs == 1 else steps * self._envs - envs
+        return np.asarray(newest - rows)
+
     def slots(self, seqs: Array) -> Array:
         """``step * n_envs + env`` of rows, in a ring that has room for all."""
         return np.asarray(seqs - self.first)
