@@ -6,6 +6,7 @@ import csv
 import http.client
 import io
 import json
+import socket
 import ssl
 import urllib.request
 from itertools import pairwise
@@ -363,6 +364,17 @@ def test_a_table_with_slashes_in_its_name():
             assert ask(url, f"/api/tables/{name}/episodes?query=id=3").json["found"] == 1
             assert ask(url, f"/api/tables/{name}/episodes/3").json["episode"]["steps"] == 7
             assert len(ask(url, f"/api/tables/{name}/episodes/3/lines?leaf=0").json["steps"]) == 7
+
+
+def test_bytes_that_are_no_request_write_no_log(caplog):
+    storage = LazyTensorStorage(100, example=ROW)
+    with served(StorageSource("buffer", "runs", {"runs": storage})) as url:
+        where = urlsplit(url)
+        with socket.create_connection((where.hostname, where.port), timeout=30) as line:
+            line.sendall(b"garbage\r\n\r\n")
+            assert line.recv(12) == b"HTTP/1.1 400"
+        assert ask(url, "/api/numbers").status == 200
+    assert not caplog.records
 
 
 def test_more_than_may_be_exported():

@@ -106,7 +106,7 @@ class PageServer:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="warning",
+            log_level="error",  # strangers' bytes write nothing into the learner's log
             access_log=False,
             server_header=False,
             proxy_headers=False,
