@@ -6,8 +6,8 @@
     own page     `server.dashboard()`
     elsewhere    `contig dashboard HOST:PORT`: another process asks the server over TCP
 
-Pages are looked at more than a browser does: numbers, live charts, returns and the list of episodes,
-all of them each second, by a process of its own. A learner's time is CPU time of its thread and
+Pages are looked at more than a browser does: numbers, live charts, returns and the list of
+episodes, all of them each second, by a process of its own. A learner's time is CPU time of its thread and
 wall-clock time for each sample, the best of rounds in which all take turns; the other threads'
 CPU time in the learner's process (answers to who watches) is given as a share of one core.
 
@@ -15,8 +15,8 @@ What a page costs is the last two columns: samples per second with it, as a shar
 it in the same round: the median of the rounds, and between what they lie. A machine that does other
 things, too, changes both sides of a round.
 
-Run: `python -m benchmarks.dashboard [--quick] [--rounds N]`, some 2 minutes; prints JSON, and a table
-to stderr.
+Run: `python -m benchmarks.dashboard [--quick] [--rounds N]`, some 2 minutes; prints JSON, and a
+table to stderr.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import io
 import json
 import socket
 import ssl
+import threading
 import urllib.request
 from itertools import pairwise
 from pathlib import Path
@@ -374,6 +375,26 @@ def test_bytes_that_are_no_request_write_no_log(caplog):
             line.sendall(b"garbage\r\n\r\n")
             assert line.recv(12) == b"HTTP/1.1 400"
         assert ask(url, "/api/numbers").status == 200
+    assert not caplog.records
+
+
+def test_a_page_that_ends_during_a_request_writes_no_log(caplog, monkeypatch):
+    asked, go_on = threading.Event(), threading.Event()
+    source = StorageSource("buffer", "runs", {"runs": LazyTensorStorage(100, example=ROW)})
+
+    def ages(table):
+        asked.set()
+        assert go_on.wait(60)
+        raise KeyError(table)
+
+    monkeypatch.setattr(source, "ages", ages)
+    with served(source) as url:
+        where = urlsplit(url)
+        line = socket.create_connection((where.hostname, where.port), timeout=30)
+        line.sendall(b"GET /api/tables/runs/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert asked.wait(60)
+    go_on.set()
+    line.close()
     assert not caplog.records
 
 
