@@ -7,9 +7,9 @@
     elsewhere    `contig dashboard HOST:PORT`: another process asks the server over TCP
 
 Pages are looked at more than a browser does: numbers, live charts, returns and the list of
-episodes, all of them each second, by a process of its own. A learner's time is CPU time of its thread and
-wall-clock time for each sample, the best of rounds in which all take turns; the other threads'
-CPU time in the learner's process (answers to who watches) is given as a share of one core.
+episodes, all of them each second, by a process of its own. A learner's time is CPU time of its
+thread and wall-clock time for each sample, the best of rounds in which all take turns; the other
+threads' CPU time in the learner's process (answers to who watches) is given as a share of one core.
 
 What a page costs is the last two columns: samples per second with it, as a share of those without
 it in the same round: the median of the rounds, and between what they lie. A machine that does other
