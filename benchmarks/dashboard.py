@@ -6,12 +6,17 @@
     own page     `server.dashboard()`
     elsewhere    `contig dashboard HOST:PORT`: another process asks the server over TCP
 
-Pages are looked at as a browser does: numbers, live charts and returns each second, and the list of
-episodes every other second, by a process of its own. A learner's time is CPU time of its thread and
-wall-clock time for each sample, the best of rounds in which all take turns; the other threads'
-CPU time in the learner's process (answers to who watches) is given as a share of one core.
+Pages are looked at more than a browser does: numbers, live charts, returns and the list of
+episodes, all of them each second, by a process of its own. A learner's time is CPU time of its
+thread and wall-clock time for each sample, the best of rounds in which all take turns; the other
+threads' CPU time in the learner's process (answers to who watches) is given as a share of one core.
 
-Run: `python -m benchmarks.dashboard [--quick]`, some 2 minutes; prints JSON, and a table to stderr.
+What a page costs is the last two columns: samples per second with it, as a share of those without
+it in the same round: the median of the rounds, and between what they lie. A machine that does other
+things, too, changes both sides of a round.
+
+Run: `python -m benchmarks.dashboard [--quick] [--rounds N]`, some 2 minutes; prints JSON, and a
+table to stderr.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -121,29 +127,39 @@ def measure(buffer: ReplayBuffer, seconds: float) -> dict[str, float]:
     }
 
 
+def kept(found: dict[str, list[dict[str, float]]], side: str) -> list[float]:
+    """Samples per second, as a share of those of the same round without the page."""
+    pairs = zip(found[side], found[BESIDE[side]])
+    return sorted(without["wall us"] / one["wall us"] for one, without in pairs)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="only show that everything runs")
+    parser.add_argument("--rounds", type=int, help="in which all take turns (default: 5)")
     args = parser.parse_args()
-    rounds, seconds = (1, 0.5) if args.quick else (5, 3.0)
+    rounds, seconds = (args.rounds or 1, 0.5) if args.quick else (args.rounds or 5, 3.0)
     buffer = filled(20_000 if args.quick else 1_000_000)
     found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     for number in range(rounds):
         for side in SIDES if number % 2 == 0 else SIDES[::-1]:
             with watched(side, buffer):
                 found[side].append(measure(buffer, seconds))
-    best: dict[str, Any] = {
+    results: dict[str, Any] = {
         side: {what: min(one[what] for one in ones) for what in ones[0]}
         for side, ones in found.items()
     }
-    lines = [f"{'sample 256':12} {'wall us':>9} {'cpu us':>9} {'others':>8} {'wall, beside':>14}"]
-    for side, one in best.items():
-        beside = best[BESIDE[side]]["wall us"] if side in BESIDE else None
-        ratio = "" if beside is None else f"{one['wall us'] / beside:.3f}x"
-        wall, cpu, others = one.values()
-        lines.append(f"{side:12} {wall:>9.2f} {cpu:>9.2f} {others:>8.3f} {ratio:>14}")
-    print("\n".join(lines), file=sys.stderr)
-    print(json.dumps(best, indent=1))
+    head = ("wall us", "cpu us", "others", "samples/s", "kept", "rounds")
+    print(f"{'sample 256':12}" + "".join(f"{name:>13}" for name in head), file=sys.stderr)
+    for side, best in results.items():
+        wall, cpu, others = best.values()
+        line = f"{side:12}{wall:>13.2f}{cpu:>13.2f}{others:>13.3f}{1e6 / wall:>13,.0f}"
+        if side in BESIDE:
+            shares = kept(found, side)
+            best["kept"], best["kept of rounds"] = statistics.median(shares), shares
+            line += f"{best['kept']:>13.3f}{f'{shares[0]:.3f}-{shares[-1]:.3f}':>13}"
+        print(line, file=sys.stderr)
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ import csv
 import http.client
 import io
 import json
+import socket
 import ssl
+import threading
 import urllib.request
 from itertools import pairwise
 from pathlib import Path
@@ -168,6 +170,8 @@ def test_exports(url):
         ("/api/tables/runs/episodes/99/lines?leaf=0", 404, "no episode 99"),
         ("/api/tables/runs/episodes/x", 404, "Not Found"),
         ("/api/tables/runs/episodes/99999999999999999999999", 404, "no episode"),
+        ("/api/tables/runs/episodes/99999999999999999999999/lines?leaf=0", 404, "no episode"),
+        ("/api/tables/runs/episodes/18446744073709551616/lines?leaf=1", 404, "no episode"),
         ("/api/tables/runs/episodes?query=retrun%3E3", 400, "no column 'retrun'"),
         ("/api/tables/runs/episodes?sort=colour", 400, "sort=colour"),
         ("/api/tables/runs/episodes?offset=-1", 400, "offset=-1: expected a whole number"),
@@ -184,6 +188,8 @@ def test_exports(url):
         ("/../app.py", 404, ""),
         ("/..%2fapp.py", 404, ""),
         ("/app.py", 404, "no page app.py"),
+        ("/" + "a" * 5000 + ".js", 404, "no page aaa"),
+        ("/%00.js", 404, "no page"),
     ],
 )
 def test_what_cannot_be_answered(url, path, status, said):
@@ -348,6 +354,48 @@ def test_a_long_episode_is_binned_and_keeps_its_extremes():
         assert max(told["reward"]["high"][0]) == 50 and min(told["reward"]["low"][0]) == -9
         assert told["total"]["mean"][0][-1] == pytest.approx(41)
         assert told["marks"]["terminated"] == [4999]
+
+
+def test_a_table_with_slashes_in_its_name():
+    storage = LazyTensorStorage(100, example=ROW, fields=FIELDS)
+    fill(storage)
+    with served(StorageSource("buffer", "runs", {"ant/v4": storage})) as url:
+        for name in ("ant/v4", "ant%2Fv4"):
+            assert ask(url, f"/api/tables/{name}/live").status == 200
+            assert ask(url, f"/api/tables/{name}/episodes?query=id=3").json["found"] == 1
+            assert ask(url, f"/api/tables/{name}/episodes/3").json["episode"]["steps"] == 7
+            assert len(ask(url, f"/api/tables/{name}/episodes/3/lines?leaf=0").json["steps"]) == 7
+
+
+def test_bytes_that_are_no_request_write_no_log(caplog):
+    storage = LazyTensorStorage(100, example=ROW)
+    with served(StorageSource("buffer", "runs", {"runs": storage})) as url:
+        where = urlsplit(url)
+        with socket.create_connection((where.hostname, where.port), timeout=30) as line:
+            line.sendall(b"garbage\r\n\r\n")
+            assert line.recv(12) == b"HTTP/1.1 400"
+        assert ask(url, "/api/numbers").status == 200
+    assert not caplog.records
+
+
+def test_a_page_that_ends_during_a_request_writes_no_log(caplog, monkeypatch):
+    asked, go_on = threading.Event(), threading.Event()
+    source = StorageSource("buffer", "runs", {"runs": LazyTensorStorage(100, example=ROW)})
+
+    def ages(table):
+        asked.set()
+        assert go_on.wait(60)
+        raise KeyError(table)
+
+    monkeypatch.setattr(source, "ages", ages)
+    with served(source) as url:
+        where = urlsplit(url)
+        line = socket.create_connection((where.hostname, where.port), timeout=30)
+        line.sendall(b"GET /api/tables/runs/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert asked.wait(60)
+    go_on.set()
+    line.close()
+    assert not caplog.records
 
 
 def test_more_than_may_be_exported():

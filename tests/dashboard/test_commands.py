@@ -215,8 +215,10 @@ def test_top_of_a_server(capsys):
         assert told["tables"]["online"]["rows"] == 50 and told["clients"] == []
         assert main([*args, "--samples-per-s", "5"]) == 2
         assert "--samples-per-s: nothing is drawn" in capsys.readouterr().err
-        assert main(["top", where, "--once", "--json"]) == 2
-        assert "no table 'default'; this server has: online" in capsys.readouterr().err
+        assert main(["top", where, "--once", "--json", "--interval", "0.05"]) == 0  # all of them
+        assert list(json.loads(capsys.readouterr().out)["tables"]) == ["online"]
+        assert main(["top", where, "--once", "--table", "offline"]) == 2
+        assert "no table 'offline'; this server has: online" in capsys.readouterr().err
 
 
 def test_commands_that_cannot_be(folder, tmp_path, capsys):

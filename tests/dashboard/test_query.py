@@ -75,6 +75,15 @@ def test_what_cannot_be_read(text, said):
         search(text, table())
 
 
+def test_fields_come_before_other_names_of_columns():
+    episodes = np.zeros(3, np.dtype([*EPISODE.descr, ("length", "<f4"), ("version", "<i8")]))
+    episodes["steps"], episodes["length"] = [5, 6, 7], [0.5, 1.5, 2.5]
+    episodes["policy_version"], episodes["version"] = [1, 2, 3], [3, 2, 1]
+    assert search("length<1", episodes).tolist() == [True, False, False]
+    assert search("steps>5 version=1", episodes).tolist() == [False, False, True]
+    assert search("policy_version=1", episodes).tolist() == [True, False, False]
+
+
 def test_no_episodes():
     assert search("return>3 goal>1", table(0)).shape == (0,)
 

@@ -108,8 +108,8 @@ def test_several_who_watch_and_a_page():
 def test_a_page_of_a_server_elsewhere():
     buffer = ReplayBuffer(LazyTensorStorage(1000, example=ROW), batch_size=16)
     with Server(tables={"a": buffer}, transport=TcpTransport()) as server:
-        with pytest.raises(ValueError, match="no table 'default'; this server has: a"):
-            RemoteSource("127.0.0.1", server.port)
+        with pytest.raises(ValueError, match="no table 'b'; this server has: a"):
+            RemoteSource("127.0.0.1", server.port, ("b",))
         source = RemoteSource("127.0.0.1", server.port, ("a",))
         options = PageOptions()
         listening = listen(options)
@@ -127,6 +127,21 @@ def test_a_page_of_a_server_elsewhere():
             assert gone.status == 404 and "no episode 9" in gone.json["error"]
         finally:
             page.close()
+
+
+def test_all_tables_without_one_that_is_named_default():
+    buffers = {n: ReplayBuffer(LazyTensorStorage(100, example=ROW)) for n in ("b", "a/1")}
+    with Server(tables=buffers, transport=TcpTransport()) as server:
+        buffers["b"].extend_trajectory(rows(10), terminated=True)
+        source = RemoteSource("127.0.0.1", server.port)
+        try:
+            told = source.numbers().tables
+            assert {name: one["rows"] for name, one in told.items()} == {"a/1": 0, "b": 10}
+            assert source.book("b").episodes()["steps"].tolist() == [10]
+            with pytest.raises(KeyError, match="no episode"):
+                source.book("b").kept(2**70)
+        finally:
+            source.close()
 
 
 def test_more_episodes_and_rows_than_go_into_an_answer(monkeypatch):

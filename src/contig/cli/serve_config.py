@@ -37,6 +37,7 @@ _SERVER: dict[str, tuple[type, ...]] = {
     "log_level": (str,),
 }
 _DEFAULTS = {"host": "127.0.0.1", "port": 0, "max_restarts": 0, "log_level": "info"}
+_PORTS = ("port", "metrics_port", "dashboard")
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -200,6 +201,9 @@ def _check_server(server: dict[str, Any], path: Path, beside: Callable[[str], st
         server["tls"] = [beside(name) for name in tls]
     if "token_file" in server:
         server["token_file"] = beside(server["token_file"])
+    for name in _PORTS:
+        if not 0 <= server.get(name, 0) < 65536:
+            raise ValueError(f"{path}: {name}: expected a port, 0 to 65535, got {server[name]}")
     level = server.get("log_level", "info")
     if level not in _LEVELS:
         raise ValueError(f"{path}: log_level {level!r}: expected one of {', '.join(_LEVELS)}")

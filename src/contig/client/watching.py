@@ -19,10 +19,11 @@ from ..batch import Batch, stack_batches
 from ..dashboard import Book, Kept, Numbers, Source
 from ..layout import Layout
 from ..tape.episodes import EPISODE
-from ..wire import Type
+from ..wire import Type, table_in
 from ..wire.tls import client_context
 from .connecting import ServerAddress
 from .replies import read_batch, read_described, read_reply
+from .session import Session
 from .session_thread import SessionOptions
 from .tcp import asking_session
 
@@ -64,9 +65,8 @@ class RemoteSource(Source):
         super().__init__()
         self.label = f"{host}:{port}"
         self._shown = tables
-        table = (*tables, "default")[0]
-        address = ServerAddress(host, port, table, token, client_context(tls))
-        self._session = asking_session(address, SessionOptions(reconnect_s=reconnect_s))
+        address = ServerAddress(host, port, "default", token, client_context(tls))
+        self._session = self._connect(address, SessionOptions(reconnect_s=reconnect_s))
         try:
             if not self._session.thread.first.accepted.watched:
                 raise ValueError(
@@ -78,6 +78,19 @@ class RemoteSource(Source):
         except BaseException:
             self.close()
             raise
+
+    def _connect(self, address: ServerAddress, options: SessionOptions) -> Session:
+        """A session at any table: each can be asked about all. The name that a server with one
+        table gives it is tried first; a refusal says which there are."""
+        if self._shown:
+            return asking_session(address._replace(table=self._shown[0]), options)
+        try:
+            return asking_session(address, options)
+        except ValueError as error:
+            there = table_in(str(error))
+            if there is None:
+                raise
+            return asking_session(address._replace(table=there), options)
 
     def ask(self, **asked: Any) -> tuple[int, bytes]:
         """The type and payload of the answer to a WATCH."""

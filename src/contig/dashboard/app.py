@@ -41,6 +41,7 @@ __all__ = ["make_app"]
 _PAGE = Path(__file__).parent / "page"
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 _TYPES[".svg"] = "image/svg+xml"
+_FILES = {p.name: p.suffix for p in _PAGE.iterdir() if p.suffix in _TYPES}
 _MOST_LINES = 500  # of the list, in one answer
 _MOST_IDS = 1000
 
@@ -170,11 +171,10 @@ def _chosen(request: Request, episodes: Any) -> Any:
 
 def _page(request: Request) -> Response:
     name = request.path_params.get("name", "index.html")
-    path = _PAGE / name
     # Only what is there, by its name: nothing of a path that came from outside is followed.
-    if "/" in name or path.suffix not in _TYPES or not path.is_file():
-        raise HTTPException(404, f"no page {name}")
-    return FileResponse(path, media_type=_TYPES[path.suffix])
+    if name not in _FILES:
+        raise HTTPException(404, f"no page {name[:80]}")
+    return FileResponse(_PAGE / name, media_type=_TYPES[_FILES[name]])
 
 
 def _says(status: int) -> Callable[[Request, Exception], Response]:
@@ -193,7 +193,8 @@ def _http_error(request: Request, error: Exception) -> Response:
 def make_app(monitor: Monitor) -> Starlette:
     """The ASGI application of what a monitor watches; a `Guard` belongs around it."""
     api = _Api(monitor)
-    table, one = "/api/tables/{table}", "/api/tables/{table}/episodes/{number:int}"
+    table = "/api/tables/{table:path}"  # a name may have slashes
+    one = f"{table}/episodes/{{number:int}}"
     routes = [
         Route("/api/numbers", api.numbers),
         Route(f"{table}/live", api.live),

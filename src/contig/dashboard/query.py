@@ -90,7 +90,8 @@ def _column(name: str, episodes: Array) -> Array:
     if name == "age":
         return np.asarray(time.time() - episodes["time"])
     known = episodes.dtype.names or ()
-    name = ALIASES.get(name, name)
+    if name not in known:  # a field of that name comes before a column's other name
+        name = ALIASES.get(name, name)
     if name not in known:
         there = [*ALIASES, *(n for n in known if n not in FLAGS), "age"]
         raise ValueError(f"no column {name!r}; there are {', '.join(there)}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import logging
 import socket
 import threading
 import time
@@ -78,6 +80,13 @@ def url_of(options: PageOptions, listening: socket.socket) -> str:
     return f"{'https' if options.tls else 'http'}://{shown}:{port}/{query}"
 
 
+def _is_failure(record: logging.LogRecord) -> bool:
+    """Whether a log record tells of one: a request that is cut off when a page ends is none."""
+    error = record.exc_info[1] if record.exc_info else None
+    cut = isinstance(error, asyncio.CancelledError)
+    return not cut and "graceful shutdown" not in record.getMessage()
+
+
 class PageServer:
     """A page that is served until `close`. Belongs to whoever made it.
 
@@ -106,7 +115,7 @@ class PageServer:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="warning",
+            log_level="error",  # strangers' bytes write nothing into the learner's log
             access_log=False,
             server_header=False,
             proxy_headers=False,
@@ -114,6 +123,7 @@ class PageServer:
             timeout_graceful_shutdown=1,
             **tls,
         )
+        logging.getLogger("uvicorn.error").addFilter(_is_failure)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="contig-dashboard", daemon=True)
         self._failed: BaseException | None = None

@@ -170,7 +170,8 @@ class EpisodeReader:
         with self._lock:
             if self.mirror is None:
                 self.mirror = _native.View(self._tape)
-            first, seqs = self.mirror.rows_of(ordinal) if ordinal >= 0 else (0, np.empty(0, int))
+            known = 0 <= ordinal < 2**63  # a number may come from anybody, of any size
+            first, seqs = self.mirror.rows_of(ordinal) if known else (0, np.empty(0, int))
             return EpisodeRows(first, seqs, self.mirror.restores)
 
     def set_fields(

@@ -45,6 +45,7 @@ __all__ = [
     "proof",
     "raise_refusal",
     "refusal",
+    "table_in",
 ]
 
 MAGIC = b"contig/1"
@@ -55,6 +56,7 @@ _ABILITIES = ("takes_weights", "watched", "receipts")  # of a server; said if it
 
 # A server that says so will be there again: what came of a bad moment, not of the client.
 _PASSING = ("busy", "deadline", "stalled", "internal")
+_HAS = "; this server has: "
 
 _TLS_RECORDS = (b"\x15", b"\x16")  # an alert, a handshake
 
@@ -329,8 +331,7 @@ class ServerHandshake:
             raise Refused("token", f"the token is missing or wrong{hint}")
         name = asked.get("table")
         if not isinstance(name, str) or name not in tables:
-            known = ", ".join(sorted(tables))
-            raise Refused("table", f"no table {name!r}; this server has: {known}")
+            raise Refused("table", f"no table {name!r}{_HAS}{', '.join(sorted(tables))}")
         table = tables[name]
         producer, following = asked.get("producer"), asked.get("next")
         if not _is_count(producer) or not producer or not _is_count(following):
@@ -388,6 +389,12 @@ class ServerHandshake:
 def refusal(refused: Refused) -> bytes:
     """REFUSE."""
     return json_frame(Type.REFUSE, {"reason": refused.reason, "message": str(refused)})
+
+
+def table_in(refusal: str) -> str | None:
+    """The first table that a server has, of its refusal of one that it has not."""
+    _, said, tables = refusal.partition(_HAS)
+    return tables.partition(", ")[0] if said else None
 
 
 def raise_refusal(answer: dict[str, Any]) -> None:
