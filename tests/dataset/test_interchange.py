@@ -15,6 +15,7 @@ import torch
 from pyarrow import parquet
 
 from contig import (
+    DeviceStorage,
     DiskStorage,
     LayoutError,
     LazyTensorStorage,
@@ -25,17 +26,19 @@ from contig import (
 )
 from contig.dataset import (
     from_hdf5,
+    from_lerobot,
     from_minari,
     from_parquet,
     from_rlinf,
     to_arrow,
     to_hdf5,
+    to_lerobot,
     to_minari,
     to_parquet,
     to_rlinf,
     to_rollouts,
 )
-from tests.dataset.tapes import assert_same, filled, flat, lengths
+from tests.dataset.tapes import assert_same, fill, filled, flat, lengths
 
 # -- HDF5 ---------------------------------------------------------------------------------------
 
@@ -346,3 +349,34 @@ def test_a_library_that_is_missing(monkeypatch):
         from_hdf5("x", LazyTensorStorage(10))
     with pytest.raises(TypeError, match="expected a storage or a ReplayBuffer, got str"):
         episodes.storage_of("x")
+
+
+# -- Storages on a device -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [filled, flat])
+@pytest.mark.parametrize("name", ["hdf5", "parquet", "arrow", "rlinf", "lerobot", "rollouts"])
+def test_rows_on_a_device_are_exported_as_any_others(tmp_path, make, name):
+    """They are tensors there, and files are written of arrays."""
+    storage = DeviceStorage(1000, "cpu")
+    source = fill(storage) if make is filled else flat(storage=storage)
+    other = make()
+    if make is filled and name in ("lerobot", "rollouts"):
+        return  # which have no groups of observations
+    to, read = {
+        "hdf5": (to_hdf5, from_hdf5),
+        "parquet": (to_parquet, from_parquet),
+        "arrow": (to_arrow, from_parquet),
+        "rlinf": (to_rlinf, from_rlinf),
+        "lerobot": (to_lerobot, from_lerobot),
+        "rollouts": (to_rollouts, None),
+    }[name]
+    assert to(source, tmp_path / "a") == to(other, tmp_path / "b")
+    if read is None:
+        here, there = ([*RolloutDataset(tmp_path / x, device="cpu")] for x in "ab")
+        assert str(here) == str(there)
+        return
+    backs = [LazyTensorStorage(1000) for _ in "ab"]
+    for back, path in zip(backs, "ab", strict=True):
+        read(tmp_path / path, back)
+    assert_same(*backs)

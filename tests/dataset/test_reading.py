@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
 from contig import (
+    DeviceStorage,
     LayoutError,
     LazyTensorStorage,
     ReplayBuffer,
@@ -196,8 +198,9 @@ def test_filling_a_dict_of_ones_own(tmp_path):
         dataset.fill_transition({"obs": torch.zeros(2, 3)})
 
 
-def test_a_replay_buffer_is_a_dataset_too():
-    buffer = ReplayBuffer(LazyTensorStorage(100))
+@pytest.mark.parametrize("make", [LazyTensorStorage, partial(DeviceStorage, device="cpu")])
+def test_a_replay_buffer_is_a_dataset_too(make):
+    buffer = ReplayBuffer(make(100))
     for number in range(2):
         data = trajectory(number, 3)
         reward = {"reward": data.pop("reward")}

@@ -126,13 +126,15 @@ def test_where_frames_are(shape: tuple[int, ...], given: Any, leading: bool) -> 
         ({"pixels": 4}, LayoutError, "no leaf .*pixels.*; there are .*observation"),
         ({"observation": 7}, LayoutError, "no axis of 7 frames, first or last"),
         ({"observation": (4, -1)}, LayoutError, "no axis of 4 frames"),
+        ({"empty": 4}, LayoutError, "which has no elements, so none to store once; leave it out"),
+        ({"empty": (4, 0)}, LayoutError, "has no elements"),
         ({("next", "observation"): 4}, LayoutError, "name the leaf at the root"),
         ({"observation": 4, ("next", "observation"): 4}, LayoutError, "name the leaf at the root"),
     ],
 )
 def test_stacks_that_there_cannot_be(stack: Any, error: Any, match: str) -> None:
     with pytest.raises(error, match=match):
-        LazyTensorStorage(8, example=ROW, stack=stack)
+        LazyTensorStorage(8, example={**ROW, "empty": np.zeros((4, 0))}, stack=stack)
 
 
 def test_one_or_the_other() -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..convert import as_array, is_tensor
 from ..errors import CodecError, LayoutError
 from ..layout import Layout
 from ..ragged import Ragged
@@ -28,6 +29,7 @@ __all__ = [
     "fields_in",
     "need",
     "nested",
+    "on_host",
     "storage_of",
     "without",
 ]
@@ -198,7 +200,7 @@ def episodes_of(
         except (KeyError, CodecError):  # evicted, or damaged
             batch = None
         if batch is not None and len(batch) == entry["steps"]:
-            leaves = {leaf.path: batch[leaf.path] for leaf in batch.layout.leaves}
+            leaves = {leaf.path: on_host(batch[leaf.path]) for leaf in batch.layout.leaves}
             over, late = (bool(entry[flag]) for flag in _FLAGS)
             fields = {} if no_fields else fields_in(entry, storage.fields)
             yield Episode(int(entry["id"]), over, late, without(leaves, kept), fields)
@@ -207,6 +209,11 @@ def episodes_of(
         else:
             tally.left.append(int(entry["id"]))
         tally(done, len(entries))
+
+
+def on_host(column: Any) -> Any:
+    """A column that files can be written of: rows of a storage on a device are tensors."""
+    return as_array(column) if is_tensor(column) else column
 
 
 def fields_in(entry: Any, fields: Layout | None) -> dict[Path, Array]:

@@ -22,6 +22,7 @@ from ..tape import Storage
 from ..tape.disk import DiskStorage
 from ..tree import show_path
 from .codecs import check_codec, decode
+from .episodes import on_host
 from .frames import Frames, frame_range, load_frames
 
 __all__ = ["DirectorySource", "Piece", "FrameSource", "StorageSource", "source_of"]
@@ -265,7 +266,7 @@ def _groups(batch: Batch, name: str) -> str:
 def _leaf(batch: Batch, *paths: tuple[str, ...]) -> Any:
     for path in paths:
         if path in batch:
-            found = batch[path]
+            found = on_host(batch[path])
             if isinstance(found, np.ndarray):
                 return found
     return None

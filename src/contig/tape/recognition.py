@@ -67,7 +67,7 @@ def columns_in(layout: Layout, records: Array) -> list[Any]:
 
     def column(leaf: Leaf) -> Any:
         stored = np.ascontiguousarray(rows[:, leaf.offset : leaf.offset + leaf.nbytes])
-        return stored.view(leaf.dtype).reshape(-1, *leaf.shape)
+        return stored.view(leaf.dtype).reshape(len(rows), *leaf.shape)  # which may be empty
 
     return [None if x.variable else column(x) for x in layout.leaves]
 

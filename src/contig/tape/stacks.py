@@ -106,6 +106,8 @@ def placed(layout: Layout, path: Path, stack: Stack | int) -> Stack:
         fitting = [x for x in fitting if x == stack]
     if not fitting:
         raise LayoutError(f"{what}, which has no axis of {frames} frames, first or last")
+    if leaf.nbytes == 0:
+        raise LayoutError(f"{what}, which has no elements, so none to store once; leave it out")
     return fitting[0]
 
 

@@ -147,3 +147,25 @@ def test_shards(tmp_path: Path) -> None:
     with LazyTensorStorage(CAPACITY) as storage:
         load_shard(storage, sampler, paths[1])
         assert frames_of(storage) == 4 and len(storage) == 80
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4)])
+def test_leaves_without_elements(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """What an env that shows nothing has beside others: rows are looked at for stacks all the same
+    when a checkpoint is taken in."""
+    rnd = np.random.default_rng(3)
+    env = Steady(Form(frames=4, image=True), 1, rnd)
+    empty = {"empty": np.zeros((50, *shape), np.float32)}
+    rows = stacked([env.row(i % 9 == 8) for i in range(50)])
+    rows = {**rows, **empty, "next": {**rows["next"], **empty}}
+    with LazyTensorStorage(CAPACITY) as storage:
+        buffer = ReplayBuffer(storage)
+        buffer.extend(rows)
+        buffer.save(tmp_path / "a")
+        written = rows_of(storage)
+    for make in (LazyTensorStorage, SharedStorage):
+        for options in ({}, {"share_next": True, "stack": {}}, {"share_next": False}):
+            with make(CAPACITY, **options) as other:
+                ReplayBuffer(other).load(tmp_path / "a")
+                assert rows_of(other) == written
+                assert frames_of(other) == (4 if not options else min(len(options) - 1, 1))
