@@ -203,6 +203,8 @@ class Gatherer {
       if (place.column >= sizes_.size() || p[2] != sizes_[place.column])
         throw std::invalid_argument("Gatherer: a leaf without a column of its size");
       check_place(place.offset, place.bytes, tape_.tape.record_size(), "Gatherer");
+      // The place of a leaf without elements is also that of the leaf behind it.
+      if (place.bytes == 0) continue;
       if (slots_.take(tape_.tape, place.column, place.offset, of_last)) continue;
       place.offset = tape_.tape.form().stored(place.offset);
       out.push_back(place);

@@ -121,10 +121,13 @@ void View::follow(const int64_t* seqs, size_t n, uint64_t length, Slices* out) c
     const size_t count = std::min(kTogether, n - at);
     const bool any = length > 1 && at_.index_tail < seen_head_;
     if (any) find_runs(seqs + at, count, length, numbers, ends);
+    // Where a run is gone meanwhile, another may have its place: the end that was read may then be
+    // neither's, of rows that the gather finds in order.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    const uint64_t kept = tape_.header().index_tail.load(std::memory_order_relaxed);
     for (size_t i = 0; i < count; ++i) {
-      // If it is gone meanwhile, the gather will say so, and with it all that the run said.
       const auto seq = static_cast<uint64_t>(seqs[at + i]);
-      if (any && seq + length <= std::min(ends[i], at_.head)) {
+      if (any && numbers[i] >= kept && seq + length <= std::min(ends[i], at_.head)) {
         for (uint64_t k = 0; k < length; ++k) out->seqs.push_back(static_cast<int64_t>(seq + k));
         out->lengths.push_back(static_cast<int64_t>(length));
         continue;

@@ -78,7 +78,6 @@ class Fold(NamedTuple):
             for x in self.stored.leaves
             if x.path in self.not_first
             and x.path[:1] == NEXT
-            and x.nbytes  # else its place is also that of the leaf behind it
             and x.path != REWARD
             and not x.variable
         ]

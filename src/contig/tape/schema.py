@@ -124,7 +124,7 @@ class Schema:
         if found is None:
             leaves = [self.layout.by_path[path] for path in paths]
             sizes = np.array([leaf.nbytes for leaf in leaves], np.int64)
-            places = [(i, x.offset, x.nbytes) for i, x in enumerate(leaves) if x.nbytes]
+            places = [(i, leaf.offset, leaf.nbytes) for i, leaf in enumerate(leaves)]
             gatherer = _native.Gatherer(tape, sizes, np.array(places, np.int64).ravel(), -1)
             found = self._some[paths] = gatherer
         return found
@@ -142,11 +142,8 @@ class Schema:
         # What is made of stored leaves below `next` is not added, it is those leaves.
         added = frozenset(x.path for x in (*new, *replaced) if x in new or x.path[0] != "next")
         kept = [(m, x) for m, x in zip(moved, self.layout.leaves) if x.path not in added]
-        # The place of a leaf without elements is also that of the leaf behind it.
         stored = [
-            (m, x.offset, x.nbytes)
-            for m, x in kept
-            if x.path not in not_copied and not x.variable and x.nbytes
+            (m, x.offset, x.nbytes) for m, x in kept if x.path not in not_copied and not x.variable
         ]
         blobs = [(m, x.offset, x.stored_element_bytes) for m, x in kept if x.ragged]
         coded = [Coded(x, m, x.path in not_copied) for m, x in kept if x.codec is not None]
