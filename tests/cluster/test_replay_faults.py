@@ -22,6 +22,7 @@ from contig import (
     ServerError,
     SliceSampler,
 )
+from contig.cluster.client import ShardProducer
 
 from .rows import OF_PRODUCER, OF_TRAJECTORY, trajectory
 
@@ -283,3 +284,34 @@ def test_no_shard_left(cluster: Any) -> None:
             buffer._fleet.install([None])
             with pytest.raises(ServerError, match="all 1 shards were lost"):
                 buffer.sample()
+
+
+def test_a_shard_that_is_slow_is_not_lost(
+    cluster: Any, until: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who connects to one that does not answer asks it again: no other one will take its place."""
+    asked = threading.Event()
+    moves = ShardProducer._moves
+
+    def noted(self: ShardProducer, lost: Any, wait_s: float) -> bool:
+        asked.set()
+        return moves(self, lost, wait_s)
+
+    monkeypatch.setattr(ShardProducer, "_moves", noted)
+    with RayReplayBuffer(1, lambda _: DiskStorage(tmp_path / "shard", 1000), seed=0) as buffer:
+        pid = ray.get(buffer._fleet.sources[0].place.actor.pid.remote())
+        with buffer.client().connect() as producer:
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                writing = threading.Thread(
+                    target=producer.extend_trajectory,
+                    args=(trajectory(1, 0, STEPS),),
+                    kwargs={"terminated": True},
+                )
+                writing.start()
+                until(asked.is_set, "nobody looked for another shard")
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            writing.join(60)
+            producer.flush(60)
+        assert len(buffer) == STEPS and buffer.stats().shards_lost == 0

@@ -325,6 +325,10 @@ class ModelTape:
             keep_from = max(keep_from, min((s for s in young if s >= self.tail), default=self.head))
         self._keep_from(keep_from)
 
+    def commit(self) -> None:
+        """What the capacity has no room for goes with whatever is written, rows or not."""
+        self._keep_from(self.tail)
+
     def _keep_from(self, seq: int) -> None:
         self.tail = self.kept_tail = seq
         self._kept = {s: place for s, place in self._kept.items() if s >= seq}

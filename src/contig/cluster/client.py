@@ -15,6 +15,7 @@ Either way nothing is there twice, and a trajectory is there whole or not at all
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +33,10 @@ from .listening import LEAVE_S, answer
 from .place import Place
 
 __all__ = ["ShardClient", "ShardProducer"]
+
+# A shard that does not answer may be lost or slow: how long for another one before it is asked
+# again.
+_OTHER_S = 2.0
 
 
 class ShardClient:
@@ -130,7 +135,8 @@ class ShardProducer:
                     # Its check came before the append: nothing was appended.
                     self._orphans = client.open_trajectories
                     self._drop_client()
-                    self._find_again(self._place)
+                    if not self._moves(lost := self._place, self._wait_s):
+                        raise self._lost(lost) from None
                     continue
                 if isinstance(client, SharedClient):
                     self._made += 1
@@ -140,6 +146,7 @@ class ShardProducer:
         """The client, made when the first row says what rows are."""
         if self._closed:
             raise ClosedError("this producer is closed")
+        until = time.monotonic() + self._wait_s
         while self._client is None:
             place = self._place
             try:
@@ -147,8 +154,10 @@ class ShardProducer:
                     self._client = self._shared_client(place)
                 else:
                     self._client = self._tcp_client(place, data, batch_ndim)
-            except ConnectionError:  # it was lost before we came
-                self._find_again(place)
+            except ConnectionError as error:  # it was lost before we came, or is only slow
+                left = until - time.monotonic()
+                if not self._moves(place, min(left, _OTHER_S)) and left <= _OTHER_S:
+                    raise self._lost(place) from error
         return self._client
 
     def _shared_client(self, place: Place) -> SharedClient:
@@ -178,18 +187,21 @@ class ShardProducer:
         if client is not None:
             client.close()
 
-    def _find_again(self, lost: Place) -> None:
-        """Waits for what takes a lost shard's place, unless that is known already."""
+    def _moves(self, lost: Place, wait_s: float) -> bool:
+        """Whether a lost shard's place was taken by now, or is in time."""
         if self._place.life > lost.life:
-            return
-        wait = self._directory.successor.remote(lost.slot, lost.life, self._wait_s)
+            return True
+        wait = self._directory.successor.remote(lost.slot, lost.life, max(wait_s, 0.0))
         found: Place | None = ray.get(wait)
-        if found is None:
-            raise ConnectionClosedError(
-                f"shard {lost.slot} on node {lost.node} was lost, and none took its place within "
-                f"{self._wait_s} s"
-            )
-        self._place = found
+        if found is not None:
+            self._place = found
+        return found is not None
+
+    def _lost(self, place: Place) -> ConnectionClosedError:
+        return ConnectionClosedError(
+            f"shard {place.slot} on node {place.node} was lost, and none took its place within "
+            f"{self._wait_s} s"
+        )
 
     def _watch(self) -> None:
         """Follows the shard when it comes back elsewhere, while its client waits for it."""

@@ -32,8 +32,8 @@ FIELDS = {"task": np.int32(0), "judge": {"score": np.float64(0), "votes": np.zer
 
 
 def make(path: Path, **options: Any) -> DiskStorage:
-    options = {"example": stored.example(), "fields": FIELDS, **options}
-    return DiskStorage(path, 64, rows_per_extent=stored.EXTENT, **options)
+    options = {"capacity": 64, "example": stored.example(), "fields": FIELDS, **options}
+    return DiskStorage(path, rows_per_extent=stored.EXTENT, **options)
 
 
 def value(number: int) -> dict[str, Any]:
@@ -397,3 +397,20 @@ def test_an_index_that_was_left_without_a_layout(tmp_path: Path, first: bool) ->
     with DiskStorage(tmp_path, 64) as storage:
         assert stored.contents(storage)[1].all()
         assert first or numbers(storage) == {0: 6}
+
+
+@pytest.mark.parametrize("write", ("rows", "fields", "nothing"))
+def test_what_a_smaller_capacity_has_no_room_for(tmp_path: Path, write: str) -> None:
+    """It is not shown, and gone for good as soon as anything is written."""
+    with make(tmp_path) as storage:
+        fill(storage, 10)
+        rows = len(storage)
+    with make(tmp_path, capacity=rows // 2) as storage:
+        assert len(storage) == rows // 2
+        if write == "rows":
+            fill(storage, 1, 10)
+        elif write == "fields":
+            last = storage.episodes()["id"][-1:]
+            assert storage.set_fields(last, value(77)) == 1
+    with make(tmp_path) as storage:
+        assert (len(storage) == rows) == (write == "nothing")

@@ -137,6 +137,8 @@ class FullStorages(Storages):
         newest = max(there, default=0)
         ids = sorted({newest - n for n in picked if newest >= n})
         assert self.storage.set_fields(ids, given) == sum(id in there for id in ids)
+        if any(id in there for id in ids):
+            self.model.commit()
         for id in ids:
             if id in there:
                 there[id].of.fields = over(there[id].of.fields, given)
