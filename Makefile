@@ -98,7 +98,7 @@ suites: $(INSTALL)  ## Run the own tests of stable-baselines3, and of RSL_RL=che
 	  else echo "rsl_rl's own tests are in no package: give RSL_RL=path/to/rsl_rl, a checkout"; fi
 
 # Two processes share the tests one by one: the longest are of one file.
-soak: $(INSTALL)  ## Run the long randomised tests (some 45 minutes on 2 cores)
+soak: $(INSTALL)  ## Run the long randomised tests (some 90 minutes on 2 cores)
 	$(BIN)/python -m pytest -m soak --timeout=0 -n 2 --dist load --max-worker-restart 0 --durations=12 $(PYTEST_ARGS)
 
 lint: $(INSTALL)  ## Run ruff, mypy, import-linter and clang-format, changing nothing
