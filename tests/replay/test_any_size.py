@@ -34,6 +34,7 @@ from contig import (
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
+    Storage,
     WindowSampler,
 )
 from tests.reference.any_size import EXAMPLE, Ring, Row, check, columns
@@ -56,11 +57,15 @@ lengths = st.one_of(st.just(0), st.integers(0, 4), st.integers(0, 40))
 
 
 class Buffers(RuleBasedStateMachine):
+    @staticmethod
+    def storage_of(capacity: int, ring: int, example: Any = None) -> Storage:
+        return LazyTensorStorage(capacity, example=example, blob_bytes=ring)
+
     @initialize(capacity=st.integers(1, 12), ring=st.integers(1, 150))
     def start(self, capacity: int, ring: int) -> None:
         self.model = Ring(capacity, ring)
-        self.storage = LazyTensorStorage(capacity, example=EXAMPLE, blob_bytes=ring)
-        self.buffer = ReplayBuffer(self.storage, seed=0)
+        self.storage = self.storage_of(capacity, ring, EXAMPLE)
+        self.buffer = ReplayBuffer(self.storage, seed=0, output="numpy")
         self.known: dict[int, Row] = {}
 
     def make(self, sizes: list[tuple[int, int, int]], done: bool) -> list[Row]:
@@ -117,7 +122,7 @@ class Buffers(RuleBasedStateMachine):
     @precondition(lambda self: self.model.there())
     @rule(name=st.sampled_from(sorted(SAMPLERS)), n=st.sampled_from([6, 12]))
     def sample(self, name: str, n: int) -> None:
-        buffer = ReplayBuffer(self.storage, SAMPLERS[name](), seed=n)
+        buffer = ReplayBuffer(self.storage, SAMPLERS[name](), seed=n, output="numpy")
         there = {row.uid for row in self.model.there()}
         for _ in range(1 if name in ("newest", "oldest") else 2):  # which deliver a row once
             batch = buffer.sample(n)
@@ -128,7 +133,7 @@ class Buffers(RuleBasedStateMachine):
     @rule(n=st.integers(1, 4))
     def n_steps(self, n: int) -> None:
         """Leaves at the root are of the first row of each group, those below next of its last."""
-        buffer = ReplayBuffer(self.storage, NStepSampler(n, 0.5), seed=n)
+        buffer = ReplayBuffer(self.storage, NStepSampler(n, 0.5), seed=n, output="numpy")
         batch = buffer.sample(8)
         rows = self.model.rows
         last = batch["index"] + batch["steps_to_next_obs"] - 1
@@ -143,11 +148,11 @@ class Buffers(RuleBasedStateMachine):
             return
         with tempfile.TemporaryDirectory() as folder:
             self.buffer.save(Path(folder) / "saved")
-            other = ReplayBuffer(
-                LazyTensorStorage(self.model.capacity, blob_bytes=self.model.ring), seed=1
-            )
-            other.load(Path(folder) / "saved")
-            assert check(other[:], self.known) == [row.uid for row in self.model.there()]
+            for make in (self.storage_of, Buffers.storage_of):
+                with make(self.model.capacity, self.model.ring) as storage:
+                    other = ReplayBuffer(storage, seed=1, output="numpy")
+                    other.load(Path(folder) / "saved")
+                    assert check(other[:], self.known) == [row.uid for row in self.model.there()]
             # In place of what is there: rows keep their seqs.
             self.buffer.load(Path(folder) / "saved")
 

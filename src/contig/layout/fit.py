@@ -15,7 +15,7 @@ from .fit_encoded import check_shape, fit_encoded
 from .fit_ragged import fit_ragged, is_column
 from .leaf import FIXED, Leaf
 
-__all__ = ["difference", "find_leaves", "fit_arrays"]
+__all__ = ["agreed_dims", "difference", "find_leaves", "fit_arrays"]
 
 _BOOL = np.dtype(bool)
 
@@ -130,13 +130,18 @@ def fit_arrays(
             if array.dtype is not leaf.dtype or array.dtype is _BOOL:
                 array = cast(array, leaf.dtype, leaf.path)
             out[-1] = np.ascontiguousarray(array)
-    return out, _agreed(batch, first, flat)
+    return out, agreed_dims(batch, first, flat)
 
 
-def _agreed(
+def agreed_dims(
     batch: tuple[int, ...] | None, first: Path, flat: list[tuple[Path, int]]
 ) -> tuple[int, ...]:
-    """The batch dims, if flat columns have as many rows as they say."""
+    """The batch dims of columns, if flat ones have as many rows as they say.
+
+    Args:
+        batch: of those that have some, the `first` for one; None: there are none.
+        flat: paths of the others, and how many rows they have.
+    """
     if batch is None:  # there are flat columns only
         first, rows = flat[0]
         batch = (rows,)

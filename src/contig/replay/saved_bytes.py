@@ -45,8 +45,9 @@ def save_bytes(
 
 def _bounds(storage: Storage, head: int, tails: list[int]) -> tuple[int, int]:
     """Positions of the bytes of rows that are still there."""
-    assert storage.layout is not None
-    places = RecordPlaces(storage.layout.record_size, storage.layout.blob_offsets)
+    records_are = storage.records
+    assert records_are is not None
+    places = RecordPlaces(records_are.record_size, records_are.blob_offsets)
     while max(tails) < head:
         ends = np.array([max(tails), head - 1], np.int64)
         records = np.empty(2 * places.record_size, np.uint8)

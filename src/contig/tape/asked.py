@@ -21,7 +21,7 @@ from .schema import Schema, row_layout
 from .sharing import Sharing, paying, settled
 from .stacks import Stack, Stacks
 
-__all__ = ["Asked", "encoded_bytes"]
+__all__ = ["Asked", "check_bytes", "encoded_bytes"]
 
 _LEAST_RING = 256 << 20
 
@@ -65,6 +65,16 @@ class Asked:
         sharing = Sharing.of(completed, self.share_next, self._stacks(layout), codec)
         return Schema(completed, *self.keys, fields or self.fields, sharing)
 
+    def row_of(self, tree: Any, batch_ndim: int) -> tuple[Layout, int]:
+        """The layout of a row of data with up to so many batch dims, encoded where it is asked for;
+        and how many dims it has.
+
+        Raises:
+            LayoutError: some leaf has none, and there should be one.
+        """
+        row, ndim = row_layout(tree, batch_ndim)
+        return coded_row(row, self._row_codecs(row), tree, ndim), ndim
+
     def row(
         self, tree: Any, batch_ndim: int, capacity: int, end: End | None = None
     ) -> tuple[Layout, Asked]:
@@ -79,11 +89,10 @@ class Asked:
         Raises:
             LayoutError, ValueError: data that would be refused: it must not fix the layout.
         """
-        row, ndim = row_layout(tree, batch_ndim)
-        row = coded_row(row, self._row_codecs(row), tree, ndim)
+        row, ndim = self.row_of(tree, batch_ndim)
         schema = Schema(complete_flags(row), *self.keys)
         columns, batch = schema.layout.columns(tree, ndim, schema.flag_paths)
-        _check_bytes(schema.layout, columns, self.ring(capacity, schema.layout))
+        check_bytes(schema.layout, columns, self.ring(capacity, schema.layout))
         if end is not None and batch[0]:
             end_rows(schema, list(columns), batch[0], end)
         fill_flags(schema.layout, schema.boundaries.flags, columns)
@@ -196,7 +205,7 @@ def _stacks_from(data: Any) -> Stacks | None:
     return {tuple(p): Stack(*x) if isinstance(x, (list, tuple)) else int(x) for p, x in data}
 
 
-def _check_bytes(layout: Layout, columns: Sequence[Any], ring: int) -> None:
+def check_bytes(layout: Layout, columns: Sequence[Any], ring: int) -> None:
     """Raises ValueError if a row has more bytes in leaves of any size than a ring has room for, as
     an append would."""
     sizes = {

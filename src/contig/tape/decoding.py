@@ -223,7 +223,7 @@ def stored_bytes(storage: Any, key: Any, seqs: Any) -> Blob:
         IndexError: some rows are not stored, or not any more.
     """
     path = as_path(key)
-    leaf = storage.layout.by_path.get(path)
+    leaf = storage.records.by_path.get(path)
     if leaf is None or leaf.codec is None:
         raise KeyError(f"no leaf {show_path(path)} with a codec whose rows are encoded one by one")
     rows = whole_numbers("rows by seq", np.atleast_1d(np.asarray(seqs)))

@@ -72,6 +72,11 @@ class DescribedTape:
         return None if schema is None else schema.layout
 
     @property
+    def records(self) -> Layout | None:
+        """What the records of its tape are: `layout`, unless some leaves of rows are elsewhere."""
+        return self.layout
+
+    @property
     def codecs(self) -> Codecs:
         """Codecs by the paths of their leaves."""
         schema = self.schema
@@ -175,7 +180,14 @@ class DescribedTape:
                 published = self._announce(mine)
                 self._load(mine if published else None)
         assert self._schema is not None
-        theirs = self._schema.layout
+        self._check_same(self._schema, mine, layout)
+        return self._schema
+
+    @staticmethod
+    def _check_same(there: Schema, mine: Schema, layout: Layout) -> None:
+        """Raises LayoutError if rows of a layout, with what was asked for, differ from those that
+        are there."""
+        theirs = there.layout
         # Who does not ask for codecs takes those that are there; what was asked is checked already.
         encoded = [x for x in layout.leaves if x.codec is not None]
         if mine.layout.decoded != theirs.decoded or any(
@@ -184,8 +196,7 @@ class DescribedTape:
             raise LayoutError(
                 "this storage already holds another layout:\n" + theirs.diff(mine.layout)
             )
-        check_fields(self._schema.fields, mine.fields)
-        return self._schema
+        check_fields(there.fields, mine.fields)
 
     def _announce(self, schema: Schema) -> bool:
         """Fixes the layout for every process; False: somebody else did."""

@@ -87,7 +87,7 @@ def _stacked(rows: Any, schema: Schema | None, as_rows: AsRows | None) -> Any:
             column.append(leaf)
     any_size = {} if schema is None else {x.path for x in schema.layout.leaves if x.ragged}
     if any_size:
-        return _stacked_any_size(columns, paths, structure, any_size, trees[0][1])
+        return _stacked_any_size(columns, paths, structure, any_size, trees[0][1], as_rows)
     columns = [_of_one_kind(column, as_rows is not None) for column in columns]
     for path, column in zip(paths, columns):
         odd_one = next((i for i, x in enumerate(column) if x.shape != column[0].shape), None)
@@ -96,7 +96,7 @@ def _stacked(rows: Any, schema: Schema | None, as_rows: AsRows | None) -> Any:
                 f"{show_path(path)}: shape {list(column[odd_one].shape)} in row {odd_one} of the "
                 f"list, {list(column[0].shape)} in row 0"
             )
-    each = (stacked(c) if is_tensor(c[0]) else np.stack(c) for c in columns)
+    each = (_stack(column) for column in columns)
     return (as_rows or Batch.from_tree)(unflatten(structure, each), 1 + len(trees[0][1]))
 
 
@@ -108,12 +108,17 @@ def _of_one_kind(column: list[Any], tensors: bool) -> list[Any]:
     return [as_array(leaf) for leaf in column]
 
 
+def _stack(column: list[Any]) -> Any:
+    return stacked(column) if is_tensor(column[0]) else np.stack(column)
+
+
 def _stacked_any_size(
     columns: list[list[Any]],
     paths: list[Path],
     structure: Structure,
     any_size: Collection[Path],
     shape: tuple[int, ...],
+    as_rows: AsRows | None,
 ) -> Any:
     """The same of rows with leaves of any size: a tree, whose columns of those are lists."""
     if shape:
@@ -126,7 +131,7 @@ def _stacked_any_size(
         if path in any_size:
             out.append([x[0] if isinstance(x, Ragged) else x for x in column])
         else:
-            out.append(np.stack([as_array(x) for x in column]))
+            out.append(_stack(_of_one_kind(column, as_rows is not None)))
     return unflatten(structure, iter(out))
 
 

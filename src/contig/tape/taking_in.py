@@ -17,7 +17,7 @@ from .schema import Schema
 from .sharing import Sharing
 from .snapshot import Rows, Snapshot
 
-__all__ = ["asked_for", "put_rows", "rows_for"]
+__all__ = ["asked_for", "check_records", "put_rows", "rows_for"]
 
 
 def asked_for(asked: Asked, layout: Layout, contents: Snapshot) -> Asked:
@@ -40,16 +40,21 @@ def rows_for(contents: Snapshot, schema: Schema) -> Compact | Packed:
     """
     rows, span = contents.rows, (contents.tail, contents.head)
     sharing = _uncoded(schema.sharing) or _uncoded(rows.sharing)
-    if rows.record_size != schema.layout.record_size:
-        raise ValueError(
-            f"rows of {rows.record_size} bytes, and the storage's have "
-            f"{schema.layout.record_size}: with the same leaves, they have other codecs"
-        )
+    check_records(rows, schema)
     if sharing is not None and isinstance(rows, CompactRows) and _uncoded(rows.sharing) == sharing:
         return rows.compact(*span)
     if sharing is None or (rows.mapped and rows.places is None):
         return _whole(rows, *span)
     return compacted(contents, schema.layout, sharing)
+
+
+def check_records(rows: Rows, schema: Schema) -> None:
+    """Raises ValueError if rows of a checkpoint are not as a schema's."""
+    if rows.record_size != schema.layout.record_size:
+        raise ValueError(
+            f"rows of {rows.record_size} bytes, and the storage's have "
+            f"{schema.layout.record_size}: with the same leaves, they have other codecs"
+        )
 
 
 def _whole(rows: Rows, first: int, last: int) -> Packed:

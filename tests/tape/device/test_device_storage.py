@@ -433,7 +433,7 @@ def test_rows_whose_write_failed_are_never_drawn(monkeypatch):
 
 
 def test_options_that_it_does_not_have():
-    for name, value in {"codecs": {"x": "zstd"}, "share_next": True, "stack": {"x": 4}}.items():
+    for name, value in {"share_next": True, "stack": {"x": 4}}.items():
         with pytest.raises(TypeError, match=f"{name}= is for storages in host memory.*Lazy"):
             DeviceStorage(10, "cpu", **{name: value})
     with pytest.raises(TypeError, match="no argument nonsense="):

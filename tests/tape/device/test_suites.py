@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 import contig
-from contig.layout import Layout
 from contig.tape.device.writer import DeviceWriter
-from contig.testing import SamplerSuite, StorageSuite, row
-from contig.testing.any_size import EXAMPLE
+from contig.testing import SamplerSuite, StorageSuite
 from tests.sample import test_suites as host
 
 torch = pytest.importorskip("torch")
@@ -19,7 +17,6 @@ torch = pytest.importorskip("torch")
 
 class TestDeviceStorage(StorageSuite):
     passes_to_processes = False
-    takes_any_size = False
 
     def make_storage(
         self, capacity: int, *, ndim: int = 1, example: Any = None, fields: Any = None
@@ -59,14 +56,6 @@ class TestLateDeviceStorage(TestDeviceStorage):
 class _OnDevice:
     def make_storage(self, capacity: int) -> contig.Storage:
         return contig.DeviceStorage(capacity, "cpu")
-
-    def test_bytes_of_a_buffers_rows(self) -> None:
-        """Leaves of any size are refused, and say so."""
-        with self.make_storage(5) as storage:
-            with pytest.raises(contig.LayoutError, match='"image".*fixed size'):
-                storage.publish(Layout(EXAMPLE))
-            assert storage.layout is None
-            storage.publish(Layout(row(0, 0)))
 
 
 # Every suite of a sampler that there is for storages in host memory.

@@ -1,7 +1,7 @@
 """DeviceRows: a batch of which most leaves are on a device.
 
-    marks     what says where trajectories begin and end, rewards, and what a sampler added: columns
-              of a block in host memory, as in any batch
+    marks     what says where trajectories begin and end, rewards, leaves of any size, and what a
+              sampler added: columns of a block in host memory, as in any batch
     others    tensors, views of the records that were gathered on the device
 
 Samplers write their marks into the block; then all of it goes to the device in one copy.
@@ -27,16 +27,16 @@ from ...convert import (
     plain_tree,
     put_rows,
     to_tensordict,
-    to_torch_all,
     torch_dtype,
 )
 from ...errors import LayoutError
-from ...forms import block_tensors, is_rows, named_tensors
-from ...layout import Layout, RaggedBlock, ShapeDtype, spec_of_column
+from ...forms import block_tensors, is_rows, named_tensors, torch_columns
+from ...layout import Layout, RaggedBlock, ShapeDtype, is_column, spec_of_column
+from ...ragged import Blob, Ragged
 from ...tree import Path, as_path, flatten, nested, show_path, unflatten
 from .fitting import HIDDEN
 
-__all__ = ["DeviceRows"]
+__all__ = ["DeviceRows", "moved_column"]
 
 Array = np.ndarray[Any, Any]
 
@@ -56,8 +56,9 @@ class _Late(NamedTuple):
 
 
 class DeviceRows(Batch):
-    """A batch with leaves on a device: ``batch["observation"]`` is a tensor of it, and marks are
-    arrays. `to` and `torch` give everything as tensors of the device, `numpy` everything as arrays.
+    """A batch with leaves on a device: ``batch["observation"]`` is a tensor of it, marks are
+    arrays, and leaves of any size are as in any batch. `to` and `torch` give everything as tensors
+    of the device, `numpy` everything as arrays.
 
     Args:
         marks: the batch of those in host memory.
@@ -97,20 +98,35 @@ class DeviceRows(Batch):
         """Data ``[*batch, ...]`` as it is: what is on the device stays there, what is in host
         memory too."""
         tree, shape = plain_tree(tree)
-        paths, leaves, _ = flatten(tree)
+        paths, leaves, _ = flatten(tree, is_column)
         batch_ndim = batch_ndim if shape is None else len(shape)
         layout = Layout.of_rows(tree).row(batch_ndim)
-        there, here = {}, {}
+        there: dict[Path, Any] = {}
+        here: dict[Path, Any] = {}
         for path, leaf in zip(paths, leaves):
             if is_tensor(leaf) and (leaf.device == device or leaf.device.type != "cpu"):
                 there[path] = leaf.detach().to(device)
             else:
-                here[path] = as_array(leaf, path)
-        dims = tuple(np.shape(leaves[0])[:batch_ndim])
-        marks = Batch.empty(Layout(nested({HIDDEN: np.uint8(0)})), dims)
-        if here:
+                here[path] = leaf if layout.by_path[path].ragged else as_array(leaf, path)
+        if not here:
+            dims = tuple(np.shape(leaves[0])[:batch_ndim])
+            marks = Batch.empty(Layout(nested({HIDDEN: np.uint8(0)})), dims)
+        else:
             marks = Batch.from_tree(nested(here), batch_ndim)
         return DeviceRows(marks, layout, there, device)
+
+    def sent(self, paths: Collection[Path]) -> DeviceRows:
+        """The same with some arrays of a fixed shape on the device, too."""
+        if not paths:
+            return self
+        mine = self._layout
+        column = self._marks()._leaf
+        tensors = {p: moved_column(column(mine.number[p]), self.device) for p in paths}
+        left = [x for x in mine.leaves if x.path not in tensors]
+        layout = Layout.of(mine.structure.without(frozenset(paths)), [x.spec for x in left])
+        marks = Batch.of(layout, self._shape, [column(mine.number[x.path]) for x in left])
+        marks._extras = self._extras
+        return self._like(marks, self._all, {**self._there, **tensors})
 
     # -- access -------------------------------------------------------------------------------
 
@@ -135,8 +151,8 @@ class DeviceRows(Batch):
     def keys(self) -> Any:
         return iter(self._all.by_path)
 
-    def _mark(self, path: Path) -> Array:
-        column: Array = super()._leaf(self._layout.number[path])
+    def _mark(self, path: Path) -> Any:
+        column: Any = super()._leaf(self._layout.number[path])
         late = [x for x in self._late if x.path == path]
         if late:  # somebody looks at what was made on the device: now it has to come over
             self._late = [x for x in self._late if x.path != path]
@@ -180,7 +196,7 @@ class DeviceRows(Batch):
         """All columns as arrays of the host."""
         return [self._host(path) for path in self._all.by_path]
 
-    def _host(self, path: Path) -> Array:
+    def _host(self, path: Path) -> Any:
         if path not in self._there:
             return self._mark(path)
         return as_array(self._on_this_stream()[path])
@@ -205,7 +221,7 @@ class DeviceRows(Batch):
         if where != self.device and "cpu" in (where.type, self.device.type):
             return self.host()._tensors(where, pin)
         if self.device.type == "cpu":
-            marks = to_torch_all(super()._leaves())
+            marks = torch_columns(super()._leaves(), not self._layout.ragged)
         else:
             marks = block_tensors(self._ragged, moved(self.block, self.device), self._shape)
         found = dict(zip(self._layout.by_path, marks))
@@ -214,16 +230,16 @@ class DeviceRows(Batch):
             flat = column.view((self._rows, *column.shape[len(self._shape) :]))
             put_rows(flat, places.on(self.device), values.tensor())
         found.update(self._on_this_stream())
-        return [found[path].to(where) for path in self._all.by_path]
+        columns = [found[path] for path in self._all.by_path]
+        return [x if isinstance(x, Blob) else x.to(where) for x in columns]  # bytes are no tensors
 
     def to_tensordict(self, device: Any = None) -> Any:
         if self._all.structure.kind != "dict":
             raise LayoutError("only a batch whose tree is a mapping can become a TensorDict")
         whole = RaggedBlock(self._all, self._columns, self._block)
         flat = named_tensors(whole, self._tensors(device), self._shape)
-        return to_tensordict(
-            flat, self._shape, self.device if device is None else device_of(device)
-        )
+        where = self.device if device is None else device_of(device)
+        return to_tensordict(flat, self._shape, where, checked=not self._all.ragged)
 
     def jax(self, copy: bool = True) -> Any:
         return self.host().jax(copy)
@@ -274,7 +290,11 @@ class DeviceRows(Batch):
             for path, value in given.items()
             if is_tensor(value) and value.device == self.device
         }
-        here = {path: as_array(value) for path, value in given.items() if path not in there}
+        here: dict[Any, Any] = {
+            path: value if isinstance(value, Ragged) else as_array(value)
+            for path, value in given.items()
+            if path not in there
+        }
         specs = [spec_of_column(_described(v), p, self._shape) for p, v in given.items()]
         layout, _ = self._all.with_leaves(specs)
         marks = self._marks().with_leaves(here, extra)
@@ -332,5 +352,5 @@ def moved_column(column: Array, device: Any) -> Any:
 def _described(column: Any) -> Any:
     """A column as a layout's specs take it."""
     if not is_tensor(column):
-        return as_array(column)
+        return column if isinstance(column, Ragged) else as_array(column)
     return ShapeDtype(tuple(column.shape), numpy_dtype(column.dtype))

@@ -1,6 +1,7 @@
 """DeviceStorage: rows on a torch device, the index of their runs in host memory.
 
-    tape on the host      marks of each row (flags, ids, rewards), the index, as in any storage
+    tape on the host      marks of each row (flags, ids, rewards), the index, as in any storage; and
+                          leaves of any size or with codecs, whose bytes are in its ring
     tensor on the device  everything else, one record for each row, at seq % capacity
 
 An append writes the marks to the tape and the rest to the tensor, under one lock; a gather reads
@@ -22,22 +23,25 @@ import numpy as np
 from ...arguments import whole
 from ...batch import Batch
 from ...convert import DeviceMemory, as_array, device_of
-from ...errors import ClosedError, EmptyBufferError, LayoutError
+from ...errors import ClosedError, EmptyBufferError
 from ...keys import STEPS
 from ...layout import Layout, as_bytes
 from ...tree import Path
-from ..asked import Asked
+from ..asked import Asked, check_bytes
 from ..boundaries import complete_flags, fill_flags
+from ..encoding import codecs_of
 from ..ending import End, end_rows
-from ..fields import check_fields, fields_layout
+from ..fields import fields_layout
 from ..folding import ExtraLeaf, FoldedSteps, Recipe, fold_of
 from ..memory import new_tape
-from ..schema import Schema, Wide, row_layout
+from ..schema import Schema, Wide
 from ..segment import Segment
 from ..snapshot import Snapshot
 from ..storage import Storage
-from .fitting import Parts, check_leaves, fit, mark_paths
-from .rows import DeviceRows
+from ..taking_in import check_records
+from .fitting import Parts, Rows, check_leaves, fit, mark_paths
+from .rows import DeviceRows, moved_column
+from .taking_in import marks_of, others_of, put_leaf
 from .writer import DeviceWriter
 
 __all__ = ["DeviceStorage"]
@@ -53,12 +57,14 @@ class _Widened(NamedTuple):
         layout: of the whole batch.
         replaced: leaves of the device that a sampler's take the place of.
         looked_at: leaves of the device that a sampler changes: they come over.
+        decoded: leaves that are decoded on the host, and go to the device.
     """
 
     marks: Wide
     layout: Layout
     replaced: frozenset[Path]
     looked_at: tuple[Path, ...]
+    decoded: tuple[Path, ...]
 
 
 class DeviceStorage(Storage):
@@ -68,8 +74,11 @@ class DeviceStorage(Storage):
     trajectories needs (done flags, rewards, and ids and versions if rows have some) comes over once
     per append, in one copy. Samples are tensors of the device.
 
-    It belongs to its process. Leaves have a fixed size, and nothing is stored once: `codecs` and
-    `share_next` are for storages in host memory.
+    Leaves of any size, and leaves with codecs, are kept in host memory: what is given for them is
+    encoded there, on its way back it is decoded there and sent to the device with the sample.
+
+    It belongs to its process. Nothing is stored once: `share_next` and `stack` are for storages in
+    host memory.
 
     Args:
         capacity: rows to keep.
@@ -77,6 +86,7 @@ class DeviceStorage(Storage):
         ndim: batch dims of plain trees given to `extend`, the last of them time.
         example: one row; without it the first write fixes the layout.
         fields: an example of what each trajectory has besides its rows.
+        blob_bytes, codecs: as in LazyTensorStorage.
         late: `extend` and `add_step` do not wait for the device: their rows can be sampled one
             append later, and the seqs that are returned are those of the append before. `flush`,
             from the thread that writes or after it has ended, makes up for the last one.
@@ -102,6 +112,8 @@ class DeviceStorage(Storage):
         example: Any = None,
         fields: Any = None,
         *,
+        blob_bytes: int | None = None,
+        codecs: Any = None,
         late: bool = False,
         **others: Never,
     ) -> None:
@@ -122,7 +134,11 @@ class DeviceStorage(Storage):
         self._memory: DeviceMemory | None = None
         self._widened: dict[tuple[tuple[ExtraLeaf, ...], Recipe | None], _Widened] = {}
         asked = Asked(
-            fields=None if fields is None else fields_layout(fields), share_next=False, stack={}
+            fields=None if fields is None else fields_layout(fields),
+            blob_bytes=blob_bytes,
+            codecs=codecs_of(codecs),
+            share_next=False,
+            stack={},
         )
         ndim = whole("ndim", ndim, 1, "a number of batch dims")
         super().__init__(new_tape(capacity), ndim, example, asked)
@@ -137,6 +153,10 @@ class DeviceStorage(Storage):
     def marks(self) -> Schema | None:
         """What the tape's records are."""
         return self._schema
+
+    @property
+    def records(self) -> Layout | None:
+        return None if self._schema is None else self._schema.layout
 
     @property
     def parts(self) -> Parts:
@@ -154,12 +174,13 @@ class DeviceStorage(Storage):
     def define(
         self, tree: Any, batch_ndim: int, fields: Layout | None = None, end: End | None = None
     ) -> Schema:
-        row, ndim = row_layout(tree, batch_ndim)
+        row, ndim = self.asked.row_of(tree, batch_ndim)
         check_leaves(row)
         schema = Schema(complete_flags(row), *self.asked.keys)
         # Data that would be refused must not fix the layout.
         rows = fit(schema, self.device, tree, ndim, mark_paths(schema))
         given = rows.columns
+        self.check_bytes(schema.layout, rows)
         flags = [
             as_array(given[x.path]) if x.path in given and x.path in schema.flag_paths else None
             for x in schema.layout.leaves
@@ -168,6 +189,13 @@ class DeviceStorage(Storage):
             end_rows(schema, list(flags), rows.rows, end)
         fill_flags(schema.layout, schema.boundaries.flags, flags)
         return self.publish(row, fields)
+
+    def check_bytes(self, layout: Layout, rows: Rows) -> None:
+        """Raises ValueError if a row has more bytes in leaves of any size than there is room for,
+        as the append would."""
+        if layout.variable:
+            columns = [rows.columns.get(x.path) for x in layout.leaves]
+            check_bytes(layout, columns, self._ring_for(layout))
 
     def publish_like(self, rows: Batch, fields: Layout | None = None) -> Schema:
         return self.publish(rows.layout, fields)
@@ -185,11 +213,7 @@ class DeviceStorage(Storage):
                 self._announce(marks)
                 self._load(marks)
                 self._memory, self._parts, self._rows = memory, parts, mine
-        if mine.layout != self._rows.layout:
-            raise LayoutError(
-                "this storage already holds another layout:\n" + self._rows.layout.diff(mine.layout)
-            )
-        check_fields(self._rows.fields, mine.fields)
+        self._check_same(self._rows, mine, layout)
         return self._rows
 
     # -- writing ------------------------------------------------------------------------------
@@ -226,51 +250,31 @@ class DeviceStorage(Storage):
         layout: Layout | None,
         fields: Layout | None,
     ) -> None:
+        if contents.rows.places is not None:
+            contents = contents.fitting(self._ring_for(layout))
+        schema = self._rows
+        if schema is None:
+            assert layout is not None
+            schema = self.asked.schema(layout, fields)
+        # What can fail comes before a layout is fixed.
+        check_records(contents.rows, schema)
+        marks = marks_of(contents, schema.layout, Parts.of(schema))
         index = contents.numbered()
-        tail, head, rows = contents.tail, contents.head, contents.rows
         self.tape.prepare_restore(*index)
-        if self._rows is None:  # damaged rows are found before a layout is fixed
-            for span in rows.spans(tail, head):
-                rows.read(*span)
         if layout is not None:
-            self.publish(layout, fields)
-        marks = np.zeros((head - tail, self.parts.marks.record_size), np.uint8)
-        for first, last in rows.spans(tail, head):
-            self._copy_marks(rows.read(first, last), marks[first - tail : last - tail])
+            schema = self.publish(layout, fields)
+        tail, head, rows = contents.tail, contents.head, contents.rows
+        blobs = marks.blobs if self.parts.marks.variable else None
         with self.rows_lock:
             counts = (*index, contents.trajectories)
-            self.tape.restore(marks.reshape(-1), tail, head, *counts, contents.fields, None)
+            self.tape.restore(marks.records, tail, head, *counts, contents.fields, blobs)
             for writer in list(self.unsettled):  # what waits was written before this, too
                 writer.discard()
             for first, last in rows.spans(tail, head):
-                others = self._others_of(rows.read(first, last), last - first)
+                others = others_of(rows.read(first, last), schema.layout, self.parts)
                 self.memory.write(first, others, last - first, last - first)
             self.restored += 1
         self.tape.inserted, self.tape.sampled = limiter
-
-    def _copy_marks(self, records: Array, marks: Array) -> None:
-        """What is on the host of some rows."""
-        assert self._rows is not None
-        whole = self._rows.layout
-        records = records.reshape(len(marks), whole.record_size)
-        for leaf in self.parts.marks.leaves:
-            if leaf.path in whole.by_path:
-                part = _bytes_of(records, whole, leaf.path)
-                marks[:, leaf.offset : leaf.offset + leaf.nbytes] = part
-
-    def _others_of(self, records: Array, rows: int) -> dict[Path, Array]:
-        """What is on the device of them."""
-        assert self._rows is not None
-        whole = self._rows.layout
-        records = records.reshape(rows, whole.record_size)
-        return {
-            path: np.ascontiguousarray(_bytes_of(records, whole, path))
-            .view(place.dtype)
-            .reshape(rows, *place.shape)
-            if place.nbytes
-            else np.empty((rows, *place.shape), place.dtype)
-            for path, place in self.parts.others.items()
-        }
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -301,8 +305,14 @@ class DeviceStorage(Storage):
         for path in wide.looked_at:
             marks[path][...] = as_array(reading.leaves[path])
         there = {p: x for p, x in reading.leaves.items() if p not in wide.replaced}
+        if wide.marks.decoder is None:
+            batch = DeviceRows(marks, wide.layout, there, self.device, reading.arriving)
+            return batch, lost, damaged
+        lost = wide.marks.decoder.fill(marks, seqs, steps, lost, damaged, aside=aside)
+        if aside is not None:
+            self._undecodable.found(seqs[aside], int(self.tape.snapshot()[1]))
         batch = DeviceRows(marks, wide.layout, there, self.device, reading.arriving)
-        return batch, lost, damaged
+        return batch.sent(wide.decoded), lost, damaged
 
     def wide(self, extras: tuple[ExtraLeaf, ...], steps: FoldedSteps | None) -> Wide:
         raise TypeError(
@@ -336,37 +346,52 @@ class DeviceStorage(Storage):
             marks.wide(self.tape, mine) if recipe is None else marks.folded(self.tape, mine, recipe)
         )
         new = [x[:3] for x in extras if not (x.kept and x.path in known)]
-        layout, _ = rows.layout.with_leaves([*new, *(x[:3] for x in made)])
+        layout, _ = rows.layout.decoded.with_leaves([*new, *(x[:3] for x in made)])
         replaced = frozenset(p for p in others if p in gathers.layout.by_path)
         gathers = gathers._replace(extras=gathers.extras.difference(looked_at))
-        return _Widened(gathers, layout, replaced, looked_at)
+        replacing = {x.path for x in extras}
+        decoded = tuple(p for p in self.parts.coded if p not in replacing)
+        return _Widened(gathers, layout, replaced, looked_at, decoded)
 
     def read_columns(self, seqs: Array, paths: tuple[Path, ...]) -> tuple[list[Any], Array | None]:
         """Some leaves of rows by seq, marks as arrays and others as tensors; and a mask of the rows
         that were evicted meanwhile, or None."""
         assert self._schema is not None, "rows are known before they are read"
-        mine = tuple(p for p in paths if p not in self.parts.others)
-        with self.rows_lock:
-            marks, lost, _ = self._gathered_marks(seqs)
-            found = {p: self.memory.leaf(p, seqs) for p in paths if p in self.parts.others}
-        found.update({p: np.array(marks[p]) for p in mine})
-        return [found[p] for p in paths], (seqs < lost) if lost else None
-
-    def _gathered_marks(self, seqs: Array) -> tuple[Batch, int, Array | None]:
+        others = self.parts.others
         wide = self._wide_for((), None).marks
-        block, lost, damaged = wide.gatherer.gather(seqs)
-        return Batch(block, wide.layout, (len(seqs),), wide.extras), lost, damaged
+        with self.rows_lock:
+            block, lost, damaged = wide.gatherer.gather(seqs)
+            found = {p: self.memory.leaf(p, seqs) for p in paths if p in others}
+        marks = Batch(block, wide.layout, (len(seqs),), wide.extras)
+        gone = np.zeros(len(seqs), np.bool_)
+        if wide.decoder is not None and not self.parts.coded.isdisjoint(paths):
+            lost = wide.decoder.fill(marks, seqs, None, lost, damaged, aside=gone)
+        gone |= seqs < lost
+        for path in paths:
+            if path in self.parts.coded:
+                found[path] = moved_column(marks[path], self.device)
+            elif path not in others:
+                found[path] = marks[path]
+        return [found[p] for p in paths], gone if gone.any() else None
 
     def read_records(self, seqs: Array, out: Array) -> int:
-        batch, lost, _ = self._gathered(seqs, (), None)
-        assert self._rows is not None
-        layout = self._rows.layout
+        assert self._rows is not None and self._schema is not None
+        layout, marks = self._rows.layout, self.parts.marks
         records = out.reshape(len(seqs), layout.record_size)
         records[...] = 0
-        for leaf, column in zip(layout.leaves, batch._leaves()):
-            part = as_bytes(np.ascontiguousarray(column)).reshape(len(seqs), leaf.nbytes)
-            records[:, leaf.offset : leaf.offset + leaf.nbytes] = part
-        return int(lost)
+        there = np.empty((len(seqs), marks.record_size), np.uint8)
+        with self.rows_lock:
+            lost = int(self.tape.gather_records(seqs, there.reshape(-1)))
+            others = self.memory.gather(seqs).leaves
+        for leaf in marks.leaves:
+            if leaf.path in layout.by_path:
+                part = there[:, leaf.offset : leaf.offset + leaf.nbytes]
+                put_leaf(records, layout, leaf.path, part)
+        for path, tensor in others.items():
+            part = as_bytes(np.ascontiguousarray(as_array(tensor)))
+            part = part.reshape(len(seqs), self.parts.others[path].nbytes)
+            put_leaf(records, layout, path, part)
+        return lost
 
     @contextmanager
     def _lock_held(self) -> Iterator[None]:
@@ -407,14 +432,9 @@ class DeviceStorage(Storage):
 
 
 def _refused(name: str) -> str:
-    if name in ("codecs", "share_next", "stack", "blob_bytes"):
+    if name in ("share_next", "stack"):
         return (
             f"DeviceStorage: {name}= is for storages in host memory; on a device each row has all "
             "of its leaves, as they are. Leave it out, or use LazyTensorStorage"
         )
     return f"DeviceStorage has no argument {name}="
-
-
-def _bytes_of(records: Array, layout: Layout, path: Path) -> Array:
-    leaf = layout.by_path[path]
-    return records[:, leaf.offset : leaf.offset + leaf.nbytes]

@@ -12,7 +12,8 @@ from ..._native import Continue, Lanes
 from ...batch import Batch
 from ...convert import Arriving, DeviceMemory, Fetched, is_tensor, plain_tree
 from ...errors import LayoutError
-from ...layout import Layout
+from ...layout import Encoded, Layout
+from ...ragged import Ragged
 from ...tree import Path, nested
 from ..ending import End
 from ..env_step import EnvStep
@@ -65,6 +66,8 @@ class DeviceTape(Protocol):
     def define(
         self, tree: Any, batch_ndim: int, fields: Layout | None = None, end: End | None = None
     ) -> Schema: ...
+
+    def check_bytes(self, layout: Layout, rows: Rows) -> None: ...
 
     def native_writer(self, schema: Schema) -> Any: ...
 
@@ -251,6 +254,10 @@ class DeviceWriter(Writer):
     def _write_rows(self, rows: Rows, append: Append, at_once: bool = False) -> Array:
         storage = self._device_tape
         late = storage.late and not at_once
+        if late:  # an error that came later would be somebody else's
+            schema = storage.schema
+            assert schema is not None
+            storage.check_bytes(schema.layout, rows)
         marks = self._fetch_marks(rows, late)
         others = {path: rows.flat(path) for path in storage.parts.others}
         if not late:
@@ -285,7 +292,7 @@ class DeviceWriter(Writer):
             fetched = self._device_tape.memory.fetch([rows.columns[p] for p in there], late)
         here: dict[Path, Any] = {p: rows.columns[p] for p in paths if p not in there}
         if late:  # the caller may write to them before they are appended
-            here = {p: np.array(column) for p, column in here.items()}
+            here = {p: _copied(column) for p, column in here.items()}
         if HIDDEN in self._device_tape.parts.marks.by_path:
             here[HIDDEN] = np.zeros(rows.batch, np.uint8)
 
@@ -297,3 +304,9 @@ class DeviceWriter(Writer):
 
     def __reduce__(self) -> Any:
         raise TypeError("a DeviceStorage belongs to its process, and so do its writers")
+
+
+def _copied(column: Any) -> Any:
+    if isinstance(column, Encoded):  # made here
+        return column
+    return column[:] if isinstance(column, Ragged) else np.array(column)
