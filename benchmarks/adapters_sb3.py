@@ -2,7 +2,9 @@
 
 calls      add, sample, and an epoch of minibatches, on full buffers, taking turns: best of repeats
 memory     bytes that a full buffer holds: SB3's arrays, contig's mapped pages with the index
-training   SAC on Pendulum and DQN on CartPole, ms per environment step, taking turns
+training   SAC on Pendulum and DQN on CartPole, ms of processor time per environment step (others
+           that use the machine are not in it), taking turns; and the part of it that is spent in
+           the buffer: an add and a step's share of samples, of a full one
 returns    mean return of the last ten episodes, by seed. With one seed, ReplayBuffer trains to the
            same weights as SB3's, so its returns are equal, not only alike; PrioritizedDQN's are its
            own
@@ -18,10 +20,12 @@ ReplayBuffer are not SB3's fails.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -176,26 +180,27 @@ ALGORITHMS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 
 STEPS = {"SAC, Pendulum": 6000, "DQN, CartPole": 50_000}
 FULL = 1_000_000
+BUFFERS = {"contig": ours.ReplayBuffer, "sb3": theirs.ReplayBuffer}
 QUICK_STEPS = {"SAC, Pendulum": 600, "DQN, CartPole": 1500}
 
 
 def train(name: str, which: str, steps: int, seed: int) -> tuple[float, float]:
-    """Milliseconds per step, and the mean return of the last ten episodes."""
+    """Milliseconds of processor time per step, and the mean return of the last ten episodes."""
     algorithm, env, options = ALGORITHMS[name]
     if which == "prioritized":
         algorithm = ours.PrioritizedDQN
     elif which == "contig":
         options = {**options, "replay_buffer_class": ours.ReplayBuffer}
     model = algorithm("MlpPolicy", env, seed=seed, device="cpu", **options)
-    start = time.perf_counter()
+    start = time.process_time()
     model.learn(steps)
-    spent = time.perf_counter() - start
+    spent = time.process_time() - start
     last = [episode["r"] for episode in model.ep_info_buffer][-10:]
     return 1e3 * spent / steps, float(np.mean(last)) if last else float("nan")
 
 
-def full_mb(name: str, cls: Any, rows: int) -> float:
-    """Of a buffer of a training's steps."""
+def full_buffer(name: str, cls: Any, rows: int) -> tuple[Any, Callable[[], None]]:
+    """A buffer full of a training's steps, and what adds another one."""
     env = gymnasium.make(ALGORITHMS[name][1])
     buffer = cls(rows, env.observation_space, env.action_space, device="cpu")
     draw = np.random.default_rng(0)
@@ -205,15 +210,33 @@ def full_mb(name: str, cls: Any, rows: int) -> float:
     ]
     action = np.zeros((1, *env.action_space.shape), env.action_space.dtype)
     go_on, end, reward = np.zeros(1, np.bool_), np.ones(1, np.bool_), np.zeros(1, np.float32)
-    for step in range(rows):
-        at = step % EPISODE
+    steps = itertools.cycle(range(EPISODE))
+
+    def add() -> None:
+        at = next(steps)
         done = end if at == EPISODE - 1 else go_on
         buffer.add(seen[at], seen[at + 1], action, reward, done, [{}])
-    return held(buffer) / 1e6
+
+    for _ in range(rows):
+        add()
+    return buffer, add
 
 
-def measure_training(quick: bool, seeds: int, given_steps: int | None) -> dict[str, Any]:
-    out: dict[str, Any] = {}
+def full_mb(name: str, cls: Any, rows: int) -> float:
+    return held(full_buffer(name, cls, rows)[0]) / 1e6
+
+
+def buffer_us(name: str, cls: Any, effort: Effort) -> float:
+    """What an environment's step costs in a full buffer of the training's size."""
+    options = ALGORITHMS[name][2]
+    buffer, add = full_buffer(name, cls, options["buffer_size"])
+    size = options.get("batch_size", 256)
+    samples = options.get("gradient_steps", 1) / options.get("train_freq", 1)
+    return best_us(add, effort) + samples * best_us(lambda: buffer.sample(size), effort)
+
+
+def measure_training(effort: Effort, seeds: int, given_steps: int | None) -> dict[str, Any]:
+    quick, out = effort.quick, {}
     for name in ALGORITHMS:
         steps = QUICK_STEPS[name] if quick else STEPS[name]
         steps = given_steps or steps
@@ -231,9 +254,9 @@ def measure_training(quick: bool, seeds: int, given_steps: int | None) -> dict[s
         out[name] = {
             "steps": steps,
             "ms per step": {side: min(found) for side, found in times.items()},
+            "buffer us": {k: buffer_us(name, cls, effort) for k, cls in BUFFERS.items()},
             "held MB": {
-                "contig": full_mb(name, ours.ReplayBuffer, FULL // 50 if quick else FULL),
-                "sb3": full_mb(name, theirs.ReplayBuffer, FULL // 50 if quick else FULL),
+                k: full_mb(name, cls, FULL // 50 if quick else FULL) for k, cls in BUFFERS.items()
             },
             "returns by seed": returns,
         }
@@ -257,6 +280,8 @@ def show(results: dict[str, Any]) -> str:
                 f"  {side:12} {ms:7.3f} ms per step; returns by seed {shown}, mean "
                 f"{np.mean(returns):8.1f} (deviation {np.std(returns):.1f})"
             )
+        calls = ", ".join(f"{side} {us:.1f} us" for side, us in found["buffer us"].items())
+        lines.append(f"  of a step, in the buffer: {calls}")
         full = ", ".join(f"{side} {mb:.1f} MB" for side, mb in found["held MB"].items())
         lines.append(f"  a full buffer holds: {full}")
     lines.append("\nlines that change: " + ", ".join(f"{k}: {n}" for k, n in LINES.items()))
@@ -270,6 +295,7 @@ def drop_in(results: dict[str, Any]) -> DropIn:
         name: Training(
             step="step of the env",
             time_ms={names.get(k, k): v for k, v in found["ms per step"].items()},
+            buffer_us={names.get(k, k): v for k, v in found["buffer us"].items()},
             memory_mb={names.get(k, k): v for k, v in found["held MB"].items()},
             returns={names.get(k, k): v for k, v in found["returns by seed"].items()},
             note=f"{found['steps']} steps",
@@ -297,7 +323,7 @@ def main() -> None:
     seeds = args.seeds or (1 if args.quick else 5)
     results = {
         "calls": {} if args.returns else measure_calls(effort),
-        "training": measure_training(args.quick, seeds, args.steps),
+        "training": measure_training(effort, seeds, args.steps),
         "lines": LINES,
     }
     print(show(results), file=sys.stderr)

@@ -35,6 +35,7 @@ LIBRARIES = {
 }
 
 Sides = dict[str, float]
+SIDES = ("contig", "original")
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Training:
     Attributes:
         step: what a time is of.
         time_ms, memory_mb: by side: "contig", "original", or one that only contig has.
+        buffer_us: of that time, what is spent in the buffer, where it was measured by itself.
         returns: by side, of each seed.
         note: what else is to be said.
     """
@@ -51,6 +53,7 @@ class Training:
     step: str
     time_ms: Sides
     memory_mb: Sides = field(default_factory=dict)
+    buffer_us: Sides = field(default_factory=dict)
     returns: dict[str, list[float]] = field(default_factory=dict)
     note: str = ""
 
@@ -138,19 +141,21 @@ def heading(known: dict[str, DropIn]) -> str:
 
 def cost_rows(known: dict[str, DropIn]) -> list[list[str]]:
     """Time and memory of each training."""
-    head = ["", "", "ms, contig", "ms, original", "", "MB, contig", "MB, original", ""]
+    sides = [f"{unit}, {side}" for unit in ("ms", "us in the buffer", "MB") for side in SIDES]
+    head = ["", "", *(x for i in (0, 2, 4) for x in (*sides[i : i + 2], ""))]
     rows = [head]
     for library, part in known.items():
         for name, training in part.trainings.items():
             title = f"{library}: {name}" + (f"; {training.note}" if training.note else "")
-            cells = [*_beside(training.time_ms), *_beside(training.memory_mb)]
+            measured = (training.time_ms, training.buffer_us, training.memory_mb)
+            cells = [cell for found in measured for cell in _beside(found)]
             rows.append([title, training.step, *cells])
     return rows
 
 
 def _beside(sides: Sides) -> list[str]:
     """Both sides' figures, and how many times contig's the original's is."""
-    mine, other = sides.get("contig"), sides.get("original")
+    mine, other = (sides.get(side) for side in SIDES)
     shown = ["" if x is None else _digits(x) for x in (mine, other)]
     return [*shown, f"{other / mine:.2f}x" if mine and other else ""]
 

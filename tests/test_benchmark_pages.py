@@ -51,6 +51,7 @@ def test_text_is_escaped() -> None:
 
 
 SIDES = {"contig": 1.0, "original": 2.5}
+IN_BUFFER = {"contig": 20.0, "original": 50.0}
 
 
 def test_drop_ins_are_recorded_by_library_and_shown(
@@ -58,7 +59,9 @@ def test_drop_ins_are_recorded_by_library_and_shown(
 ) -> None:
     monkeypatch.setattr(drop_ins, "RESULTS", tmp_path / "results-adapters.json")
     returns = {"contig": [1.0, 2.0], "original": [1.0, 3.0]}
-    first = drop_ins.DropIn({"DQN": drop_ins.Training("step", SIDES, SIDES, returns)}, {"all": 2})
+    first = drop_ins.DropIn(
+        {"DQN": drop_ins.Training("step", SIDES, SIDES, IN_BUFFER, returns)}, {"all": 2}
+    )
     again = drop_ins.DropIn({"PPO": drop_ins.Training("update", SIDES, note="equal")}, {"one": 1})
     drop_ins.record("skrl", again, quick=False)
     drop_ins.record("stable-baselines3", first, quick=False)
@@ -67,8 +70,12 @@ def test_drop_ins_are_recorded_by_library_and_shown(
     assert list(known) == ["stable-baselines3", "skrl"]  # in the order of the page
     assert known["stable-baselines3"].trainings == first.trainings
     text = drop_ins.whole(known, markdown)
-    assert "| stable-baselines3: DQN | step | 1.00 | 2.50 | 2.50x | 1.00 | 2.50 | 2.50x |" in text
-    assert "| skrl: PPO; equal | update | 1.00 | 2.50 | 2.50x |  |  |  |" in text
+    assert "| | | ms, contig | ms, original | | us in the buffer, contig |" in text.replace(
+        "  ", " "
+    )
+    both = "1.00 | 2.50 | 2.50x"
+    assert f"| stable-baselines3: DQN | step | {both} | 20.0 | 50.0 | 2.50x | {both} |" in text
+    assert f"| skrl: PPO; equal | update | {both} |  |  |  |  |  |  |" in text
     assert "| stable-baselines3: DQN | original | 1 | 3 | 2 |" in text
     assert "| skrl: one | 1 |" in text
     assert (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from contig import (
     wire,
 )
 from contig.client.publishing import publication
+from contig.server import server as server_module
+from contig.server.ingest_process import IngestProcess
 from contig.server.publications import Publications
 from contig.wire import Type
 from tests.client.serving import free_port
@@ -33,6 +36,12 @@ LIMIT_S = 60.0
 
 def weights(value: float) -> dict[str, Any]:
     return {"layer": {"w": np.full((3, 2), value, np.float32)}, "steps": np.array(int(value))}
+
+
+def ingest_of(server: Server) -> IngestProcess:
+    ingest = server._run.ingest
+    assert isinstance(ingest, IngestProcess)
+    return ingest
 
 
 def same(tree: Any, value: float) -> bool:
@@ -143,6 +152,33 @@ def test_the_ingest_process_is_killed_meanwhile() -> None:
             assert newest.version == 12 and same(newest.tree, 12)
 
 
+def test_orders_while_the_ingest_process_is_started_again() -> None:
+    """What it is told first is its configuration, whoever publishes and asks for counters then."""
+    kills, stop = 4, threading.Event()
+    with Server(items.example(), 4, TcpTransport(max_restarts=3 * kills)) as server:
+
+        def publish() -> int:
+            version = 0
+            while not stop.is_set():
+                server.publish(version := version + 1, weights(version))
+            return version
+
+        publishing = Task(publish)
+        for kill in range(1, kills + 1):
+            pid = server.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: server.pid not in (None, pid), "it is started again")  # noqa: B023
+            with TcpClient(HOST, server.port) as actor:
+                assert actor.weights(-1, LIMIT_S) is not None
+            assert ingest_of(server).restarts == kill, "it died of what it was told"
+        stop.set()
+        newest = publishing.result()
+        with TcpClient(HOST, server.port) as actor:
+            last = actor.weights(newest - 1, LIMIT_S)
+        assert last is not None and last.version == newest and same(last.tree, newest)
+
+
 @pytest.mark.parametrize("rows", [8, 3 << 20], ids=["small", "more than requests may have"])
 def test_a_server_that_is_started_anew_has_them_again(rows: int) -> None:
     """Whoever joins it gets the learner's last weights, while the learner waits for a batch."""
@@ -175,6 +211,40 @@ def test_a_server_that_is_started_anew_has_them_again(rows: int) -> None:
             actor.wait(LIMIT_S)
         assert len(learner.sample()) == 4 and third.weights_version is None
     third.close()
+
+
+@pytest.mark.parametrize("kind", ["IngestProcess", "IngestThread"])
+def test_weights_that_come_while_the_server_starts_are_shown(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The port is served before `start` is done, and a learner may be back by then."""
+    arrived, done = threading.Event(), threading.Event()
+    made, take = getattr(server_module, kind), Publications.take
+
+    def make_slowly(*arguments: Any) -> Any:
+        ingest = made(*arguments)
+        assert arrived.wait(LIMIT_S)
+        done.wait(0.3)  # it need not be: whoever publishes may have to wait for `start`
+        return ingest
+
+    def take_and_tell(publications: Publications, payload: bytes) -> None:
+        arrived.set()
+        take(publications, payload)
+        done.set()
+
+    port = free_port()
+    transport = TcpTransport(port=port, takes_weights=True, in_process=kind == "IngestThread")
+    first = Server(items.example(), 4, transport).start()
+    with TcpClient(HOST, port) as learner:
+        learner.publish(7, weights(7))
+        first.close(final=False)
+        monkeypatch.setattr(server_module, kind, make_slowly)
+        monkeypatch.setattr(Publications, "take", take_and_tell)
+        with Server(items.example(), 4, transport), TcpClient(HOST, port) as actor:
+            newest = until(lambda: actor.weights(-1, 1.0), "the weights are there again", LIMIT_S)
+            assert newest.version == 7 and same(newest.tree, 7)
+            learner.publish(8, weights(8))
+            assert until(lambda: actor.weights(7, 1.0), "those after them").version == 8
 
 
 def test_weights_of_another_learner_are_not_put_back() -> None:

@@ -16,18 +16,14 @@ from ..tape.disk import files
 
 __all__ = ["HeldDirectory"]
 
-if sys.platform != "win32":
-    import fcntl
-
 
 log = logging.getLogger("contig.dataset")
 
 
 def _let_go(fd: int, pid: int) -> None:
     if sys.platform != "win32" and os.getpid() == pid:
-        # Processes that were forked meanwhile have the descriptor too, and with it the lock.
         with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)
+            files.unlock(fd)
     os.close(fd)
 
 

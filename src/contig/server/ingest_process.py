@@ -65,14 +65,13 @@ class IngestProcess:
 
     def _start(self) -> None:
         service = self._service.attach()
-        child = self._child = Child(
+        child = Child(
             "contig.server.ingest",
             inherited=[service.fileno(), self._listening.fileno(), *self._fds],
             environment={"OPENBLAS_NUM_THREADS": "1"},
             isolated=True,
         )
-        config = {
-            **self.config,
+        told = {
             "service": service.fileno(),
             "listening": self._listening.fileno(),
             "parent": os.getpid(),
@@ -84,7 +83,9 @@ class IngestProcess:
         self._reader = threading.Thread(target=self._read, args=(child,), name="contig-control")
         self._reader.daemon = True
         self._reader.start()
-        self._send(config)
+        with self._lock:  # before anything that others tell it, and with what they have told
+            self._child = child
+            self._tell({**self.config, **told})
         deadline = time.monotonic() + _START_S
         while not self._ready.wait(0.05) and not self._stopping:
             if child.process.poll() is not None:
@@ -95,9 +96,13 @@ class IngestProcess:
                 raise ServerError(f"the ingest process did not start within {_START_S} s")
 
     def _send(self, content: dict[str, Any]) -> None:
+        with self._lock:
+            self._tell(content)
+
+    def _tell(self, content: dict[str, Any]) -> None:
+        """With the lock."""
         try:
-            with self._lock:
-                self._child.channel.send(content)
+            self._child.channel.send(content)
         except OSError:
             pass  # it is gone; `check` says so
 
@@ -155,8 +160,9 @@ class IngestProcess:
 
     def show(self, board: Any, name: str) -> None:
         """The board that weights are published on; a restarted process gets it too."""
-        self.config["board"] = name
-        self._send({"op": "board", "name": name})
+        with self._lock:  # or one that is started just now hears of it in neither way
+            self.config["board"] = name
+            self._tell({"op": "board", "name": name})
 
     def stats(self, timeout_s: float = 5.0) -> dict[str, Any]:
         """Its counters now; of a process that does not answer, what it said last."""

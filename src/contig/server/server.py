@@ -164,26 +164,31 @@ class Server:
                 run.metrics = _listen(t.host, t.metrics_port, "metrics_port")
             looks = Looks(weakref.ref(self), self.name)
             run.service = SamplingService(self._buffers, t.max_frame, publications, looks)
-            if t.in_process or self._on_disk():
-                run.ingest = IngestThread(
-                    self._config(), self._tables(), run.board, run.listening, run.service
-                )
-            else:
-                fds = [int(c["fd"]) for c in self._config()["tables"].values() if "fd" in c]
-                fds += [] if run.metrics is None else [run.metrics.fileno()]
-                run.ingest = IngestProcess(
-                    self._config(), run.listening, fds, run.service, t.max_restarts
-                )
+            # A client that was here before may publish as soon as the port is served: then the
+            # ingest process is made with the weights, or told of them, and not neither.
+            with self._publishing:
+                run.ingest = self._make_ingest(t, run.service)
+                self._shown = run.board is not None
         except BaseException:
             run.stop_listening()
             if run.service is not None:
                 run.service.close()
             raise
         run.port = int(run.listening.getsockname()[1])
-        self._shown = run.board is not None
         # Not this server's: a buffer would keep it for as long as it lives itself.
         run.unfeed = [b.feed(run.check) for b in self._buffers.values()]
         return self
+
+    def _make_ingest(
+        self, t: TcpTransport, service: SamplingService
+    ) -> IngestThread | IngestProcess:
+        run = self._run
+        assert run.listening is not None
+        if t.in_process or self._on_disk():
+            return IngestThread(self._config(), self._tables(), run.board, run.listening, service)
+        fds = [int(c["fd"]) for c in self._config()["tables"].values() if "fd" in c]
+        fds += [] if run.metrics is None else [run.metrics.fileno()]
+        return IngestProcess(self._config(), run.listening, fds, service, t.max_restarts)
 
     @property
     def buffers(self) -> dict[str, ReplayBuffer[Any]]:

@@ -59,17 +59,20 @@ def test_second_writer(tmp_path: Path) -> None:
         first.wait(30)
 
 
-def test_lock_does_not_outlive_the_writer_in_a_fork(tmp_path: Path) -> None:
-    """A forked worker that lives on does not keep the directory locked."""
-    code = """
-    import os, sys, signal, time
+@pytest.mark.parametrize("told", [True, False])
+def test_lock_does_not_outlive_the_writer_in_a_fork(tmp_path: Path, told: bool) -> None:
+    """A forked worker that lives on does not keep the directory locked; not while it has not come
+    to hear that it was forked either, or if it is another program that never does."""
+    fork = "os.fork()" if told else "ctypes.CDLL(None).fork()"
+    code = f"""
+    import ctypes, os, sys
     from pathlib import Path
     from tests.tape.disk.test_faults import check, fill, make
     path = Path(sys.argv[1])
     storage = make(path)
     fill(storage, 0, 3)
     ours, theirs = os.pipe()
-    pid = os.fork()
+    pid = {fork}
     if pid == 0:
         os.close(theirs)
         os.read(ours, 1)  # until the parent is gone

@@ -9,6 +9,7 @@ quarantine/            what was put aside
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -37,7 +38,7 @@ class Directory:
         root: the directory itself, as a path that goes with it.
     """
 
-    _fd = _lock_fd = -1
+    _fd = _lock_fd = _locked_by = -1
 
     def __init__(self, path: str | Path, make: bool) -> None:
         if sys.platform == "win32":
@@ -103,12 +104,16 @@ class Directory:
         except BaseException:
             files.close(fd)
             raise
-        self._lock_fd = fd
+        self._lock_fd, self._locked_by = fd, os.getpid()
         files.sign(fd)
 
     def close(self) -> None:
         """Lets it go, and the lock. In a fork, only the fork's."""
+        mine = self._lock_fd >= 0 and self._locked_by == os.getpid()
         for fd in (self._lock_fd, self._fd):
+            if fd >= 0 and mine:
+                with contextlib.suppress(OSError):  # where only one of the two can be locked
+                    files.unlock(fd)
             if fd >= 0:
                 os.close(fd)
         self._lock_fd = self._fd = -1

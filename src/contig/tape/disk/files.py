@@ -107,6 +107,12 @@ def lock(fd: int, shared: bool = False) -> None:
     fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
 
 
+def unlock(fd: int) -> None:
+    """Gives back what `lock` took. Closing is not enough: processes that were forked meanwhile have
+    the descriptor too, and with it the lock."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
 def sign(fd: int) -> None:
     """Says in a lock's file which process has it."""
     os.ftruncate(fd, 0)
