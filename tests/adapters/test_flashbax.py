@@ -1,5 +1,5 @@
-"""What flashbax's buffers return, from contig's samplers: the recipes of docs/guides/jax.md, some of
-them beside flashbax itself, which `make` installs without what only its vaults need."""
+"""What flashbax's buffers return, from contig's samplers: the recipes of docs/guides/jax.md, some
+of them beside flashbax itself, which `make` installs without what only its vaults need."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ them. Batches with replacement are those of skrl's own memory, bit by bit, from 
     seq in the storage            first + the last number n < rows written with n % capacity == row
 
 skrl's agents do not say where episodes are cut by time, so rows are not in trajectories here: they
-are runs of rows in the order of writing, of all envs, which end at terminated rows only, and need no
-entry of the index for each step. One thread at a time.
+are runs of rows in the order of writing, of all envs, which end at terminated rows only and need
+no entry of the index for each step. One thread at a time.
 """
 
 from __future__ import annotations
