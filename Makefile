@@ -23,6 +23,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONSTRAINTS := constraints-dev.txt
+# flashbax, which tests compare with, and what it imports: without optax, orbax, tensorstore and
+# uvloop, which it installs for its vaults; uvicorn and others would change their event loop for it.
+NO_DEPS := flashbax chex flax etils toolz
 
 # --- environments --------------------------------------------------------------------------------
 # Stamps: .venv/.stamp-tools (build tools), .stamp-install (the project), .stamp-dist (build, twine);
@@ -50,6 +53,7 @@ $(INSTALL): $(TOOLS) $(CONSTRAINTS) pyproject.toml CMakeLists.txt $(EXTENSION_SO
 	$(PIP) install --quiet -c $(CONSTRAINTS) --no-build-isolation \
 	  --config-settings=cmake.define.CONTIG_WERROR=$(WERROR) \
 	  --config-settings=cmake.define.CONTIG_NATIVE_TESTS=ON -e '.[dev]'
+	$(PIP) install --quiet -c $(CONSTRAINTS) --no-deps $(NO_DEPS)
 	@touch $@
 
 $(DIST): $(CONSTRAINTS) | $(BIN)/python

@@ -1,8 +1,5 @@
-"""What flashbax's buffers return, from contig's samplers: the recipes of docs/guides/jax.md.
-
-Those beside flashbax itself need it: `pip install flashbax`. It is no part of the development
-environment, as it brings flax, orbax and their event loop.
-"""
+"""What flashbax's buffers return, from contig's samplers: the recipes of docs/guides/jax.md, some
+of them beside flashbax itself, which `make` installs without what only its vaults need."""
 
 from __future__ import annotations
 
@@ -100,7 +97,7 @@ def test_probabilities_from_weights() -> None:
 
 @pytest.fixture
 def fbx() -> Any:
-    return pytest.importorskip("flashbax", reason="see this file's docstring")
+    return pytest.importorskip("flashbax", reason="`make` installs it, without its dependencies")
 
 
 @pytest.mark.filterwarnings("ignore")  # of the libraries that it brings

@@ -97,7 +97,8 @@ class ReplayBuffer(StepBuffer):
         Raises:
             TypeError: infos are a mapping, and time limits are to be found in infos of each env.
         """
-        if not isinstance(infos, Mapping):
+        # The first of both is ten times faster.
+        if type(infos) is not dict and not isinstance(infos, Mapping):
             super().add(obs, next_obs, action, reward, done, infos)
             return
         if self.handle_timeout_termination:

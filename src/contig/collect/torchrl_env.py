@@ -116,7 +116,8 @@ class TorchRLEnv(EnvBase):
     def _step(self, action: Any) -> Step:
         import torch
 
-        wanted = np.ascontiguousarray(action).reshape(*self._batch, *self._action_shape)
+        # A tuple: an action of one environment may be a single number, of shape ().
+        wanted = np.ascontiguousarray(action).reshape((*self._batch, *self._action_shape))
         given = to_torch(wanted.copy())
         td = self._td
         td.set(_ACTION, given if td.device is None else given.to(td.device))
