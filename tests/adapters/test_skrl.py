@@ -90,17 +90,6 @@ def test_some_envs_at_a_time_and_several_rows_of_one():
     assert sorted(single.get_tensor_by_name("actions").flatten().tolist()) == list(range(907, 912))
 
 
-@pytest.mark.parametrize("envs", [1, ENVS])
-def test_the_index_has_no_entry_for_each_step(envs):
-    memory = made(envs=envs)
-    for t in range(4 * SIZE):
-        memory.add_samples(**step_of(t, envs) | {"terminated": torch.zeros(envs, 1) > 0})
-    assert len(memory.buffer.storage.episodes()) == 1
-    memory.reset()
-    memory.add_samples(**step_of(7, envs))
-    assert memory.get_tensor_by_name("actions")[0, :, 0].tolist() == [*range(700, 700 + envs)]
-
-
 @pytest.mark.parametrize("steps", [2, 9])
 def test_batches_with_replacement_are_those_of_skrl(steps):
     drawn = []

@@ -9,9 +9,8 @@ them. Batches with replacement are those of skrl's own memory, bit by bit, from 
     position in skrl's tensors    row = memory_index * num_envs + env
     seq in the storage            first + the last number n < rows written with n % capacity == row
 
-skrl's agents do not say where episodes are cut by time, so rows are not in trajectories here: they
-are runs of rows in the order of writing, of all envs, which end at terminated rows only and need
-no entry of the index for each step. One thread at a time.
+skrl's agents do not say where episodes are cut by time, so rows are not in trajectories here. One
+thread at a time.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Memory(SkrlMemory):  # type: ignore[misc]
     Attributes:
         tensors, tensors_view: skrl's, by name: they have shapes and dtypes, but no rows.
         buffer: the `contig.ReplayBuffer` with the rows; its `save` makes checkpoints, which `load`
-            takes. Draw single rows from it, not slices or n steps: they would mix the envs.
+            takes.
 
     Raises:
         ValueError: the storage has another capacity.
@@ -152,8 +151,7 @@ class Memory(SkrlMemory):  # type: ignore[misc]
                 f"{self.num_envs} envs, {self.env_index} have this step already"
             )
         columns = {name: self._column(name, tensors.get(name), rows) for name in self.tensors}
-        # As one run: a run for each call would take 80 bytes of the index, as much as small rows.
-        seqs = self.buffer.extend(columns, continues=True)
+        seqs = self.buffer.extend(columns, continues=False)
         laps = self._written // self._capacity
         self._set_written(int(seqs[-1]) + 1 - self._first)
         if self.export and self._written // self._capacity > laps:
