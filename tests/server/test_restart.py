@@ -25,7 +25,9 @@ from contig import (
     TcpTransport,
     wire,
 )
+from contig.client.connecting import ServerAddress, connect
 from contig.wire import Type
+from tests.client.serving import free_port
 from tests.processes import alive
 from tests.server import items
 from tests.server.actors import Actor
@@ -255,3 +257,24 @@ def test_a_client_waits_for_its_first_server(caplog: pytest.LogCaptureFixture) -
     with Server(items.example(), 4, TcpTransport(port)):
         threads.join(LIMIT_S)
         made[0].close()
+
+
+def test_a_connection_to_itself_is_let_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may give a client that looks for a lost server that server's own port: it is
+    connected then, to itself, and while it is, no server can have the port."""
+    made: list[socket.socket] = []
+
+    def connect_to_itself(address: tuple[str, int], timeout: float) -> socket.socket:
+        sock = socket.socket()
+        sock.bind(address)
+        sock.connect(address)
+        made.append(sock)
+        return sock
+
+    monkeypatch.setattr(socket, "create_connection", connect_to_itself)
+    address = ServerAddress("127.0.0.1", free_port(), "default", None, None)
+    with pytest.raises(ConnectionRefusedError, match="led to itself"):
+        connect(address, {}, LIMIT_S)
+    assert made[0].fileno() == -1
+    with socket.create_server(("127.0.0.1", address.port)):
+        pass

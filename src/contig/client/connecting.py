@@ -111,7 +111,12 @@ def connect(address: ServerAddress, opening: dict[str, Any], timeout_s: float) -
     sock = socket.create_connection((address.host, address.port), _left(deadline))
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        near = sock.getpeername()[0] == sock.getsockname()[0]
+        mine, theirs = sock.getsockname(), sock.getpeername()
+        if mine == theirs:  # the system gave it the server's own port, where nobody listens
+            raise ConnectionRefusedError(
+                f"no contig server at {address.host}:{address.port}: the connection led to itself"
+            )
+        near = mine[0] == theirs[0]
         if near:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _NEAR_BUFFER)
         if address.tls is not None:
