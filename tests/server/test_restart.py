@@ -276,5 +276,3 @@ def test_a_connection_to_itself_is_let_go_at_once(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConnectionRefusedError, match="led to itself"):
         connect(address, {}, LIMIT_S)
     assert made[0].fileno() == -1
-    with socket.create_server(("127.0.0.1", address.port)):
-        pass
