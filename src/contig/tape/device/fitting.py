@@ -17,7 +17,7 @@ from ...convert import Place, fits_unseen, is_tensor, torch_dtype
 from ...errors import LayoutError
 from ...keys import NEXT
 from ...layout import Encoded, Layout, ShapeDtype
-from ...layout.fit import agreed_dims, find_leaves, fit_arrays
+from ...layout.fit import agreed_dims, fit_arrays
 from ...layout.fit_encoded import check_shape
 from ...layout.leaf import Leaf, place_leaves
 from ...tree import Path, nested, show_path
@@ -114,9 +114,7 @@ def fit(schema: Schema, device: Any, tree: Any, batch_ndim: int, marks: Containe
         LayoutError: it does not fit.
     """
     layout, optional = schema.layout, schema.flag_paths
-    found = layout.structure.pick(tree)
-    if found is None:
-        found = find_leaves(layout.structure, layout.by_path, tree, optional)
+    found = layout.values(tree, optional)
     columns: dict[Path, Any] = {}
     batch: tuple[int, ...] | None = None
     first: Path = ()
