@@ -257,7 +257,7 @@ class DeviceStorage(Storage):
             assert layout is not None
             schema = self.asked.schema(layout, fields)
         # What can fail comes before a layout is fixed.
-        check_records(contents.rows, schema)
+        check_records(contents.rows, schema, layout)
         marks = marks_of(contents, schema.layout, Parts.of(schema))
         index = contents.numbered()
         self.tape.prepare_restore(*index)

@@ -177,9 +177,7 @@ class DeviceWriter(Writer):
             raise LayoutError(f"a trajectory is [T, ...], got batch shape {list(shape)}")
         told = End(end.get("terminated"), end.get("truncated"))
         rows, fields = self._fit(tree, 1, end.pop("fields", None), (), end=told)
-        return self._write_rows(
-            rows, lambda marks: verb(marks, fields=fields, **end), at_once=True
-        )
+        return self._write_rows(rows, lambda marks: verb(marks, fields=fields, **end), at_once=True)
 
     def append_records(self, records: Array, lanes: int = 1) -> Array:
         raise TypeError(
