@@ -25,7 +25,8 @@ from ..schema import Schema
 
 __all__ = ["HIDDEN", "Parts", "Rows", "check_leaves", "fit", "mark_paths"]
 
-# In the records of the host, where batches have no marks at all. Nobody gets to see it.
+# In the records of the host, where nothing else of them has a fixed size: it tells the tape which
+# batch dims rows have, and batches have a column on the host. Nobody gets to see it.
 HIDDEN: Path = ("contig.row",)
 
 
@@ -55,7 +56,7 @@ class Parts(NamedTuple):
         example: dict[Path, Any] = {x.path: x.example() for x in mine}
         coded = {x.path: codec_of(x.codec) for x in mine if x.codec is not None}
         there = [x.spec for x in schema.layout.leaves if x.path not in example]
-        if len(coded) == len(mine):  # batches have none of them on the host
+        if all(x.variable for x in mine):
             example[HIDDEN] = ShapeDtype((), np.uint8)
         marks = Layout(nested(example)).with_codecs(coded)
         placed, record = place_leaves(there)
