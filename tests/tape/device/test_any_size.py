@@ -423,7 +423,7 @@ def test_readers_and_a_writer_at_once():
     assert not failed, failed[0]
 
 
-def test_an_episode_is_read_and_exported():
+def test_an_episode_is_read():
     with DeviceStorage(40, "cpu", example=STEPS) as storage:
         for n in range(3):
             storage.writer().extend_trajectory(with_any_size(episode(n, 4)))
