@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -206,9 +207,12 @@ class DeviceWriter(Writer):
         if waiting is None:
             return np.empty(0, np.int64)
         self.discard()
-        seqs = waiting.append(waiting.marks())
-        if len(seqs):
-            self._on_device(lambda m: m.write_staged(int(seqs[0]), waiting.records, len(seqs)))
+        marks = waiting.marks()
+        with self._both():
+            seqs = waiting.append(marks)
+            if len(seqs):
+                memory = self._device_tape.memory
+                memory.write_staged(int(seqs[0]), waiting.records, len(seqs))
         return seqs
 
     # -- how ----------------------------------------------------------------------------------
@@ -293,18 +297,23 @@ class DeviceWriter(Writer):
                 self._pending = _Pending(marks, records, append, thread, envs)
                 storage.unsettled.add(self)
                 return seqs
-            seqs = append(tree)
-            if len(seqs):
-                first, count, kept = int(seqs[0]), rows.rows, len(seqs)
-                self._on_device(lambda m: m.write(first, others, count, kept))
+            with self._both():
+                seqs = append(tree)
+                if len(seqs):
+                    storage.memory.write(int(seqs[0]), others, rows.rows, len(seqs))
             return seqs
 
-    def _on_device(self, write: Callable[[DeviceMemory], None]) -> None:
-        """Writes rows whose marks are on the tape."""
+    @contextmanager
+    def _both(self) -> Iterator[None]:
+        """Rows get to the tape and to the device, or to neither of them; whoever fails or is
+        interrupted in between leaves rows whose contents nobody knows, and they are never drawn."""
+        tape = self._device_tape.tape
+        head = tape.snapshot()[0]
         try:
-            write(self._device_tape.memory)
+            yield
         except BaseException:
-            self._device_tape.tape.clear()  # rows whose contents nobody knows are never drawn
+            if tape.snapshot()[0] != head:
+                tape.clear()
             raise
 
     def _fetch_marks(self, rows: Rows, late: bool) -> Callable[[], Any]:
