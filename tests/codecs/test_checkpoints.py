@@ -13,6 +13,7 @@ from contig import (
     ReplayBuffer,
     SharedStorage,
 )
+from contig.replay.redistribute import load_share
 
 pytest.importorskip("torch")
 
@@ -38,3 +39,24 @@ def test_rows_of_the_same_size_without_the_codec_are_refused(source, target, tmp
         assert other.layout is None and len(other) == 0
         buffer.extend(given)
         assert buffer[:]["x"].tolist() == given["x"].tolist()
+
+
+@pytest.mark.parametrize("target", ["lazy", "disk", "device"])
+def test_shares_of_other_rows_are_refused(target, tmp_path):
+    """Records of the same size, by the way in that shards have, into a storage that has rows."""
+    other = {"y": np.arange(10.0), "z": np.arange(10.0), "next": {"done": np.arange(10) % 5 == 4}}
+    mine = {"y": np.arange(10), "z": np.arange(10), "next": other["next"]}
+    with LazyTensorStorage(20) as one:
+        one.writer().extend(other)
+        ReplayBuffer(one).save(tmp_path / "saved")
+    makes = {
+        "lazy": lambda: LazyTensorStorage(20),
+        "disk": lambda: DiskStorage(tmp_path / "tape", 20),
+        "device": lambda: DeviceStorage(20, "cpu"),
+    }
+    with makes[target]() as storage:
+        buffer = ReplayBuffer(storage, output="numpy")
+        buffer.extend(mine)
+        with pytest.raises(ValueError, match='"y": dtype float64, expected int64'):
+            load_share(storage, buffer.sampler, [tmp_path / "saved"], (0, 1))
+        assert buffer[:]["y"].tolist() == list(range(10))

@@ -386,6 +386,7 @@ class DiskStorage(Storage):
                     check_records(contents.rows, self.asked.schema(layout, fields), layout)
                     restoring.create(self._describe(layout, fields, like), self._options)
                 else:
+                    check_records(contents.rows, self._schema, layout)
                     restoring.replace(self._files())
             finally:
                 self.restored += int(restoring.counts)
