@@ -241,6 +241,16 @@ def test_lanes_of_lists_of_arrays():
             assert storage.episodes()["steps"].tolist() == [3, 3]
 
 
+@pytest.mark.parametrize("given", [Blob.of([b"a", b"", b"cc"]), Ragged.of([np.arange(2), []])])
+def test_a_row_may_be_one_leaf(given):
+    example = Blob() if isinstance(given, Blob) else Ragged(np.int64)
+    with DeviceStorage(9, "cpu", example=example) as storage:
+        storage.writer().extend(given)
+        found = storage.gather(np.arange(len(given)))[0].host()[()]
+        assert found.values.tolist() == given.values.tolist()
+        assert found.offsets.tolist() == given.offsets.tolist()
+
+
 # -- refused ---------------------------------------------------------------------------------------
 
 

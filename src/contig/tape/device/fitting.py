@@ -56,7 +56,7 @@ class Parts(NamedTuple):
         example: dict[Path, Any] = {x.path: x.example() for x in mine}
         coded = {x.path: codec_of(x.codec) for x in mine if x.codec is not None}
         there = [x.spec for x in schema.layout.leaves if x.path not in example]
-        if all(x.variable for x in mine):
+        if all(x.variable for x in mine) and () not in example:  # a bare leaf is the whole row
             example[HIDDEN] = ShapeDtype((), np.uint8)
         marks = Layout(nested(example)).with_codecs(coded)
         placed, record = place_leaves(there)
