@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contig import Batch, Blob, LayoutError, LazyTensorStorage, ReplayBuffer
+from contig import Batch, Blob, DeviceStorage, LayoutError, LazyTensorStorage, ReplayBuffer
 from contig.codecs import codec_of, encode_rows
 from contig.tape.decoding import stored_bytes
 from tests.codecs.frames import H, W, pixels, rows
@@ -82,6 +82,29 @@ def test_bytes_of_other_codecs(name):
     buffer = ReplayBuffer(storage, batch_size=4, seed=0)
     buffer.extend(given(encoded, range(6)))
     assert np.array_equal(buffer[:]["pixels"], pixels(np.arange(6)))
+
+
+@pytest.mark.parametrize("more", [{}, {"note": Blob()}], ids=["coded", "any size"])
+@pytest.mark.parametrize("kind", ["lazy", "device"])
+@pytest.mark.parametrize("name", ["zstd", "lz4"])
+def test_rows_in_a_list_keep_zeros_at_their_ends(name, kind, more):
+    """An array of bytes would not; blocks of lz4 may well end with some."""
+    example = {"x": np.zeros(64, np.int32), "next": {"done": False}, **more}
+    options = {"example": example, "codecs": {"x": name}}
+    storage = (
+        LazyTensorStorage(9, **options) if kind == "lazy" else DeviceStorage(9, "cpu", **options)
+    )
+    arrays = [np.full(64, n, np.int32) << 8 for n in range(3)]
+    encoded = [codec_of(name).encode(x) for x in arrays]
+    assert name == "zstd" or all(x.endswith(b"\0") for x in encoded)
+    note = {key: b"a\0" for key in more}
+    forms = (bytes, bytearray, lambda x: Blob.of([x]))
+    made = [{"x": f(x), "next": {"done": False}, **note} for f, x in zip(forms, encoded)]
+    storage.writer().extend(made)
+    assert [bytes(x) for x in stored_bytes(storage, "x", np.arange(3))] == encoded
+    batch = ReplayBuffer(storage, output="numpy")[:]
+    assert np.array_equal(batch["x"], arrays)
+    assert all(list(batch[key]) == [b"a\0"] * 3 for key in more)
 
 
 def test_gray_images_say_their_shape_without_a_channel():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contig import DiskStorage, LayoutError, LazyTensorStorage, Ragged, ReplayBuffer
+from contig import DeviceStorage, DiskStorage, LayoutError, LazyTensorStorage, Ragged, ReplayBuffer
 from contig.dataset import (
     from_checkpoint,
     from_hdf5,
@@ -76,15 +76,24 @@ def check(storage: Any, any_size: bool = True) -> None:
             assert list(found["text"]) == made["text"] and list(found["blob"]) == made["blob"]
 
 
-@pytest.mark.parametrize("kind", ["memory", "disk"])
+def of_kind(kind: str, path: Path, **options: Any) -> Any:
+    if kind == "disk":
+        return DiskStorage(path, 100, **options)
+    if kind == "device":
+        pytest.importorskip("torch")
+        return DeviceStorage(100, "cpu", **options)
+    return LazyTensorStorage(100, **options)
+
+
+@pytest.mark.parametrize("codecs", [None, {"observation": "zstd"}], ids=["plain", "coded"])
+@pytest.mark.parametrize("kind", ["memory", "disk", "device"])
 @pytest.mark.parametrize("way", WAYS)
-def test_there_and_back(tmp_path: Path, way: str, kind: str) -> None:
-    source = filled(
-        DiskStorage(tmp_path / "tape", 100) if kind == "disk" else LazyTensorStorage(100)
-    )
+def test_there_and_back(tmp_path: Path, way: str, kind: str, codecs: Any) -> None:
+    source = filled(of_kind(kind, tmp_path / "tape", codecs=codecs))
     write, read = WAYS[way]
     assert write(source, tmp_path / "out") == 4
-    for back in (LazyTensorStorage(100), LazyTensorStorage(100, fields=FIELDS)):
+    for options in ({}, {"fields": FIELDS}):
+        back = of_kind(kind if kind == "device" else "memory", tmp_path, **options)
         assert read(tmp_path / "out", back) == 4
         check(back)
     if kind == "disk":

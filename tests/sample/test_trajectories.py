@@ -413,6 +413,39 @@ def test_released_groups_wait_again_for_those_that_come() -> None:
     assert numbers(buffer.sample()) == [0, 1]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_group_is_counted_as_released_once(seed: int, tmp_path: Path) -> None:
+    """Whether or not another one of its value goes first, or it is given back."""
+    _, sampler, clock = waiting("release")
+    buffer = ReplayBuffer(LazyTensorStorage(99, fields=FIELDS), sampler, seed=seed)
+    for number in (0, 1, 2):
+        write(buffer, number, 1)
+    clock.ahead = 1001.0
+    mark = sampler.mark()
+    orders = []
+    for _ in range(3):
+        orders.append([numbers(buffer.sample()), numbers(buffer.sample())])
+        assert sampler.stats()[3:5] == (3, 1)
+        sampler.rewind(mark)
+    assert [0, 1] in orders[0] and [2] in orders[0]
+    with pytest.raises(NothingEligibleError):
+        for _ in range(3):
+            buffer.sample()
+    assert sampler.stats().released == 1
+
+
+def test_a_checkpoint_knows_which_groups_were_released(tmp_path: Path) -> None:
+    buffer, _, clock = waiting("release", consume=False)
+    write(buffer, 0, 1)
+    clock.ahead = 1001.0
+    buffer.sample()
+    buffer.save(tmp_path / "then")
+    other, sampler, clock = waiting("release", consume=False)
+    other.load(tmp_path / "then")
+    clock.ahead = 1001.0
+    assert numbers(other.sample()) == [0] and sampler.stats().released == 1
+
+
 def test_drop(tmp_path: Path) -> None:
     buffer, sampler, clock = waiting("drop")
     write(buffer, 0, 1)

@@ -9,6 +9,7 @@ import pytest
 
 from contig import (
     Blob,
+    DeviceStorage,
     LayoutError,
     LazyTensorStorage,
     Ragged,
@@ -49,18 +50,28 @@ def written(storage: Any, rows: Any, fields: Any) -> tuple[list[int], list[int]]
     return table["t"].tolist(), table["steps"].tolist()
 
 
-def made(example: Any, **options: Any) -> LazyTensorStorage:
-    return LazyTensorStorage(50, ndim=2, example=example, fields={"t": 0}, **options)
+KINDS: dict[str, Any] = {
+    "lazy": LazyTensorStorage,
+    "device": lambda capacity, **options: DeviceStorage(capacity, "cpu", **options),
+}
+
+
+@pytest.fixture(params=KINDS)
+def made(request: Any) -> Any:
+    def make(example: Any, fields: Any = {"t": 0}, **options: Any) -> Any:  # noqa: B006
+        return KINDS[request.param](50, ndim=2, example=example, fields=fields, **options)
+
+    return make
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["example", "first write"])
 @pytest.mark.parametrize("rows", [ROWS, FLAT], ids=["lists", "flat"])
-def test_fields_are_for_lanes(rows: Any, known: bool) -> None:
+def test_fields_are_for_lanes(made: Any, rows: Any, known: bool) -> None:
     if not known:
         rows = {**rows, "x": FLAT["x"]}  # lists of numbers are a tree, if nobody says otherwise
 
-    def storage() -> LazyTensorStorage:
-        return made(ROW) if known else LazyTensorStorage(50, ndim=2)
+    def storage() -> Any:
+        return made(ROW) if known else made(None, None)
 
     assert written(storage(), rows, {"t": [1, 2]}) == ([1, 2], [2, 2])
     assert written(storage(), rows, [{"t": 1}, None]) == ([1, 0], [2, 2])
@@ -68,7 +79,7 @@ def test_fields_are_for_lanes(rows: Any, known: bool) -> None:
 
 
 @pytest.mark.parametrize("rows", [ROWS, FLAT], ids=["lists", "flat"])
-def test_another_count_than_lanes_is_refused(rows: Any) -> None:
+def test_another_count_than_lanes_is_refused(made: Any, rows: Any) -> None:
     storage = made(ROW)
     with pytest.raises(LayoutError, match=r'"t": shape \[4\], expected \[\], or \[2\]'):
         storage.writer().extend(rows, fields={"t": [1, 2, 3, 4]})
@@ -78,7 +89,7 @@ def test_another_count_than_lanes_is_refused(rows: Any) -> None:
 
 
 @pytest.mark.parametrize("example, column", ALONE.values(), ids=ALONE)
-def test_without_a_leaf_of_fixed_size(example: Any, column: Any) -> None:
+def test_without_a_leaf_of_fixed_size(made: Any, example: Any, column: Any) -> None:
     assert written(made(example), {"x": column}, {"t": [1, 2]}) == ([1, 2], [2, 2])
     one = (
         column.reshape(-1, *column.shape[2:])
@@ -88,7 +99,7 @@ def test_without_a_leaf_of_fixed_size(example: Any, column: Any) -> None:
     assert written(made(example), {"x": one}, {"t": 7}) == ([7], [4])
 
 
-def test_leaves_with_codecs() -> None:
+def test_leaves_with_codecs(made: Any) -> None:
     pixels = np.arange(16, dtype=np.uint8).reshape(2, 2, 2, 2)
     encoder = made(PIXELS, **CODED).codecs["p",]
     encoded = [[encoder.encode(row) for row in lane] for lane in pixels]
@@ -107,7 +118,8 @@ def test_leaves_with_codecs() -> None:
 
 
 def test_over_the_wire() -> None:
-    buffer = ReplayBuffer(made(ROW), batch_size=6)
+    storage = LazyTensorStorage(50, ndim=2, example=ROW, fields={"t": 0})
+    buffer = ReplayBuffer(storage, batch_size=6)
     with (
         Server(buffer=buffer, transport=TcpTransport()) as server,
         RemoteReplayBuffer("127.0.0.1", server.port) as far,

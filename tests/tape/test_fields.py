@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from contig import (
+    DeviceStorage,
     LayoutError,
     LazyTensorStorage,
     ReplayBuffer,
@@ -25,7 +26,11 @@ from tests.tape import rows as made
 from tests.tape.rows import rows
 
 EXAMPLE = {"task": np.int32(0), "won": False, "judge": {"score": np.zeros(2, np.float32)}}
-KINDS = {"lazy": LazyTensorStorage, "shared": SharedStorage}
+KINDS: dict[str, Any] = {
+    "lazy": LazyTensorStorage,
+    "shared": SharedStorage,
+    "device": lambda capacity, ndim=1, **options: DeviceStorage(capacity, "cpu", ndim, **options),
+}
 
 
 def row(uid: int, letter: str = ".") -> dict[str, Any]:
@@ -40,6 +45,7 @@ def make(request):
         made.append(KINDS[request.param](*args, **options))
         return made[-1]
 
+    one.kind = request.param
     yield one
     for storage in made:
         storage.close()
@@ -443,6 +449,8 @@ def _other_process(storage: Any, pipe: Any) -> None:
 
 @pytest.mark.parametrize("known", [False, True])
 def test_other_processes_know_them(make, known):
+    if make.kind == "device":
+        pytest.skip("it belongs to its process")
     storage = make(20, fields=EXAMPLE)
     if known:
         storage.writer().add(row(0, "t"), {"task": 2})

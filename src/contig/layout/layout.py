@@ -309,13 +309,21 @@ class Layout:
 
         Leaves in `optional` may be missing and come back as None.
         """
+        return fit_arrays(self.leaves, self.values(tree, optional), batch_ndim)
+
+    def values(self, tree: Any, optional: frozenset[Path] = frozenset()) -> list[Any]:
+        """What a tree has for each leaf, as it is; None for those in `optional` that are missing.
+
+        Raises:
+            LayoutError: other leaves, or other containers.
+        """
         found = self.structure.pick(tree, optional if self.variable else None)
         if found is None or (
             self.variable
             and any(x is None and y.path not in optional for x, y in zip(found, self.leaves))
         ):
-            found = find_leaves(self.structure, self.by_path, tree, optional)
-        return fit_arrays(self.leaves, found, batch_ndim)
+            return find_leaves(self.structure, self.by_path, tree, optional)
+        return found
 
     def apart(self, columns: list[Any]) -> tuple[list[Any], list[int], tuple[list[Any], ...]]:
         """Columns as native code takes them: the bytes of fixed ones, and their offsets; and, if

@@ -29,14 +29,13 @@ __all__ = ["Group", "Roster"]
 class Group:
     """Some trajectories with the same value of the field, in the order in which they began."""
 
-    __slots__ = ("counted", "delivers", "leader", "members", "newest")
+    __slots__ = ("delivers", "leader", "members", "newest")
 
     def __init__(self) -> None:
         self.members: list[int] = []
         self.newest = 0  # when the newest run of a member was appended
         self.leader = -1  # of one that is ready: the member that stands for it
         self.delivers = 0  # members, if it is ready
-        self.counted = -1  # as released, when that was its newest run
 
 
 class _Value:
@@ -84,6 +83,9 @@ class Roster:
         self._last: list[int] = []  # what was delivered last, as it is noted
         self._were: dict[int, tuple[bytes, bool, int]] = {}  # and what was known of its members
         self._by_leader: dict[int, Group] = {}
+        # Members of groups that were counted as released, and when their newest run was appended:
+        # groups are made up anew, and what was given out may come back.
+        self._counted: dict[int, int] = {}
         self.forget()
 
     def forget(self) -> None:
@@ -127,6 +129,12 @@ class Roster:
         elif self.ranks > 1:
             passes = passes & (report.ids % self.ranks == self.rank)
         self.done.difference_update(gone)
+        for member in gone if self._counted else ():
+            self._counted.pop(member, None)
+        if report.everything and self._counted:
+            there = set(ids)
+            known = self._counted.items()
+            self._counted = {m: t for m, t in known if m in there or m >> SEQ_BITS != tape}
         if report.everything and n and len(self.done) > 2 * n + 1024:  # others are long gone
             self.done = {i for i in self.done if i >= ids[0] or i >> SEQ_BITS != tape}
         return passes
@@ -183,6 +191,7 @@ class Roster:
         for key in touched:
             self._settle(key)
         self.done = {m for m in self.done if m >> SEQ_BITS != tape}
+        self._counted = {m: t for m, t in self._counted.items() if m >> SEQ_BITS != tape}
 
     def _mine(self, key: bytes) -> bool:
         return self.ranks == 1 or zlib.crc32(key) % self.ranks == self.rank
@@ -261,8 +270,8 @@ class Roster:
                 self.dropped += 1
                 self.finish(list(group.members))
             elif members := self._whole(group):
-                self.released += group.counted != newest
-                group.counted = newest
+                self.released += all(self._counted.get(m) != newest for m in group.members)
+                self._counted.update(dict.fromkeys(group.members, newest))
                 self._stand(group, members)
 
     # -- delivering -------------------------------------------------------------------------------
@@ -330,16 +339,21 @@ class Roster:
         """The tapes were emptied: nothing is done with, and nothing can be given back."""
         self._undo = UndoLog()
         self.done.clear()
+        self._counted.clear()
         self.forget()
 
     def state(self) -> dict[str, Any]:
         done = np.array(sorted(self.done), np.int64)
+        counted = np.array(sorted(self._counted.items()), np.int64).reshape(-1, 2)
         names = ("consumed", "released", "dropped", "evicted")
-        return {"done": done, **{name: getattr(self, name) for name in names}}
+        state = {"done": done, **{name: getattr(self, name) for name in names}}
+        return {**state, "counted": counted} if len(counted) else state
 
     def load(self, state: dict[str, Any]) -> None:
         self.reset()
         self.done = set(np.asarray(state["done"], np.int64).tolist())
+        nothing = np.empty((0, 2), np.int64)
+        self._counted = dict(np.asarray(state.get("counted", nothing), np.int64).tolist())
         self.consumed = int(state["consumed"])
         self.released, self.dropped = int(state["released"]), int(state["dropped"])
         self.evicted = int(state.get("evicted", 0))  # nobody counted them at first

@@ -200,6 +200,13 @@ def optional_flags(layout: Layout, parent: Path | None) -> frozenset[Path]:
     return frozenset(x.path for x in _marks_of_rows(layout, parent).values())
 
 
+def check_given(optional: frozenset[Path], missing: frozenset[Path]) -> None:
+    """Raises LayoutError if all flags are missing of which data may lack some."""
+    if missing and missing >= optional:
+        names = ", ".join(show_path(p) for p in sorted(missing, key=str))
+        raise LayoutError(f"none of {names} is given: at least one is needed to know the others")
+
+
 def dual_ops(layout: Layout, parent: Path | None, missing: frozenset[Path]) -> list[Any]:
     """How the native packer fills the missing flags, in order: (op, to, a, b, "true" of to),
     where to, a and b are (offset, bytes)."""

@@ -85,7 +85,7 @@ def _stacked(rows: Any, schema: Schema | None, as_rows: AsRows | None) -> Any:
             raise LayoutError(f"row {i} of the list differs from row 0: {what}")
         for column, leaf in zip(columns, leaves):
             column.append(leaf)
-    any_size = {} if schema is None else {x.path for x in schema.layout.leaves if x.ragged}
+    any_size = set() if schema is None else _any_size(schema, dict(zip(paths, columns)))
     if any_size:
         return _stacked_any_size(columns, paths, structure, any_size, trees[0][1], as_rows)
     columns = [_of_one_kind(column, as_rows is not None) for column in columns]
@@ -98,6 +98,18 @@ def _stacked(rows: Any, schema: Schema | None, as_rows: AsRows | None) -> Any:
             )
     each = (_stack(column) for column in columns)
     return (as_rows or Batch.from_tree)(unflatten(structure, each), 1 + len(trees[0][1]))
+
+
+def _any_size(schema: Schema, columns: dict[Path, list[Any]]) -> set[Path]:
+    """Leaves of any size, and those with codecs whose rows come as bytes: an array of bytes would
+    lose zeros at their ends."""
+    given = (bytes, bytearray, memoryview, Ragged)
+    return {
+        x.path
+        for x in schema.layout.leaves
+        if x.ragged
+        or (x.codec is not None and any(isinstance(v, given) for v in columns.get(x.path, ())))
+    }
 
 
 def _of_one_kind(column: list[Any], tensors: bool) -> list[Any]:

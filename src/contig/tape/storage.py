@@ -135,12 +135,12 @@ class Storage(DescribedTape):
             self.asked = asked_for(self.asked, layout, contents)
             schema = self.asked.schema(layout, fields)
         # What can fail comes before a layout is fixed.
-        rows = rows_for(contents, schema)
+        rows = rows_for(contents, schema, layout)
         self.tape.prepare_restore(*contents.numbered())
         if layout is not None:
             published = self.publish(layout, fields)
             if published.sharing != schema.sharing:  # by another process, meanwhile
-                rows = rows_for(contents, published)
+                rows = rows_for(contents, published, layout)
         put_rows(self.tape, rows, contents)
         self.restored += 1
         self.tape.inserted, self.tape.sampled = limiter

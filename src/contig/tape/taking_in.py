@@ -31,16 +31,16 @@ def asked_for(asked: Asked, layout: Layout, contents: Snapshot) -> Asked:
     return asked.looked_at(layout, columns_in(layout, first))
 
 
-def rows_for(contents: Snapshot, schema: Schema) -> Compact | Packed:
-    """The rows for a tape with such a schema: whole records only if nothing is stored once on
-    either side, or if they are mapped.
+def rows_for(contents: Snapshot, schema: Schema, layout: Layout | None) -> Compact | Packed:
+    """The rows, of this layout, for a tape with such a schema: whole records only if nothing is
+    stored once on either side, or if they are mapped.
 
     Raises:
         ValueError: rows are damaged, or of another layout.
     """
     rows, span = contents.rows, (contents.tail, contents.head)
     sharing = _uncoded(schema.sharing) or _uncoded(rows.sharing)
-    check_records(rows, schema)
+    check_records(rows, schema, layout)
     if sharing is not None and isinstance(rows, CompactRows) and _uncoded(rows.sharing) == sharing:
         return rows.compact(*span)
     if sharing is None or (rows.mapped and rows.places is None):
@@ -48,8 +48,15 @@ def rows_for(contents: Snapshot, schema: Schema) -> Compact | Packed:
     return compacted(contents, schema.layout, sharing)
 
 
-def check_records(rows: Rows, schema: Schema) -> None:
-    """Raises ValueError if rows of a checkpoint are not as a schema's."""
+def check_records(rows: Rows, schema: Schema, layout: Layout | None) -> None:
+    """Raises ValueError if rows of a checkpoint, of this layout, are not as a schema's. (Encoded
+    rows and others may have records of the same size.)"""
+    if layout is not None and layout != schema.layout:
+        differs = schema.layout.diff(layout).replace("\n", "; ")
+        raise ValueError(
+            f"its rows are not stored as this storage was asked to store them: {differs}. Leave "
+            "codecs= out to take them as they are, or read them elsewhere and extend this one"
+        )
     if rows.record_size != schema.layout.record_size:
         raise ValueError(
             f"rows of {rows.record_size} bytes, and the storage's have "

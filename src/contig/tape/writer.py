@@ -15,8 +15,8 @@ from ..batch import Batch
 from ..convert import plain_tree, tensordict_shape
 from ..errors import LayoutError
 from ..layout import Layout
-from ..tree import Path, show_path
-from .boundaries import fill_flags
+from ..tree import Path
+from .boundaries import check_given, fill_flags
 from .encoding import Encoder
 from .ending import End, end_rows, last_version
 from .env_step import EnvStep, check_total
@@ -338,11 +338,7 @@ class Writer:
         missing = frozenset(
             x.path for x, column in zip(schema.layout.leaves, columns) if column is None
         )
-        if missing and missing >= schema.flag_paths:
-            names = ", ".join(show_path(p) for p in sorted(missing, key=str))
-            raise LayoutError(
-                f"none of {names} is given: at least one is needed to know the others"
-            )
+        check_given(schema.flag_paths, missing)
         fill_flags(schema.layout, schema.boundaries.flags, columns)
         if missing != self._missing:  # next time the native packer knows
             self._missing, self._plan = missing, schema.plan(missing)

@@ -31,8 +31,10 @@ def as_path(key: Any) -> Path:
     return tuple(key) if isinstance(key, (tuple, list)) else (key,)
 
 
-def nested(leaves: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Nested dicts from leaves by path, none of them below another."""
+def nested(leaves: Mapping[Any, Any]) -> Any:
+    """Nested dicts from leaves by path, none of them below another; of the empty path, the leaf."""
+    if () in leaves:  # the tree is one leaf
+        return leaves[()]
     out: dict[Any, Any] = {}
     for path, leaf in leaves.items():
         node = out

@@ -224,6 +224,33 @@ def test_rows_in_a_list_keep_tensors_where_they_are():
     assert batch["x"].is_meta
 
 
+def test_lanes_of_lists_of_arrays():
+    lanes = [[Row(3 * lane + t, t, 2, lane + t) for t in range(3)] for lane in range(2)]
+    known = {r.uid: r for lane in lanes for r in lane}
+    given = columns([r for lane in lanes for r in lane])
+    given["uid"] = given["uid"].reshape(2, 3)
+    given["blob"], given["text"] = ([x[:3], x[3:]] for x in (given["blob"], given["text"]))
+    below = given["next"]
+    below |= {k: np.reshape(below[k], (2, 3)) for k in ("done", "reward")}
+    below["tokens"] = [below["tokens"][:3], below["tokens"][3:]]
+    for late in (False, True):
+        with DeviceStorage(20, "cpu", 2, example=EXAMPLE, late=late) as storage:
+            storage.writer().extend(given)
+            storage.flush()
+            assert check_rows(storage.gather(np.arange(6))[0], known) == list(range(6))
+            assert storage.episodes()["steps"].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("given", [Blob.of([b"a", b"", b"cc"]), Ragged.of([np.arange(2), []])])
+def test_a_row_may_be_one_leaf(given):
+    example = Blob() if isinstance(given, Blob) else Ragged(np.int64)
+    with DeviceStorage(9, "cpu", example=example) as storage:
+        storage.writer().extend(given)
+        found = storage.gather(np.arange(len(given)))[0].host()[()]
+        assert found.values.tolist() == given.values.tolist()
+        assert found.offsets.tolist() == given.offsets.tolist()
+
+
 # -- refused ---------------------------------------------------------------------------------------
 
 
@@ -245,6 +272,24 @@ def test_a_row_too_large_for_the_ring_changes_nothing(late, known):
         storage.flush()
         found, _ = storage.gather(np.arange(2))
         assert list(found["x"]) == [b"a", b"bb"] and found["uid"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("verb", ["add", "extend", "extend_trajectory", "add_step"])
+def test_fields_that_are_refused_fix_no_layout(verb, late):
+    wrong: list[Any] = [{"nope": 1}, {"task": 0.5}, {"task": np.zeros(7)}, [{"task": 1}] * 5]
+    row = {"uid": np.int64(1), "x": b"ab", "next": {"done": False}}
+    many = {"uid": np.arange(2), "x": [b"a", b"bb"], "next": {"done": np.zeros(2, bool)}}
+    with DeviceStorage(20, "cpu", late=late, fields={"task": np.int32(0)}) as storage:
+        write = getattr(storage.writer(), verb)
+        for fields in wrong:
+            with pytest.raises(ValueError, match="fields|task"):
+                write(row if verb == "add" else many, fields=fields)
+            assert storage.layout is None and len(storage) == 0
+    with DeviceStorage(20, "cpu", late=late) as storage:  # whose fields are not known yet, either
+        with pytest.raises(ValueError, match="list of 5"):
+            storage.writer().add_step(many, fields=[{"task": 1}] * 5)
+        assert storage.layout is None and storage.fields is None
 
 
 def test_dtypes_that_torch_does_not_have():
@@ -388,7 +433,7 @@ def test_readers_and_a_writer_at_once():
     assert not failed, failed[0]
 
 
-def test_an_episode_is_read_and_exported():
+def test_an_episode_is_read():
     with DeviceStorage(40, "cpu", example=STEPS) as storage:
         for n in range(3):
             storage.writer().extend_trajectory(with_any_size(episode(n, 4)))

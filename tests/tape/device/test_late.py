@@ -116,6 +116,46 @@ def test_late_rows_that_are_refused_say_so_one_append_later():
         assert identity(storage.gather(np.arange(6))[0])[3:] == [(3, t) for t in range(3)]
 
 
+REFUSED = {
+    "an unknown field": {"fields": {"nope": 1}},
+    "a field of another shape": {"fields": {"task": np.zeros((2, 2))}},
+    "a field with another value": {"fields": {"task": 0.5}},
+    "too many fields": {"fields": [{"task": 1}, None]},
+    "no flags": {"without": ("done", "terminated", "truncated")},
+    "another number of envs": {"envs": (1, 2)},
+}
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+def test_late_rows_whose_error_needs_no_marks_are_refused_at_once(wrong):
+    """It would be somebody else's an append later, whose rows would not be stored."""
+    about = dict(REFUSED[wrong])
+    envs, without = about.pop("envs", (1, 2, 3)), about.pop("without", ())
+    with DeviceStorage(40, "cpu", late=True, fields={"task": np.int64(0)}) as storage:
+        writer = storage.writer()
+        first, second, third = steps(3)
+        writer.add_step(first)
+        bad = second if envs == (1, 2, 3) else tensors(next(interleaved(envs, 3)))
+        bad["next"] = {k: v for k, v in bad["next"].items() if k not in without}
+        with pytest.raises(ValueError, match="fields|task|given|envs"):
+            writer.add_step(bad, **about)
+        assert writer.add_step(third).tolist() == [0, 1, 2]
+        storage.flush()
+        found = identity(storage.gather(np.arange(6))[0])
+        assert found == [(n, t) for t in (0, 2) for n in (1, 2, 3)]
+
+
+def test_late_fields_are_those_of_the_call():
+    with DeviceStorage(40, "cpu", late=True, fields={"task": np.int64(0)}) as storage:
+        writer, tasks = storage.writer(), np.zeros(3, np.int64)
+        for step in interleaved([1, 2, 3], 2):
+            tasks[:] = [1, 2, 3]
+            writer.add_step(tensors(step), fields={"task": tasks})
+            tasks[:] = 99
+        storage.flush()
+        assert storage.episodes()["task"].tolist() == [1, 2, 3]
+
+
 def test_another_thread_does_not_settle_what_is_late():
     """Trajectories go on in one thread only, so that a learner's flush leaves them alone."""
     with DeviceStorage(40, "cpu", late=True) as storage:

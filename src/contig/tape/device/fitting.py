@@ -17,7 +17,7 @@ from ...convert import Place, fits_unseen, is_tensor, torch_dtype
 from ...errors import LayoutError
 from ...keys import NEXT
 from ...layout import Encoded, Layout, ShapeDtype
-from ...layout.fit import agreed_dims, find_leaves, fit_arrays
+from ...layout.fit import agreed_dims, fit_arrays
 from ...layout.fit_encoded import check_shape
 from ...layout.leaf import Leaf, place_leaves
 from ...tree import Path, nested, show_path
@@ -25,7 +25,8 @@ from ..schema import Schema
 
 __all__ = ["HIDDEN", "Parts", "Rows", "check_leaves", "fit", "mark_paths"]
 
-# In the records of the host, where batches have no marks at all. Nobody gets to see it.
+# In the records of the host, where nothing else of them has a fixed size: it tells the tape which
+# batch dims rows have, and batches have a column on the host. Nobody gets to see it.
 HIDDEN: Path = ("contig.row",)
 
 
@@ -55,7 +56,7 @@ class Parts(NamedTuple):
         example: dict[Path, Any] = {x.path: x.example() for x in mine}
         coded = {x.path: codec_of(x.codec) for x in mine if x.codec is not None}
         there = [x.spec for x in schema.layout.leaves if x.path not in example]
-        if len(coded) == len(mine):  # batches have none of them on the host
+        if all(x.variable for x in mine) and () not in example:  # a bare leaf is the whole row
             example[HIDDEN] = ShapeDtype((), np.uint8)
         marks = Layout(nested(example)).with_codecs(coded)
         placed, record = place_leaves(there)
@@ -114,9 +115,7 @@ def fit(schema: Schema, device: Any, tree: Any, batch_ndim: int, marks: Containe
         LayoutError: it does not fit.
     """
     layout, optional = schema.layout, schema.flag_paths
-    found = layout.structure.pick(tree)
-    if found is None:
-        found = find_leaves(layout.structure, layout.by_path, tree, optional)
+    found = layout.values(tree, optional)
     columns: dict[Path, Any] = {}
     batch: tuple[int, ...] | None = None
     first: Path = ()

@@ -257,7 +257,7 @@ class DeviceStorage(Storage):
             assert layout is not None
             schema = self.asked.schema(layout, fields)
         # What can fail comes before a layout is fixed.
-        check_records(contents.rows, schema)
+        check_records(contents.rows, schema, layout)
         marks = marks_of(contents, schema.layout, Parts.of(schema))
         index = contents.numbered()
         self.tape.prepare_restore(*index)
@@ -266,13 +266,19 @@ class DeviceStorage(Storage):
         tail, head, rows = contents.tail, contents.head, contents.rows
         blobs = marks.blobs if self.parts.marks.variable else None
         with self.rows_lock:
-            counts = (*index, contents.trajectories)
-            self.tape.restore(marks.records, tail, head, *counts, contents.fields, blobs)
-            for writer in list(self.unsettled):  # what waits was written before this, too
-                writer.discard()
-            for first, last in rows.spans(tail, head):
-                others = others_of(rows.read(first, last), schema.layout, self.parts)
-                self.memory.write(first, others, last - first, last - first)
+            counts, before = (*index, contents.trajectories), self.tape.restores
+            try:
+                self.tape.restore(marks.records, tail, head, *counts, contents.fields, blobs)
+                for writer in list(self.unsettled):  # what waits was written before this, too
+                    writer.discard()
+                for first, last in rows.spans(tail, head):
+                    others = others_of(rows.read(first, last), schema.layout, self.parts)
+                    self.memory.write(first, others, last - first, last - first)
+            except BaseException:
+                if self.tape.restores != before:  # what there was is gone
+                    self.tape.clear()  # rows whose contents nobody knows are never drawn
+                    self.restored += 1
+                raise
             self.restored += 1
         self.tape.inserted, self.tape.sampled = limiter
 

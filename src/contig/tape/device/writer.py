@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,9 +16,10 @@ from ...errors import LayoutError
 from ...layout import Encoded, Layout
 from ...ragged import Ragged
 from ...tree import Path, nested
+from ..boundaries import check_given
 from ..ending import End
-from ..env_step import EnvStep
-from ..fields import RowFields, first_fields
+from ..env_step import EnvStep, check_total
+from ..fields import RowFields, first_fields, pack_fields
 from ..schema import Schema
 from ..stacking import batch_ndim_of, lanes_of, stack_rows
 from ..writer import Writer
@@ -102,12 +104,14 @@ class _Pending(NamedTuple):
     Attributes:
         records: its rows on the device.
         thread: whose; trajectories do not go on in another one.
+        envs: how many envs its step is of, if rows are those of envs by their places.
     """
 
     marks: Callable[[], Any]
     records: Arriving
     append: Append
     thread: threading.Thread
+    envs: int | None = None
 
 
 class DeviceWriter(Writer):
@@ -128,7 +132,7 @@ class DeviceWriter(Writer):
         tree, shape = self._tree(step)
         if shape:
             raise LayoutError(f"add takes one row, got batch shape {list(shape)}; use extend")
-        rows = self._fit(tree, 0, fields, ())
+        rows, fields = self._fit(tree, 0, fields, ())
         seqs = self._write_rows(
             rows, lambda marks: self._extend_marks(marks, rows.batch, None, fields), at_once=True
         )
@@ -143,12 +147,17 @@ class DeviceWriter(Writer):
 
     def add_env_step(self, step: EnvStep, fields: Any = None) -> Array:
         verb = super().add_env_step
+        envs = step.rows if step.envs is None else step.total
+        if envs is not None:
+            check_total(self._known_envs(), envs)
         if step.envs is not None and len(step.envs) == 0:
             return verb(step, fields)
         tree, _ = self._tree(step.data)
         step = step._replace(data=None, of_rows=step.rows)
-        rows = self._fit(tree, 1, fields, (step.rows,))
-        return self._write_rows(rows, lambda marks: verb(step._replace(data=marks), fields))
+        rows, fields = self._fit(tree, 1, fields, (step.rows,))
+        return self._write_rows(
+            rows, lambda marks: verb(step._replace(data=marks), fields), envs=envs
+        )
 
     def extend(self, data: Any, continues: bool | None = None, fields: Any = None) -> Array:
         data = stack_rows(data, self._device_tape.schema, self._device_tape.as_rows)
@@ -156,7 +165,8 @@ class DeviceWriter(Writer):
         ndim = self._device_tape.ndim if shape is None else len(shape)
         if ndim == 0:
             raise LayoutError("extend takes rows with a leading dim; use add for a single one")
-        rows = self._fit(tree, ndim, fields, None if shape is None else shape[:-1], shape is None)
+        lanes = None if shape is None else shape[:-1]
+        rows, fields = self._fit(tree, ndim, fields, lanes, shape is None)
         return self._write_rows(
             rows, lambda marks: self._extend_marks(marks, rows.batch, continues, fields)
         )
@@ -167,8 +177,8 @@ class DeviceWriter(Writer):
         if shape is not None and len(shape) != 1:
             raise LayoutError(f"a trajectory is [T, ...], got batch shape {list(shape)}")
         told = End(end.get("terminated"), end.get("truncated"))
-        rows = self._fit(tree, 1, end.get("fields"), (), end=told)
-        return self._write_rows(rows, lambda marks: verb(marks, **end), at_once=True)
+        rows, fields = self._fit(tree, 1, end.pop("fields", None), (), end=told)
+        return self._write_rows(rows, lambda marks: verb(marks, fields=fields, **end), at_once=True)
 
     def append_records(self, records: Array, lanes: int = 1) -> Array:
         raise TypeError(
@@ -197,9 +207,12 @@ class DeviceWriter(Writer):
         if waiting is None:
             return np.empty(0, np.int64)
         self.discard()
-        seqs = waiting.append(waiting.marks())
-        if len(seqs):
-            self._on_device(lambda m: m.write_staged(int(seqs[0]), waiting.records, len(seqs)))
+        marks = waiting.marks()
+        with self._both():
+            seqs = waiting.append(marks)
+            if len(seqs):
+                memory = self._device_tape.memory
+                memory.write_staged(int(seqs[0]), waiting.records, len(seqs))
         return seqs
 
     # -- how ----------------------------------------------------------------------------------
@@ -218,8 +231,9 @@ class DeviceWriter(Writer):
         lanes: tuple[int, ...] | None,
         fewer: bool = False,
         end: End | None = None,
-    ) -> Rows:
-        """The rows, whose layout is fixed if they are the first.
+    ) -> tuple[Rows, RowFields | None]:
+        """The rows, whose layout is fixed if they are the first; and their fields as they are now,
+        checked: an error that came with the marks would be somebody else's.
 
         Args:
             lanes: dims of the lanes, for fields; None: to be found out.
@@ -228,16 +242,26 @@ class DeviceWriter(Writer):
         """
         storage = self._device_tape
         storage.check_open()
-        schema = storage.schema
-        if schema is None:
-            known = storage.fields
-            if fields is not None and known is None and not isinstance(fields, RowFields):
-                lanes = lanes_of(tree, None, ndim) if lanes is None else lanes
-                known = first_fields(fields, lanes)
-            schema = storage.define(tree, ndim, known, end)
-        if fewer:
+        schema, known = storage.schema, storage.fields
+        if schema is not None and fewer:
             ndim = batch_ndim_of(schema, tree, ndim)
-        return fit(schema, storage.memory.device, tree, ndim, storage.parts.marks.by_path)
+        if fields is not None and not isinstance(fields, RowFields):
+            lanes = lanes_of(tree, schema, ndim) if lanes is None else lanes
+            if known is None and schema is None:
+                known = first_fields(fields, lanes)
+            given = pack_fields(known, fields, lanes)  # before they fix anything
+            fields = None if given is None else RowFields(*given)
+        if schema is None:
+            schema = storage.define(tree, ndim, known, end)
+            ndim = batch_ndim_of(schema, tree, ndim) if fewer else ndim
+        marks = storage.parts.marks.by_path
+        return fit(schema, storage.memory.device, tree, ndim, marks), fields
+
+    def _known_envs(self) -> int:
+        """How many envs steps have been of, that which waits included; 0: there was none."""
+        if self._pending is not None and self._pending.envs is not None:
+            return self._pending.envs
+        return self._envs if self._native is None else int(self._native.envs)
 
     def _extend_marks(
         self, marks: Any, batch: tuple[int, ...], continues: bool | None, fields: Any
@@ -251,12 +275,15 @@ class DeviceWriter(Writer):
             rule = Continue.IF_OPEN
         return self._seqs(*self._write(schema, marks, ndim, lanes, rule, None, given))
 
-    def _write_rows(self, rows: Rows, append: Append, at_once: bool = False) -> Array:
+    def _write_rows(
+        self, rows: Rows, append: Append, at_once: bool = False, envs: int | None = None
+    ) -> Array:
         storage = self._device_tape
         late = storage.late and not at_once
         if late:  # an error that came later would be somebody else's
             schema = storage.schema
             assert schema is not None
+            check_given(schema.flag_paths, schema.flag_paths.difference(rows.columns))
             storage.check_bytes(schema.layout, rows)
         marks = self._fetch_marks(rows, late)
         others = {path: rows.flat(path) for path in storage.parts.others}
@@ -266,21 +293,27 @@ class DeviceWriter(Writer):
             seqs = self._settle_now()
             if late:
                 records = storage.memory.stage(others, rows.rows)
-                self._pending = _Pending(marks, records, append, threading.current_thread())
+                thread = threading.current_thread()
+                self._pending = _Pending(marks, records, append, thread, envs)
                 storage.unsettled.add(self)
                 return seqs
-            seqs = append(tree)
-            if len(seqs):
-                first, count, kept = int(seqs[0]), rows.rows, len(seqs)
-                self._on_device(lambda m: m.write(first, others, count, kept))
+            with self._both():
+                seqs = append(tree)
+                if len(seqs):
+                    storage.memory.write(int(seqs[0]), others, rows.rows, len(seqs))
             return seqs
 
-    def _on_device(self, write: Callable[[DeviceMemory], None]) -> None:
-        """Writes rows whose marks are on the tape."""
+    @contextmanager
+    def _both(self) -> Iterator[None]:
+        """Rows get to the tape and to the device, or to neither of them; whoever fails or is
+        interrupted in between leaves rows whose contents nobody knows, and they are never drawn."""
+        tape = self._device_tape.tape
+        head = tape.snapshot()[0]
         try:
-            write(self._device_tape.memory)
+            yield
         except BaseException:
-            self._device_tape.tape.clear()  # rows whose contents nobody knows are never drawn
+            if tape.snapshot()[0] != head:
+                tape.clear()
             raise
 
     def _fetch_marks(self, rows: Rows, late: bool) -> Callable[[], Any]:

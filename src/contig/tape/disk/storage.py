@@ -29,7 +29,7 @@ from ..segment import Segment
 from ..snapshot import Snapshot
 from ..stacks import stacks_of
 from ..storage import Storage
-from ..taking_in import asked_for
+from ..taking_in import asked_for, check_records
 from . import first_load
 from .appender import Appender, StagedWriter
 from .committer import Lag
@@ -383,8 +383,10 @@ class DiskStorage(Storage):
                     like = contents.rows.slots if isinstance(contents.rows, LinkedRows) else None
                     if like is None:
                         self.asked = asked_for(self.asked, layout, contents)
+                    check_records(contents.rows, self.asked.schema(layout, fields), layout)
                     restoring.create(self._describe(layout, fields, like), self._options)
                 else:
+                    check_records(contents.rows, self._schema, layout)
                     restoring.replace(self._files())
             finally:
                 self.restored += int(restoring.counts)
