@@ -1,9 +1,9 @@
 """CleanRL's scripts with contig's buffer and with theirs, in one run.
 
-training   ms per environment step of DQN, SAC and TD3: scripts in CleanRL's manner (those that the
-           tests run), or CleanRL's own (`--cleanrl CHECKOUT`), each in processes of its own, taking
-           turns: what a longer run takes more than a shorter one, the best of rounds. What they
-           print of their episodes must be equal, or this fails
+training   ms of processor time per environment step of DQN, SAC and TD3: scripts in CleanRL's
+           manner (those that the tests run), or CleanRL's own (`--cleanrl CHECKOUT`), each in
+           processes of its own, taking turns: what a longer run takes more than a shorter one, the
+           best of rounds. What they print of their episodes must be equal, or this fails
 calls      add of one step, sample of 256: full buffers, best of repeats
 held       MB of a full buffer: the arrays of theirs, contig's mapped pages with the index
 lines      that change in a script
