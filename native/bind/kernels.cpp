@@ -8,6 +8,7 @@
 #include "handles.h"
 #include "native/kernels/marks.h"
 #include "native/kernels/multinomial.h"
+#include "native/kernels/narrow.h"
 #include "native/kernels/permute.h"
 #include "native/kernels/rng.h"
 #include "native/kernels/stored_zip.h"
@@ -306,6 +307,12 @@ void bind_kernels(nb::module_& m) {
       "exchange_paths",
       [](nb::bytes one, nb::bytes other) { return exchange_paths(one.c_str(), other.c_str()); },
       nb::arg("one"), nb::arg("other"), "0, or an errno.");
+  m.def(
+      "fit_32_bits",
+      [](Seqs values, bool with_sign) {
+        return fit_32_bits(values.data(), values.shape(0), with_sign);
+      },
+      nb::arg("values").noconvert(), nb::arg("with_sign"));
   m.def(
       "permute",
       [](uint64_t key, uint64_t n, uint64_t from, size_t count) {

@@ -38,6 +38,11 @@ enum class Kin { future, last, any };
 // how its trajectory ended (flags) if it ended with the slice's last row, else 0.
 struct Slices {
   std::vector<int64_t> seqs, lengths, burn, ends;
+  // Makes room for `n` more, of about so many rows each.
+  void reserve(size_t n, size_t rows) {
+    seqs.reserve(seqs.size() + n * rows);
+    for (auto* each : {&lengths, &burn, &ends}) each->reserve(each->size() + n);
+  }
 };
 
 class View {

@@ -1,6 +1,7 @@
 // Drawing rows and slices from a mirror of the index.
 #include <algorithm>
 
+#include "native/kernels/prefetch.h"
 #include "native/tape/view.h"
 
 namespace contig {
@@ -9,6 +10,8 @@ namespace {
 // What is drawn is there, unless a writer evicts it at the same time: then another one is drawn, so
 // many times, before the caller takes the lock.
 constexpr int kOvertaken = 64;
+constexpr size_t kTogether = 32;    // slices that are looked up at once
+constexpr uint64_t kReserved = 64;  // rows of a slice that there is room for from the start
 }  // namespace
 
 bool View::all_from(const Window& w, uint64_t* low) const {
@@ -90,23 +93,35 @@ bool View::draw_slices(Rng rng, const Window& w, const SliceSpec& spec, size_t n
   const uint64_t before = any && w.min_ordinal > 0 ? alive_.before(slot_from(w.min_ordinal)) : 0;
   const uint64_t total = any ? alive_.total() - before : found->total();
   if (total == 0) return false;
-  for (size_t i = 0; i < n; ++i) {
-    bool done = false;
-    for (int tries = 0; tries < kOvertaken && !done; ++tries) {
-      Extent x;
-      uint64_t choice;
-      if (any) {
-        if (!extent_of(select(before + rng.below(total)), w, &x)) continue;
-        choice = rng.below(count_starts(x, spec));
-      } else {
-        const Ledger::Pick pick = found->pick(rng);
-        choice = pick.choice;
-        if (!extent_of(static_cast<uint32_t>(pick.item), w, &x) || !eligible(x, spec)) continue;
-        if (choice >= count_starts(x, spec)) continue;
-      }
-      done = emit(x, choice, spec, out);
+  out->reserve(n, std::min<uint64_t>(spec.length + spec.burn_in, kReserved));
+  const auto draw = [&] {
+    return any ? Ledger::Pick{select(before + rng.below(total)), 0} : found->pick(rng);
+  };
+  Ledger::Pick drawn[kTogether];
+  Tape::Cursor cursor(tape_);
+  for (size_t at = 0; at < n; at += kTogether) {
+    const size_t count = std::min(kTogether, n - at);
+    // What is known of them is on its way from memory while the others are drawn.
+    for (size_t i = 0; i < count; ++i) {
+      drawn[i] = draw();
+      ask_for(&trajs_[drawn[i].item]);
     }
-    if (!done) return false;
+    for (size_t i = 0; i < count; ++i) {
+      const Trajectory& t = trajs_[drawn[i].item];
+      if (t.runs > 0 && t.last >= at_.index_tail) cursor.ask(t.last);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      bool done = false;
+      for (int tries = 0; tries < kOvertaken && !done; ++tries) {
+        if (tries > 0) drawn[i] = draw();
+        Extent x;
+        if (!extent_of(static_cast<uint32_t>(drawn[i].item), w, &x) || !eligible(x, spec)) continue;
+        const uint64_t starts = count_starts(x, spec);
+        const uint64_t choice = any ? rng.below(starts) : drawn[i].choice;
+        done = choice < starts && emit(x, choice, spec, out);
+      }
+      if (!done) return false;
+    }
   }
   return true;
 }

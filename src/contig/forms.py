@@ -126,7 +126,7 @@ def jax_tree(columns: Sequence[Any], layout: Layout, copy: bool) -> Any:
 
 # What cuts blocks of a layout and number of rows; None: they were seen once. That is compiled, so
 # it is for those that come again.
-_splitters: dict[tuple[Layout, int], BlockSplitter | None] = {}
+_splitters: dict[tuple[str, int], BlockSplitter | None] = {}  # by fingerprint
 _MOST_SPLITTERS = 256
 _WORTH_SPLITTING = 1 << 18  # larger blocks are not copied at all, where jax computes with them
 
@@ -134,7 +134,7 @@ _WORTH_SPLITTING = 1 << 18  # larger blocks are not copied at all, where jax com
 def split_to_jax(memory: Any, layout: Layout, rows: int) -> Any:
     """`jax_tree` of a block that nobody writes to any more, in one piece; None if that is not the
     best way."""
-    key = (layout, rows)
+    key = (layout.fingerprint, rows)
     splitter = _splitters.get(key)
     if splitter is None:
         known = key in _splitters

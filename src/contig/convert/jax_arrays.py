@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import _native
 from ..tree import Nested, Path, show_path
 
 __all__ = ["BlockSplitter", "register_nodes", "to_jax"]
@@ -81,7 +82,7 @@ class BlockSplitter:
         self._split = jax.jit(split)
         # 64-bit integers become 32-bit ones, unless jax is told not to.
         self._checked = [
-            (number, paths[number], dtype, math.prod(shape), offset)
+            (number, paths[number], dtype, math.prod(shape), offset, dtype.kind == "i")
             for number, (shape, dtype, offset) in enumerate(views)
             if dtype.char in _NARROWED
         ]
@@ -98,8 +99,10 @@ class BlockSplitter:
             ValueError: an integer that does not fit.
         """
         out: list[Any] = self._split(np.frombuffer(memory, np.uint32))
-        for number, path, dtype, count, offset in self._checked:
-            _checked(out[number], np.frombuffer(memory, dtype, count, offset), path)
+        for number, path, dtype, count, offset, with_sign in self._checked:
+            values = np.frombuffer(memory, np.int64, count, offset)
+            if not _native.fit_32_bits(values, with_sign):
+                _checked(out[number], values.view(dtype), path)
         return out
 
 

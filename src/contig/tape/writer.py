@@ -168,6 +168,13 @@ class Writer:
                 one for all of each lane; or a list of a mapping (or None) for each lane; or
                 `RowFields`, for each row.
         """
+        plain = fields is None and continues is None and self._encoder is None
+        if plain and (plan := self._plan) is not None and type(data) is dict:
+            # A dict's rows have as many batch dims as the storage says; with one, it is one lane.
+            if self._storage.ndim == 1:
+                first: int = self._native.extend(plan, data, 1, _ONE_LANE, _IF_OPEN, None)
+                if first >= 0:
+                    return self._seqs(first, self._native.last_rows)
         known = self._storage.schema
         data = stack_rows(data, known)
         tree, shape = _rows_of(data, known)
