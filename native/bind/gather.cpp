@@ -111,6 +111,7 @@ class Gatherer {
       ask_for_folded(tape_.tape, fold_, seqs.data(), n);
       view.follow(seqs.data(), n, fold_.discount.size(), &groups);
       f.lengths = groups.lengths.data();
+      f.to.asked = true;
     }
     const std::vector<int64_t>& rows = f.lengths == nullptr ? seqs : groups.seqs;
     if (fill(&f, rows.data(), rows.size(), &damaged) != 0 || !damaged.empty() || view.stale())

@@ -125,6 +125,8 @@ bool Fold::knows(char kind, size_t itemsize) {
 }
 
 namespace {
+constexpr size_t kAskedRows = 256, kAskedBytes = 256;  // as much as the nearest cache holds
+
 // Rows of some groups at once: while they are folded, the next ones are on their way from memory.
 class Folder {
  public:
@@ -145,8 +147,10 @@ class Folder {
     for (const Target& t : out.first) first_.cover(t.offset, t.bytes);
   }
 
-  // Asks for the rows of a group, of each what will be read.
-  CONTIG_INLINED void fetch(const int64_t* rows, size_t length) const {
+  // Asks for the rows of group `g`, of each what will be read; unless somebody has.
+  CONTIG_INLINED void fetch(const int64_t* rows, size_t length, size_t g) const {
+    const bool near = rows[length - 1] - rows[0] == static_cast<int64_t>(length) - 1;
+    if (out_.asked && g < kAskedRows && near && length * tape_.stride() <= kAskedBytes) return;
     RowFinder find(tape_);
     for (size_t k = 0; k < length; ++k) {
       const uint8_t* row = find(static_cast<uint64_t>(rows[k]));
@@ -228,9 +232,8 @@ class Folder {
 }  // namespace
 
 void ask_for_folded(const Tape& tape, const Fold& fold, const int64_t* seqs, size_t n) {
-  constexpr size_t kRows = 256, kBytes = 256;  // as much as the nearest cache holds
-  const size_t bytes = std::min(kBytes, fold.discount.size() * tape.stride());
-  for (size_t i = 0; i < std::min(n, kRows); ++i)
+  const size_t bytes = std::min(kAskedBytes, fold.discount.size() * tape.stride());
+  for (size_t i = 0; i < std::min(n, kAskedRows); ++i)
     ask_for_all(tape.row(static_cast<uint64_t>(seqs[i])), bytes);
 }
 
@@ -243,7 +246,7 @@ uint64_t fold_rows(const Tape& tape, const Fold& fold, const int64_t* rows, cons
   const int64_t* asked = rows;
   for (size_t at = 0; at < groups; at += kGroup) {
     for (; ahead < std::min(groups, at + 2 * kGroup); asked += lengths[ahead++])
-      folder.fetch(asked, static_cast<size_t>(lengths[ahead]));
+      folder.fetch(asked, static_cast<size_t>(lengths[ahead]), ahead);
     const size_t count = std::min(kGroup, groups - at);
     for (size_t i = 0; i < count; rows += lengths[at + i++]) {
       first[i] = tape.row(static_cast<uint64_t>(rows[0]));

@@ -35,6 +35,7 @@ struct Folded {
   std::vector<Target> first, last;  // leaves of a group's first row, and of the last that counts
   int64_t* steps = nullptr;         // how many of its rows count
   uint8_t* rewards = nullptr;       // what they sum up to
+  bool asked = false;               // `ask_for_folded` has asked for the first rows
 };
 
 // Asks for rows that will be folded, and for those behind them, which mostly follow in their

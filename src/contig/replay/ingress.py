@@ -147,10 +147,15 @@ class Ingress:
         fields: Any = None,
     ) -> np.ndarray[Any, Any]:
         """Rows, or lanes of rows; see `Writer.extend`."""
-        rows = self.admit(data, go_on)
-        if rows is None:
-            return np.empty(0, np.int64)
-        return self.writer.extend(rows, continues, fields)
+        if self.transform is not None or self.limiter is not None:
+            data = self.admit(data, go_on)
+            if data is None:
+                return np.empty(0, np.int64)
+        try:
+            writer = self._own.writer  # as in `add`
+        except AttributeError:
+            writer = self.writer
+        return writer.extend(data, continues, fields)  # type: ignore[no-any-return]
 
     def extend_trajectory(
         self, data: Any, go_on: Callable[[], None] = _nobody, **end: Any
