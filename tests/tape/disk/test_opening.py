@@ -63,7 +63,7 @@ def test_second_writer(tmp_path: Path) -> None:
 def test_lock_does_not_outlive_the_writer_in_a_fork(tmp_path: Path, told: bool) -> None:
     """A forked worker that lives on does not keep the directory locked; not while it has not come
     to hear that it was forked either, or if it is another program that never does."""
-    fork = "os.fork()" if told else "ctypes.CDLL(None).fork()"
+    fork = "os.fork()" if told else "ctypes.PyDLL(None).fork()"
     code = f"""
     import ctypes, os, sys
     from pathlib import Path
