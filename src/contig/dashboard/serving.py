@@ -20,7 +20,6 @@ __all__ = ["PageOptions", "PageServer", "check_installed", "listen", "url_of"]
 
 _START_S = 30.0
 _END_S = 5.0
-_REQUESTS = 64  # at a time
 
 
 class PageOptions(NamedTuple):
@@ -101,6 +100,7 @@ class PageServer:
         import uvicorn
 
         from .app import make_app
+        from .connections import page_connections
 
         self._source = source
         self._listening = listening
@@ -111,7 +111,7 @@ class PageServer:
         config = uvicorn.Config(
             app,
             loop="asyncio",
-            http="h11",
+            http=page_connections(),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -119,7 +119,6 @@ class PageServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=_REQUESTS,
             timeout_graceful_shutdown=1,
             **tls,
         )
