@@ -5,7 +5,6 @@ uvicorn waits for ever for a first request, and counts idle connections among th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -52,6 +51,6 @@ class _PageConnection(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
 
-def page_connections() -> Callable[..., _PageConnection]:
+def page_connections() -> Any:
     """Returns what makes the connections of one page, which share their bounds."""
     return partial(_PageConnection, PendingConnections(_PENDING, _REQUEST_S))

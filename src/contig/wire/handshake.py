@@ -26,7 +26,7 @@ from ..tape.fields import fields_layout
 from ..tape.sharing import shared_form
 from ..tape.stacks import Stacks, stacks_from_json
 from . import versions
-from .frames import Refused, Type, json_frame, parse_json
+from .frames import Refused, Type, json_frame, parse_json, shown
 from .pulse import LEAST_HEARTBEAT_S, MOST_HEARTBEAT_S
 from .versions import OLDEST_VERSION, RICH_VERSION, VERSION, newer_parts, spoken_version
 
@@ -187,11 +187,11 @@ class Accepted(NamedTuple):
         kind, schema = answer.get("kind"), answer.get("schema")
         seen, ndim = answer.get("seen"), answer.get("ndim", 1)
         most, beat = answer.get("max_inflight"), answer.get("heartbeat_s", 0)
-        fits = kind in ("queue", "tape") and type(seen) is int and seen >= 0
+        fits = kind in ("queue", "tape") and _is_count(seen)
         fits = fits and type(ndim) is int and 1 <= ndim <= 32
-        fits = fits and type(most) is int and most >= 1
+        fits = fits and _is_count(most) and most != 0
         row = answer.get("max_row", 0)
-        fits = fits and type(row) is int and row >= 0
+        fits = fits and _is_count(row)
         fits = fits and type(beat) in (int, float)
         fits = fits and (beat == 0 or LEAST_HEARTBEAT_S <= beat <= MOST_HEARTBEAT_S)
         fits = fits and (isinstance(schema, dict) or (schema is None and kind == "tape"))
@@ -206,7 +206,7 @@ class Accepted(NamedTuple):
                 fits = False
             fits = fits and (kind == "queue" or isinstance(schema.get("keys"), dict))
         if not fits:
-            raise ValueError(f"the server's ACCEPT makes no sense: {str(answer)[:200]}")
+            raise ValueError(f"the server's ACCEPT makes no sense: {shown(answer)}")
         numbers = (int(ndim), int(seen or 0), int(most or 1), float(beat), int(row))
         told = (answer.get(name) is True for name in _ABILITIES)
         return Accepted(str(kind), schema, *numbers, *told)
@@ -331,14 +331,19 @@ class ServerHandshake:
             raise Refused("token", f"the token is missing or wrong{hint}")
         name = asked.get("table")
         if not isinstance(name, str) or name not in tables:
-            raise Refused("table", f"no table {name!r}{_HAS}{', '.join(sorted(tables))}")
+            raise Refused(
+                "table", f"no table {shown(repr(name), 200)}{_HAS}{', '.join(sorted(tables))}"
+            )
         table = tables[name]
         producer, following = asked.get("producer"), asked.get("next")
         if not _is_count(producer) or not producer or not _is_count(following):
             raise Refused("producer", "producer: a number of 1 to 2^63 - 1; next: 0 or more")
         ack, layout = asked.get("ack"), None
         if ack not in table.ack_levels:
-            raise Refused("frame", f"ack {ack!r}: this table has {', '.join(table.ack_levels)}")
+            raise Refused(
+                "frame",
+                f"ack {shown(repr(ack), 200)}: this table has {', '.join(table.ack_levels)}",
+            )
         if asked.get("layout") is not None:
             layout = self._layout(asked["layout"])
         fields = None if asked.get("fields") is None else self._fields(asked["fields"])
@@ -399,7 +404,7 @@ def table_in(refusal: str) -> str | None:
 
 def raise_refusal(answer: dict[str, Any]) -> None:
     """Raises what a REFUSE says, as the error it is for a client."""
-    reason, message = answer.get("reason", "?"), answer.get("message", "")
+    reason, message = shown(answer.get("reason", "?")), shown(answer.get("message", ""))
     if reason == "layout":
         raise LayoutError(message)
     if reason in _PASSING:
