@@ -117,12 +117,14 @@ format: $(INSTALL)  ## Format the Python and C++ sources in place
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(CXX_FILES)
 
+# make bench RECORD=--record: the files of results and the pages that are made of them, too.
+RECORD ?=
 bench: $(INSTALL) $(PEERS)  ## Run the benchmarks beside the peer libraries
-	$(BIN)/python -m benchmarks.run
-	$(BIN)/python -m benchmarks.ingest
+	$(BIN)/python -m benchmarks.run $(RECORD)
+	$(BIN)/python -m benchmarks.ingest $(RECORD)
 	$(BIN)/python -m benchmarks.trajectory
 	$(BIN)/python -m benchmarks.rollout
-	$(BIN)/python -m benchmarks.drop_ins
+	$(BIN)/python -m benchmarks.drop_ins $(RECORD)
 	$(BIN)/python -m benchmarks.disk
 	$(BIN)/python -m benchmarks.codecs
 	$(BIN)/python -m benchmarks.memory
@@ -133,7 +135,7 @@ bench: $(INSTALL) $(PEERS)  ## Run the benchmarks beside the peer libraries
 	$(BIN)/python -m benchmarks.fields
 	$(BIN)/python -m benchmarks.ray_replay
 	$(BIN)/python -m benchmarks.cluster
-	$(BIN)/python -m benchmarks.pages
+	$(if $(RECORD),$(BIN)/python -m benchmarks.pages)
 
 # mkdocs says on every run that there will be another version of itself, unless told not to.
 docs: $(INSTALL)  ## Run every snippet of README.md and docs/, then render docs/
