@@ -140,6 +140,7 @@ bench: $(INSTALL) $(PEERS)  ## Run the benchmarks beside the peer libraries
 # mkdocs says on every run that there will be another version of itself, unless told not to.
 docs: $(INSTALL)  ## Run every snippet of README.md and docs/, then render docs/
 	$(BIN)/python tools/check_snippets.py
+	$(BIN)/python tools/check_commands.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	$(BIN)/python tools/check_site.py
 	@echo "rendered: build/docs/site/index.html"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ..arguments import check_kind, is_loopback, port_number
+from ..lazy import install_hint
 from .guard import Guard
 from .monitor import Monitor
 from .source import Source
@@ -56,7 +57,7 @@ def check_installed() -> None:
     for name in ("starlette", "uvicorn"):
         if importlib.util.find_spec(name) is None:
             raise ImportError(
-                f"the dashboard needs {name}: pip install 'contig[dashboard]'; `contig top` shows "
+                f"the dashboard needs {name}: {install_hint('dashboard')}; `contig top` shows "
                 "the same numbers in a terminal"
             )
 
