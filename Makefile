@@ -117,12 +117,14 @@ format: $(INSTALL)  ## Format the Python and C++ sources in place
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(CXX_FILES)
 
+# make bench RECORD=--record: the files of results and the pages that are made of them, too.
+RECORD ?=
 bench: $(INSTALL) $(PEERS)  ## Run the benchmarks beside the peer libraries
-	$(BIN)/python -m benchmarks.run
-	$(BIN)/python -m benchmarks.ingest
+	$(BIN)/python -m benchmarks.run $(RECORD)
+	$(BIN)/python -m benchmarks.ingest $(RECORD)
 	$(BIN)/python -m benchmarks.trajectory
 	$(BIN)/python -m benchmarks.rollout
-	$(BIN)/python -m benchmarks.drop_ins
+	$(BIN)/python -m benchmarks.drop_ins $(RECORD)
 	$(BIN)/python -m benchmarks.disk
 	$(BIN)/python -m benchmarks.codecs
 	$(BIN)/python -m benchmarks.memory
@@ -133,11 +135,12 @@ bench: $(INSTALL) $(PEERS)  ## Run the benchmarks beside the peer libraries
 	$(BIN)/python -m benchmarks.fields
 	$(BIN)/python -m benchmarks.ray_replay
 	$(BIN)/python -m benchmarks.cluster
-	$(BIN)/python -m benchmarks.pages
+	$(if $(RECORD),$(BIN)/python -m benchmarks.pages)
 
 # mkdocs says on every run that there will be another version of itself, unless told not to.
 docs: $(INSTALL)  ## Run every snippet of README.md and docs/, then render docs/
 	$(BIN)/python tools/check_snippets.py
+	$(BIN)/python tools/check_commands.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	$(BIN)/python tools/check_site.py
 	@echo "rendered: build/docs/site/index.html"

@@ -29,6 +29,7 @@ from stable_baselines3.common.buffers import ReplayBuffer as Theirs
 
 from benchmarks.adapters_sb3 import held
 from benchmarks.drop_ins import DropIn, Training, record
+from benchmarks.results import RECORD_HELP
 from benchmarks.timing import Effort, best_us
 from contig.adapters.cleanrl import ReplayBuffer as Ours
 from tools.cleanrl_suite import OPTIONS, SCRIPTS, patched, run
@@ -146,6 +147,7 @@ def drop_in(results: dict[str, Any]) -> DropIn:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="only show that everything runs")
+    parser.add_argument("--record", action="store_true", help=RECORD_HELP)
     parser.add_argument("--cleanrl", type=Path, default=None, help="a checkout of CleanRL")
     args = parser.parse_args()
     torch.set_num_threads(1)  # small nets: more threads only wait for one another
@@ -157,7 +159,8 @@ def main() -> None:
     }
     print(show(results), file=sys.stderr)
     print(json.dumps(results, indent=1))
-    record("cleanrl", drop_in(results), args.quick)
+    if args.record and not args.quick:
+        record("cleanrl", drop_in(results))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 from benchmarks.drop_ins import DropIn, Training, record
+from benchmarks.results import RECORD_HELP
 from benchmarks.timing import Effort, best_us
 
 ENVS, STEPS, OBS, ACTIONS, HIDDEN = 4096, 24, 48, 12, 256
@@ -220,6 +221,7 @@ def drop_ins(out: dict[str, dict[str, dict[str, Any]]]) -> dict[str, DropIn]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="only shows that everything runs")
+    parser.add_argument("--record", action="store_true", help=RECORD_HELP)
     parser.add_argument("--case", choices=CASES, help="one case, of one --side, in this process")
     parser.add_argument("--side", choices=SIDES)
     args = parser.parse_args()
@@ -232,7 +234,8 @@ def main() -> None:
     for library, found_of in drop_ins(out).items():
         for what, count in found_of.lines.items():
             print(f"{library}: {count} lines change: {what}", file=sys.stderr)
-        record(library, found_of, args.quick)
+        if args.record and not args.quick:
+            record(library, found_of)
     print(json.dumps(out, indent=1))
 
 

@@ -37,6 +37,7 @@ from stable_baselines3 import HerReplayBuffer as SB3Her
 from stable_baselines3.common import buffers as theirs
 
 from benchmarks.drop_ins import DropIn, Training, record
+from benchmarks.results import RECORD_HELP
 from benchmarks.timing import Effort, best_us
 from contig.adapters import sb3 as ours
 
@@ -308,6 +309,7 @@ def drop_in(results: dict[str, Any]) -> DropIn:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="only show that everything runs")
+    parser.add_argument("--record", action="store_true", help=RECORD_HELP)
     parser.add_argument("--returns", action="store_true", help="only train")
     parser.add_argument("--seeds", type=int, default=None, help="5, or 1 with --quick")
     parser.add_argument("--steps", type=int, default=None, help="of each training")
@@ -328,8 +330,9 @@ def main() -> None:
     }
     print(show(results), file=sys.stderr)
     print(json.dumps(results, indent=1))
-    if args.steps is None:  # trainings cut short are no figures of the page
-        record("stable-baselines3", drop_in(results), args.quick)
+    # Trainings cut short are no figures of the page.
+    if args.record and not args.quick and args.steps is None:
+        record("stable-baselines3", drop_in(results))
 
 
 if __name__ == "__main__":

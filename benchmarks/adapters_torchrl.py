@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from benchmarks.drop_ins import DropIn, Training, record
+from benchmarks.results import RECORD_HELP
 from benchmarks.timing import Effort, best_us
 from benchmarks.torchrl_extension import load_extension
 
@@ -298,6 +299,7 @@ def drop_in(results: dict[str, Any]) -> DropIn:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="only show that everything runs")
+    parser.add_argument("--record", action="store_true", help=RECORD_HELP)
     parser.add_argument("--seeds", type=int, default=None, help="3, or 1 with --quick")
     args = parser.parse_args()
     torch.set_num_threads(1)  # small nets: more threads only wait for one another
@@ -318,7 +320,8 @@ def main() -> None:
     }
     print(show(results), file=sys.stderr)
     print(json.dumps(results, indent=1))
-    record("torchrl", drop_in(results), args.quick)
+    if args.record and not args.quick:
+        record("torchrl", drop_in(results))
 
 
 if __name__ == "__main__":

@@ -20,11 +20,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import describe_machine, rounded
+from benchmarks.results import RECORD_HELP, describe_machine, rounded
 from benchmarks.table import number
 
 RESULTS = Path(__file__).with_name("results-adapters.json")
-QUICK_RESULTS = RESULTS.with_name("results-adapters-quick.json")
 #: Libraries in the order of the page, and what measures each.
 LIBRARIES = {
     "stable-baselines3": "adapters_sb3 --returns",
@@ -85,17 +84,15 @@ def load(path: Path = RESULTS) -> dict[str, DropIn]:
     return out
 
 
-def record(library: str, found: DropIn, quick: bool) -> Path:
-    """Puts a library's part into the file; returns which."""
-    path = QUICK_RESULTS if quick else RESULTS
-    known = load(path)
-    found.machine = describe_machine(1, quick)
+def record(library: str, found: DropIn) -> None:
+    """Puts a library's part into the file of results."""
+    known = load(RESULTS)
+    found.machine = describe_machine(1, quick=False)
     packages = ("contig", "torch", *([] if library == "cleanrl" else [library]))
     found.versions = {name: version(name) for name in packages}
     known[library] = found
     ordered = {name: asdict(known[name]) for name in LIBRARIES if name in known}
-    path.write_text(json.dumps(_rounded(ordered), indent=1) + "\n")
-    return path
+    RESULTS.write_text(json.dumps(_rounded(ordered), indent=1) + "\n")
 
 
 def _rounded(value: Any) -> Any:
@@ -191,18 +188,20 @@ def line_rows(known: dict[str, DropIn]) -> list[list[str]]:
 # -- all of them ------------------------------------------------------------------------------
 
 
-def commands(quick: bool) -> list[list[str]]:
-    """What measures every library, as arguments of python: each once."""
+def commands(more: list[str]) -> list[list[str]]:
+    """Returns the arguments of python that measure each library once, with `more` behind them."""
     each = [said.split() for said in dict.fromkeys(LIBRARIES.values())]
-    more = ["--quick"] if quick else []
     return [["-m", f"benchmarks.{module}", *options, *more] for module, *options in each]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="only show that everything runs")
+    parser.add_argument("--record", action="store_true", help=RECORD_HELP)
+    args = parser.parse_args()
     failed = []
-    for command in commands(parser.parse_args().quick):
+    more = [f"--{name}" for name in ("quick", "record") if getattr(args, name)]
+    for command in commands(more):
         start = time.monotonic()
         # A process of its own: what one library leaves behind is not measured with the next.
         code = subprocess.call([sys.executable, *command], stdout=subprocess.DEVNULL)

@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.cases import FAILED, NOT_APPLICABLE, NOT_RUN, Value
 
 Report = dict[str, Any]
+RECORD_HELP = "put the figures into the file that the pages are made of"
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Measures contig and its peers in one run, prints the table, writes `results.json`.
+"""Measures contig and its peers in one run, prints the table; `--record` writes `results.json`.
 
     python -m benchmarks.run                     everything
     python -m benchmarks.run --quick             small buffers, one round: does it all run?
@@ -23,12 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cases import BACKENDS, CASE_NAMES, CONTIG, FAILED, NOT_RUN
-from benchmarks.results import Report, Results, describe_machine
+from benchmarks.results import RECORD_HELP, Report, Results, describe_machine
 from benchmarks.table import aligned, notes, whole
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results.json"
-QUICK_RESULTS = RESULTS.with_name("results-quick.json")
 SECTIONS = ("growth", "shared")
 MODULES = {"growth": "growth", "shared": "shared_append", CONTIG: "contig_cases"}
 WORKER_TIMEOUT_S = 1800
@@ -143,6 +142,7 @@ def parse_arguments() -> argparse.Namespace:
         default=ROOT / ".venv-peers" / "bin" / "python",
         help="interpreter of the environment with requirements-peers.txt",
     )
+    parser.add_argument("--record", action="store_true", help=RECORD_HELP)
     return parser.parse_args()
 
 
@@ -154,15 +154,17 @@ def main() -> None:
     print(whole(results, aligned))
     if notes(results):
         print(f"\nFailed:\n{notes(results)}")
-    path = QUICK_RESULTS if arguments.quick else RESULTS
     if contig_failed(results, selection):
-        raise SystemExit("Not stored: contig itself failed.")
-    if arguments.only and selection.backends != BACKENDS:
-        print("\nNot stored: not every library was measured.", file=sys.stderr)
+        raise SystemExit("contig itself failed.")
+    if not arguments.record:
         return
-    if arguments.only and path.exists():
-        results = results.merge_into(Results.load(path))
-    results.save(path)
+    if arguments.quick:
+        raise SystemExit("Not recorded: figures of --quick are good for nothing else.")
+    if arguments.only and selection.backends != BACKENDS:
+        raise SystemExit("Not recorded: not every library was measured.")
+    if arguments.only and RESULTS.exists():
+        results = results.merge_into(Results.load(RESULTS))
+    results.save(RESULTS)
 
 
 if __name__ == "__main__":

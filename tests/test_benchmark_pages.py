@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -63,10 +65,10 @@ def test_drop_ins_are_recorded_by_library_and_shown(
         {"DQN": drop_ins.Training("step", SIDES, SIDES, IN_BUFFER, returns)}, {"all": 2}
     )
     again = drop_ins.DropIn({"PPO": drop_ins.Training("update", SIDES, note="equal")}, {"one": 1})
-    drop_ins.record("skrl", again, quick=False)
-    drop_ins.record("stable-baselines3", first, quick=False)
-    path = drop_ins.record("skrl", again, quick=False)
-    known = drop_ins.load(path)
+    drop_ins.record("skrl", again)
+    drop_ins.record("stable-baselines3", first)
+    drop_ins.record("skrl", again)
+    known = drop_ins.load(drop_ins.RESULTS)
     assert list(known) == ["stable-baselines3", "skrl"]  # in the order of the page
     assert known["stable-baselines3"].trainings == first.trainings
     text = drop_ins.whole(known, markdown)
@@ -89,7 +91,7 @@ def test_without_results_the_page_says_how_to_get_them(tmp_path: Path) -> None:
 
 
 def test_one_command_measures_every_drop_in_once() -> None:
-    found = drop_ins.commands(quick=True)
+    found = drop_ins.commands(["--quick"])
     modules = [command[1] for command in found]
     assert len(modules) == len(set(modules)) and all(c[-1] == "--quick" for c in found)
     root = Path(drop_ins.__file__).parents[1]
@@ -97,3 +99,15 @@ def test_one_command_measures_every_drop_in_once() -> None:
     assert {said.split()[0] for said in drop_ins.LIBRARIES.values()} == {
         module.removeprefix("benchmarks.") for module in modules
     }
+
+
+def test_measuring_changes_no_recorded_file(tmp_path: Path) -> None:
+    """A run without --record leaves the file of results as it was."""
+    root = Path(drop_ins.__file__).parents[1]
+    results = [root / "benchmarks" / name for name in ("results.json", "ingest/results.json")]
+    before = [path.read_bytes() for path in results]
+    command = [sys.executable, "-m", "benchmarks.run", "--quick", "--only", "sample_256"]
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "contig" in ended.stdout
+    assert [path.read_bytes() for path in results] == before

@@ -123,7 +123,33 @@ def test_star_import_with_extras_has_every_name() -> None:
 )
 def test_a_missing_library_is_named_with_its_extra(name: str, extra: str) -> None:
     told = run(f"import contig\ntry:\n    contig.{name}\nexcept ImportError as e:\n    print(e)")
-    assert f"contig[{extra}]" in told
+    assert f"install contig's extra {extra}" in told and f"pip install '.[{extra}]'" in told
+
+
+ADAPTERS = {
+    "sb3": "sb3",
+    "skrl": "skrl",
+    "rsl_rl": "rsl-rl",
+    "cleanrl": "cleanrl",
+    "torchrl": "torchrl",
+}
+
+
+@pytest.mark.parametrize(("adapter", "extra"), ADAPTERS.items())
+def test_an_adapter_whose_library_is_missing_names_its_extra(adapter: str, extra: str) -> None:
+    told = run(
+        f"try:\n    from contig.adapters.{adapter} import ReplayBuffer, Memory, RolloutStorage\n"
+        "except ImportError as e:\n    print(e)"
+    )
+    assert f"contig.adapters.{adapter} needs torch" in told
+    assert f"pip install '.[{extra}]'" in told
+
+
+def test_no_message_needs_a_package_index() -> None:
+    """contig is in no index: whoever follows a message must have what it says."""
+    root = Path(contig.__file__).parent
+    texts = {path: path.read_text() for path in root.rglob("*.py")}
+    assert not [path for path, text in texts.items() if re.search(r"install '?contig\[", text)]
 
 
 def test_importing_contig_is_cheap() -> None:

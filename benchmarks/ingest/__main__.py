@@ -30,7 +30,7 @@ from benchmarks.ingest.clients import ROOT
 from benchmarks.ingest.methods import ENVIRONMENT, side_of
 from benchmarks.ingest.report import Results, load_title, whole
 from benchmarks.ingest.sizes import MESSAGES
-from benchmarks.results import describe_machine
+from benchmarks.results import RECORD_HELP, describe_machine
 
 RESULTS = Path(__file__).resolve().parent / "results.json"
 SIDES = ("raw", "echo", "contig", "learner")
@@ -138,6 +138,7 @@ def parse_arguments() -> argparse.Namespace:
         default=ROOT / ".venv-peers" / "bin" / "python",
         help="interpreter of the environment with requirements-peers.txt",
     )
+    parser.add_argument("--record", action="store_true", help=RECORD_HELP)
     return parser.parse_args()
 
 
@@ -154,10 +155,11 @@ def main() -> None:
             measure_learner(results, seconds / 2)
     print(whole(results, sides))
     if results.contig_failed():
-        raise SystemExit("Not stored: contig itself failed.")
-    if arguments.quick or sides != set(SIDES):
-        print("Not stored: not a whole run.", file=sys.stderr)
+        raise SystemExit("contig itself failed.")
+    if not arguments.record:
         return
+    if arguments.quick or sides != set(SIDES):
+        raise SystemExit("Not recorded: not a whole run.")
     results.save(RESULTS)
 
 

@@ -251,7 +251,9 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name is None or error.name != _needed(name):
                 raise
-            hint = f"contig.{name} needs {error.name}: pip install 'contig[{error.name}]'"
+            from .lazy import install_hint
+
+            hint = f"contig.{name} needs {error.name}: {install_hint(error.name)}"
             raise ImportError(hint, name=error.name) from error
     if name == "__all__":  # what `from contig import *` can give, with the libraries that are there
         there = {library: _installed(library) for library in _NEEDS}

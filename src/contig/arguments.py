@@ -12,6 +12,7 @@ import numpy as np
 
 __all__ = [
     "check_kind",
+    "host_name",
     "is_loopback",
     "number",
     "port_number",
@@ -57,6 +58,14 @@ def port_number(name: str, value: Any, least: int) -> int:
     if port >= 1 << 16:
         raise ValueError(f"{name} {port}: a number of {least} to 65535")
     return port
+
+
+def host_name(header: bytes) -> str:
+    """Returns the host of an HTTP ``Host`` header, without its port."""
+    text = header.decode("latin-1")
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0]
 
 
 def is_loopback(host: str) -> bool:

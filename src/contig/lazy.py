@@ -1,12 +1,39 @@
-"""Packages whose names load when they are first used."""
+"""Packages whose names load when they are first used, and libraries that may be missing."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["lazy_names"]
+__all__ = ["install_hint", "lazy_names", "requires_extra"]
+
+
+def install_hint(*extras: str) -> str:
+    """Returns the words that say how to install contig's extras.
+
+    contig is in no package index yet, so extras are installed from a checkout.
+    """
+    names = ",".join(extras)
+    return f"install contig's extra {names} (in a checkout of contig: pip install '.[{names}]')"
+
+
+@contextmanager
+def requires_extra(user: str, extra: str) -> Iterator[None]:
+    """Around imports of optional libraries: raises ImportError that names the extra.
+
+    Args:
+        user: what needs them, for the message.
+        extra: the extra of contig that has them.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "contig":
+            raise
+        hint = install_hint(extra)
+        raise ImportError(f"{user} needs {error.name}: {hint}", name=error.name) from error
 
 
 def lazy_names(

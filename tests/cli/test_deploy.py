@@ -27,6 +27,7 @@ from contig.cli.serve_config import read_config
 from tests.server import items
 from tests.server.test_metrics import scrape
 from tests.waiting import WAIT_S
+from tools.check_commands import find_steps
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -38,6 +39,14 @@ GUIDE = (ROOT / "docs" / "guides" / "deployment.md").read_text()
 def test_the_guide_shows_the_files() -> None:
     for name in ("contig.service", "serve.toml", "Containerfile"):
         assert (ROOT / "deploy" / name).read_text().strip() in GUIDE
+
+
+def test_the_guide_runs_what_the_unit_runs() -> None:
+    """`tests/test_commands.py` runs the commands of the guide, with deploy/serve.toml in place."""
+    steps = find_steps(GUIDE)
+    assert unit()["ExecStart"] in [step.text for step in steps]
+    files = {step.path: step.text for step in steps if step.kind == "file"}
+    assert files["/etc/contig/serve.toml"] == (DEPLOY / "serve.toml").read_text()
 
 
 def unit() -> dict[str, str]:

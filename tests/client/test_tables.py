@@ -38,6 +38,37 @@ from tests.waiting import Task, until
 
 
 @pytest.mark.parametrize("process", [False, True])
+def test_a_client_that_names_no_table_means_the_only_one(process: bool) -> None:
+    tables = {"online": shared()}
+    with serving(tables, process=process) as server:
+        with client(server) as far:
+            far.send_trajectory(steps.episode(0, 5))
+            far.wait(20)
+            assert far.table == "online"
+        with RemoteReplayBuffer(HOST, server.port, batch_size=4) as learner:
+            assert (learner.table, len(learner)) == ("online", 5)
+        with SharedClient(server.name, ROW) as near:
+            near.send_trajectory(steps.episode(1, 5))
+        assert len(tables["online"]) == 10
+
+
+def test_a_client_that_names_no_table_means_the_default_one_of_several() -> None:
+    tables = {"online": shared(), "default": shared()}
+    with serving(tables) as server, client(server) as far:
+        far.send_trajectory(steps.episode(0, 5))
+        far.wait(20)
+        assert far.table == "default"
+        assert (len(tables["online"]), len(tables["default"])) == (0, 5)
+
+
+def test_of_several_tables_one_has_to_be_named() -> None:
+    with serving({"online": shared(), "demo": shared()}) as server:
+        for make in (lambda: client(server), lambda: SharedClient(server.name, ROW)):
+            with pytest.raises(ValueError, match="of no name: give table=.*demo, online"):
+                make()
+
+
+@pytest.mark.parametrize("process", [False, True])
 def test_each_table_has_its_layout_sampler_and_limiter(process: bool) -> None:
     online = shared(sampler=SliceSampler(slice_len=4), batch_size=8)
     image = {"pixels": np.zeros((8, 8), np.uint8), "label": 0}

@@ -135,3 +135,14 @@ def test_no_versions_are_no_staleness():
         buffer.add({"obs": t, "next": {"reward": 1.0, "done": False}})
     told = ages_of(seen_rows([10], [3]), RowTimes(buffer.storage), None)
     assert told["staleness"] is None and told["rows"]["mean"] == 7
+    assert told["stored_version"] is None
+
+
+def test_sampled_rows_without_versions_beside_others_that_have_some():
+    """The page must not say that the table has none."""
+    buffer = buffer_of()
+    plain = {"obs": np.arange(5), "next": {"reward": np.ones(5)}}
+    first = int(buffer.extend_trajectory(plain, terminated=True, policy_version=-1)[0])
+    told = ages_of(seen_rows([first + 5], [first]), RowTimes(buffer.storage), 60)
+    assert told["staleness"] is None
+    assert (told["stored_version"], told["newest_version"]) == (3, 60)

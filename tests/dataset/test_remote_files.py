@@ -317,7 +317,7 @@ def test_errors_say_what_to_do(monkeypatch):
     ):
         got("memory://secret/x")
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
-    with pytest.raises(ImportError, match=r"pip install 'contig\[remote\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[remote\]'"):
         got("memory://x/y")
 
 

@@ -245,7 +245,7 @@ def test_without_an_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         to_lerobot(ours, tmp_path / "set", video="nonesuch")
     monkeypatch.setitem(sys.modules, "av", None)
     for video in (True, "libx264"):
-        with pytest.raises(ImportError, match=r"pip install 'contig\[video\]'"):
+        with pytest.raises(ImportError, match=r"pip install '\.\[video\]'"):
             to_lerobot(ours, tmp_path / "set", video=video)
     assert not (tmp_path / "set").exists()
     to_lerobot(ours, tmp_path / "set", fps=10)  # then they are images

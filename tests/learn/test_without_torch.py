@@ -42,4 +42,4 @@ def test_numpy_only() -> None:
         [sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "pip install 'contig[torch]'" in done.stdout
+    assert "pip install '.[torch]'" in done.stdout

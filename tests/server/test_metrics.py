@@ -7,6 +7,8 @@ import http.client
 import math
 import re
 import socket
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -454,6 +456,85 @@ def test_garbage_hurts_nobody() -> None:
         far.wait(20)
         assert value(scrape(port), "items_in") == 1
         idle.close()
+
+
+@pytest.mark.parametrize("process", [False, True])
+def test_idle_connections_take_nobody_s_place(process: bool) -> None:
+    port = free_port()
+    with serving(shared(), process=process, metrics_port=port), contextlib.ExitStack() as stack:
+        for number in range(150):
+            sock = stack.enter_context(socket.create_connection((HOST, port), 20))
+            if number % 2:
+                sock.sendall(b"GET /metrics HTTP/1.1\r\n")
+        for path in ("/healthz", "/readyz", "/metrics"):
+            assert get(port, path)[0] == 200
+
+
+def test_readers_of_metrics_take_no_place_of_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("contig.server.metrics._READERS", 0)
+    port = free_port()
+    with serving(shared(), metrics_port=port):
+        assert [get(port, path)[0] for path in ("/metrics", "/healthz", "/readyz")] == [
+            503,
+            200,
+            200,
+        ]
+
+
+def test_a_request_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("contig.server.metrics._REQUEST_S", 0.2)
+    port = free_port()
+    with serving(shared(), metrics_port=port):
+        with socket.create_connection((HOST, port), 30) as sock:
+            sock.sendall(b"GET /metrics HTTP/1.1\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1) == b""
+
+
+def test_a_site_elsewhere_reads_nothing_through_a_browser() -> None:
+    port = free_port()
+    with serving(shared(), metrics_port=port):
+
+        def status(path: str, host: str) -> int:
+            page = http.client.HTTPConnection(HOST, port, timeout=20)
+            page.request("GET", path, headers={"Host": host})
+            answer = page.getresponse().status
+            page.close()
+            return answer
+
+        assert status("/metrics", "rebound.example:80") == 403
+        for host in (f"127.0.0.1:{port}", "localhost", f"[::1]:{port}"):
+            assert status("/metrics", host) == 200
+        assert status("/healthz", "probe.example") == 200  # says nothing that is a secret
+
+
+def test_readers_that_leave_and_a_server_that_ends_write_no_traceback() -> None:
+    program = """
+import socket, struct, sys
+from contig import Server, TcpTransport
+
+transport = TcpTransport(in_process=True, metrics_port=0)
+with Server({"x": 0.0}, 4, transport) as server:
+    where = ("127.0.0.1", server.metrics_port)
+    request = b"GET /metrics HTTP/1.1\\r\\nHost: 127.0.0.1\\r\\n\\r\\n"
+    there = []
+    for number in range(24):
+        sock = socket.create_connection(where)
+        sock.sendall(request[: [0, 9, len(request)][number % 3]])
+        if number % 2:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+        there.append(sock)
+    with socket.create_connection(where) as last:  # behind them: they have been accepted
+        last.sendall(request)
+        assert last.recv(1 << 16).startswith(b"HTTP/1.1 200")
+for sock in there:
+    sock.close()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, timeout=90
+    )
+    assert (ended.returncode, ended.stderr.decode()) == (0, "")
 
 
 def test_labels_are_escaped() -> None:

@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import torch
+from ..lazy import requires_extra
+
+with requires_extra("contig.adapters.cleanrl", "cleanrl"):
+    import torch
 
 from .steps.buffer import StepBuffer
 from .steps.spaces import action_size, observation_shape

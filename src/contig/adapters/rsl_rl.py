@@ -20,7 +20,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import torch
+from ..lazy import requires_extra
+
+with requires_extra("contig.adapters.rsl_rl", "rsl-rl"):
+    import torch
 
 from ..errors import LayoutError
 from ..rollout import RolloutStorage as Rollout

@@ -20,8 +20,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
-from skrl.memories.torch import Memory as SkrlMemory
+
+from ..lazy import requires_extra
+
+with requires_extra("contig.adapters.skrl", "skrl"):
+    import torch
+    from skrl.memories.torch import Memory as SkrlMemory
 
 from ..errors import EmptyBufferError
 from ..replay import ReplayBuffer

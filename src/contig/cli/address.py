@@ -28,7 +28,10 @@ def add_client_arguments(parser: argparse.ArgumentParser, *, needed: bool = True
         help="the server",
     )  # fmt: skip
     how = parser.add_argument_group("how it is reached")
-    how.add_argument("--table", type=text, default="default", metavar="NAME", help="of the server")
+    how.add_argument(
+        "--table", type=text, metavar="NAME",
+        help="of the server (default: the table `default`, or the server's only one)",
+    )  # fmt: skip
     how.add_argument(
         "--token-file", type=path, metavar="FILE",
         help="what the server wants to be proven (default: the variable CONTIG_TOKEN, if it is "

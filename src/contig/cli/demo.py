@@ -29,6 +29,7 @@ import numpy as np
 
 from ..errors import ContigError
 from ..keys import INIT, TRAJ_IDS, VERSION
+from ..lazy import install_hint
 from ..replay import ReplayBuffer
 from ..sample import RateLimiter, SliceSampler, WindowSampler
 from ..tape import SharedStorage
@@ -225,7 +226,7 @@ def run(args: argparse.Namespace) -> int:
         import gymnasium  # noqa: F401
         import torch  # noqa: F401
     except ImportError as error:
-        fail(f"{error}: pip install 'contig[torch,gymnasium,plot]'")
+        fail(f"{error}: {install_hint('torch', 'gymnasium', 'plot')}")
     try:
         return _run(args)
     except (ContigError, OSError, MemoryError) as error:
@@ -283,7 +284,7 @@ def _draw(demo: Run, path: Path) -> bool:
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError:
-        print("No learning curve: pip install 'contig[plot]'")
+        print(f"No learning curve: {install_hint('plot')}")
         return False
     figure, (top, middle, low) = pyplot.subplots(
         3, 1, sharex=True, figsize=(9, 8), layout="constrained", height_ratios=(3, 1, 1)

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from ..layout import Layout
+from ..lazy import install_hint
 from ..replay.saved_rows import is_checkpoint, saved_rows
 from ..tape.disk import DiskStorage
 from ..tape.disk.repair import Damage, repair, verify
@@ -286,7 +287,7 @@ def _plot(e: Array, path: Path) -> None:
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError:
-        fail("--plot needs matplotlib: pip install 'contig[plot]'")
+        fail(f"--plot needs matplotlib: {install_hint('plot')}")
     figure, axes = pyplot.subplots(2, 1, sharex=True, figsize=(9, 6), layout="constrained")
     when = [datetime.fromtimestamp(float(t)) for t in e["time"]]
     for axis, field, label in zip(axes, ("return", "steps"), ("return", "length (steps)")):

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..dashboard import Monitor
 from ..errors import ContigError
+from ..lazy import install_hint
 from .failure import OK, fail, one_line
 from .values import above
 from .watched import add_target, open_source
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Shows until Ctrl-C; returns the exit status."""
     if not args.json and importlib.util.find_spec("rich") is None:
-        fail("needs rich: pip install 'contig[top]'; or give --json")
+        fail(f"needs rich: {install_hint('top')}; or give --json")
     try:
         source = open_source(args)
     except (OSError, ValueError, ContigError) as error:

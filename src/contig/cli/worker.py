@@ -38,6 +38,7 @@ from ..collect.collection import CollectionSpec
 from ..collect.roller import first_rows
 from ..collect.vector import as_env
 from ..errors import ConnectionClosedError, LayoutError, WorkerError
+from ..lazy import install_hint
 from ..server.logs import logging_lines
 from .address import add_client_arguments, client_arguments
 from .failure import OK, CommandFailed, ends, fail, one_line
@@ -53,7 +54,7 @@ _STEPS = 32  # of each environment, between two appends
 _SAY_S = 10.0
 # Options that say how rows are collected and sent, and their defaults.
 _OF_COLLECTION = {
-    "table": "default", "token_file": None, "tls": None, "processes": 1, "frames_per_batch": None,
+    "table": None, "token_file": None, "tls": None, "processes": 1, "frames_per_batch": None,
     "frames": -1, "seed": None, "reconnect": 300.0, "log_json": False,
 }  # fmt: skip
 
@@ -163,7 +164,7 @@ def _work(
     try:
         try:
             collector = make()
-            _collect(collector, args)
+            _collect(collector, args, remote)
         except ToldToEnd:
             log.info("told to end", extra={"event": "stop"})
         return OK
@@ -181,7 +182,7 @@ def _env_of(text: str) -> Any:
     try:
         import gymnasium
     except ImportError as error:
-        fail(f"--env {text}: {error}: pip install 'contig[gymnasium]'")
+        fail(f"--env {text}: {error}: {install_hint('gymnasium')}")
     try:
         gymnasium.spec(text)
     except gymnasium.error.Error as error:
@@ -217,12 +218,14 @@ def _collector(
     return MultiCollector(envs, policy, sync=False, max_restarts=args.processes, **options)
 
 
-def _collect(collector: BaseCollector, args: argparse.Namespace) -> None:
+def _collect(
+    collector: BaseCollector, args: argparse.Namespace, remote: RemoteReplayBuffer
+) -> None:
     """Until all frames are there; says from time to time how it goes."""
     host, port = args.server
-    told = {"event": "start", "server": f"{host}:{port}", "table": args.table}
-    log.info("collecting for %s:%d, table %s", host, port, args.table, extra=told)
-    print(f"collecting for {host}:{port} table {args.table}", flush=True)
+    told = {"event": "start", "server": f"{host}:{port}", "table": remote.table}
+    log.info("collecting for %s:%d, table %s", host, port, remote.table, extra=told)
+    print(f"collecting for {host}:{port} table {remote.table}", flush=True)
     said = time.monotonic()
     for batches, _ in enumerate(collector, 1):
         if time.monotonic() - said >= _SAY_S:

@@ -32,11 +32,11 @@ class _NoGreeting(ConnectionClosedError):
 
 
 class ServerAddress(NamedTuple):
-    """Where a server is, and how to be let in."""
+    """Where a server is, and how to be let in; `table` None: its only one."""
 
     host: str
     port: int
-    table: str
+    table: str | None
     token: str | None
     tls: ssl.SSLContext | None
 

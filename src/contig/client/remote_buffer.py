@@ -51,7 +51,7 @@ class RemoteReplayBuffer(Samples[Out_co]):
 
     Args:
         host, port: the server.
-        table: its name.
+        table: its name; None: the table `default`, or the only one of the server.
         data_sample: one row; needed if nothing has been written to the table yet.
         batch_size: rows per sample; None: the buffer's own.
         prefetch: samples asked for ahead, at most 512. They are drawn when the server gets to them,
@@ -66,7 +66,7 @@ class RemoteReplayBuffer(Samples[Out_co]):
         self: RemoteReplayBuffer[Batch],
         host: str,
         port: int,
-        table: str = "default",
+        table: str | None = None,
         *,
         output: Literal["numpy"] = "numpy",
         **options: Any,
@@ -77,7 +77,7 @@ class RemoteReplayBuffer(Samples[Out_co]):
         self: RemoteReplayBuffer[Nested],
         host: str,
         port: int,
-        table: str = "default",
+        table: str | None = None,
         *,
         output: Literal["torch"],
         **options: Any,
@@ -88,7 +88,7 @@ class RemoteReplayBuffer(Samples[Out_co]):
         self: RemoteReplayBuffer[Nested],
         host: str,
         port: int,
-        table: str = "default",
+        table: str | None = None,
         *,
         output: Literal["jax"],
         **options: Any,
@@ -99,7 +99,7 @@ class RemoteReplayBuffer(Samples[Out_co]):
         self: RemoteReplayBuffer[TensorDict],
         host: str,
         port: int,
-        table: str = "default",
+        table: str | None = None,
         *,
         output: Literal["tensordict"],
         **options: Any,
@@ -109,7 +109,7 @@ class RemoteReplayBuffer(Samples[Out_co]):
         self,
         host: str,
         port: int,
-        table: str = "default",
+        table: str | None = None,
         *,
         data_sample: Any = None,
         batch_size: int | None = None,
@@ -150,6 +150,11 @@ class RemoteReplayBuffer(Samples[Out_co]):
     def extend_trajectory(self, data: Any, **end: Any) -> None:
         """Sends one whole trajectory."""
         self._client.send_trajectory(data, **end)
+
+    @property
+    def table(self) -> str | None:
+        """The table's name, as the server knows it."""
+        return self._client.table
 
     @property
     def portable_arguments(self) -> dict[str, Any] | None:

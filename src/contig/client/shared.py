@@ -32,6 +32,7 @@ from ..replay import Ingress
 from ..tape import BatchQueue, Storage
 from ..tape.fields import check_fields, fields_layout
 from ..weights.board import Weights, WeightsBoard, check_version
+from ..wire import find_table
 from ..wire.announce import FoundServer
 from .items import NO_FIELDS, layout_of, records_of
 from .stream import StreamWriter, TrajectoryPart
@@ -49,7 +50,7 @@ class SharedClient:
     Args:
         server: its `name`.
         data_sample: an item (or a row), or its `Layout`, to be checked; None: whatever it takes.
-        table: its name.
+        table: its name; None: the table `default`, or the only one of the server.
         fields: an example of trajectories' fields, to be checked, or taken by a table that has no
             layout yet; None: whatever it has.
         on_full: "block" or "raise" when a queue has no room.
@@ -63,7 +64,7 @@ class SharedClient:
         server: str,
         data_sample: Any = None,
         *,
-        table: str = "default",
+        table: str | None = None,
         fields: Any = None,
         on_full: str = "block",
         send_timeout_s: float | None = None,
@@ -76,8 +77,11 @@ class SharedClient:
         send_timeout_s = seconds_or_none("send_timeout_s", send_timeout_s)
         self._found = FoundServer(server)
         tables = self._found.tables
-        if table not in tables:
-            raise ValueError(f"no table {table!r}; the server has: {', '.join(sorted(tables))}")
+        found = find_table(table, tables)
+        if found is None:
+            asked = "of no name: give table=" if table is None else repr(table)
+            raise ValueError(f"no table {asked}; the server has: {', '.join(sorted(tables))}")
+        table = found
         self._server, self._table = server, table
         self._said = self._found.said_closed
         self._look_at, self._unlooked = time.monotonic() + _LOOK_S, 0

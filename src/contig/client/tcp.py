@@ -57,7 +57,7 @@ class TcpClient:
         max_inflight_msgs: frames that may be unacked before `send` waits.
         reconnect_s: how long a call waits for a lost or silent server before it raises; 0: never
             reconnect. Making the client is such a call: it waits for a server that is not there.
-        table: its name.
+        table: its name; None: the table `default`, or the only one of the server.
         fields: an example of trajectories' fields, to be checked, or taken by a table that has no
             layout yet; None takes the server's.
         token: what the server wants to be proven.
@@ -79,7 +79,7 @@ class TcpClient:
         max_inflight_msgs: int = 32,
         reconnect_s: float = 30.0,
         *,
-        table: str = "default",
+        table: str | None = None,
         fields: Any = None,
         token: str | None = None,
         tls: Any = None,
@@ -89,7 +89,7 @@ class TcpClient:
     ) -> None:
         port = port_number("port", port, 1)
         for name, text in (("host", host), ("table", table), ("token", token)):
-            if name != "token" or token is not None:
+            if name == "host" or text is not None:
                 check_kind(name, text, str, "give text")
         max_inflight_msgs = whole("max_inflight_msgs", max_inflight_msgs, 1, "frames")
         layout = layout_of(data_sample)
@@ -105,6 +105,7 @@ class TcpClient:
         if stacks:
             opening["stack"] = stacks
         first = wait_for_server(address, opening, options.reconnect_s)
+        address = address._replace(table=first.accepted.table)
         try:
             schema, self.layout = _what_it_takes(first.accepted, layout)
             self._thread = SessionThread(first, address, opening, options, self.layout)
@@ -246,6 +247,11 @@ class TcpClient:
     def blocked(self) -> int:
         """How often a call found too much in flight."""
         return self._session.blocked
+
+    @property
+    def table(self) -> str | None:
+        """The name of the table that items go to, as the server knows it."""
+        return self._session.address.table
 
     @property
     def portable_arguments(self) -> dict[str, Any] | None:

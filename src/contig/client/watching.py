@@ -65,7 +65,7 @@ class RemoteSource(Source):
         super().__init__()
         self.label = f"{host}:{port}"
         self._shown = tables
-        address = ServerAddress(host, port, "default", token, client_context(tls))
+        address = ServerAddress(host, port, None, token, client_context(tls))
         self._session = self._connect(address, SessionOptions(reconnect_s=reconnect_s))
         try:
             if not self._session.thread.first.accepted.watched:

@@ -1,4 +1,4 @@
-"""Beyond one machine: buffers and collectors on a Ray cluster (``pip install contig[ray]``).
+"""Beyond one machine: buffers and collectors on a Ray cluster (extra ``ray``).
 
 Names load when they are first used: only then is ray imported.
 """

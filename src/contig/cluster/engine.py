@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-try:
+from ..lazy import requires_extra
+
+with requires_extra("contig on a cluster", "ray"):
     import ray as _ray
-except ImportError as error:
-    raise ImportError(
-        "contig on a cluster needs Ray, which is not installed: pip install contig[ray]"
-    ) from error
 
 __all__ = ["need_cluster", "own_node", "ray"]
 

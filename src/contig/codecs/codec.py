@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ..lazy import install_hint
+
 __all__ = ["Array", "Codec", "need"]
 
 Array = np.ndarray[Any, Any]
@@ -101,6 +103,4 @@ def need(module: str, package: str, extra: str, codec: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(
-            f"codec {codec!r} needs {package}: pip install 'contig[{extra}]'"
-        ) from error
+        raise ImportError(f"codec {codec!r} needs {package}: {install_hint(extra)}") from error

@@ -47,7 +47,7 @@ def _beyond_numpy(name: str) -> Any:
     except ImportError:
         raise ImportError(
             f"dtype {name}: numpy has it only with the package ml_dtypes, which is not installed; "
-            "pip install ml_dtypes (the extras contig[torch] and contig[jax] bring it), or convert "
+            "pip install ml_dtypes (contig's extras torch and jax bring it), or convert "
             "the data to float32 first",
             name="ml_dtypes",
         ) from None

@@ -7,7 +7,7 @@
     app, guard, serving                        HTTP
     dashboard, child                           a page of this process's tables, in a process
 
-Reads only. Starlette and uvicorn (`contig[dashboard]`) are needed by `app` and `serving` alone.
+Reads only. Starlette and uvicorn (extra `dashboard`) are needed by `app` and `serving` alone.
 """
 
 from __future__ import annotations

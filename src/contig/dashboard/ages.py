@@ -205,5 +205,6 @@ def ages_of(seen: Array, times: RowTimes, newest: int | None) -> dict[str, Any]:
         "rows": histogram(np.maximum(seen["head"] - seen["seq"], 0), whole=True),
         "seconds": histogram(np.maximum(seen["time_ns"] / 1e9 - written, 0.0)[known]),
         "staleness": histogram(np.maximum(then - versions, 0)[versioned], whole=True),
+        "stored_version": stored,
         "newest_version": max((v for v in (newest, stored) if v is not None), default=None),
     }

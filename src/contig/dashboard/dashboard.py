@@ -49,7 +49,7 @@ class Dashboard:
         port: where it listens.
 
     Raises:
-        ImportError: `contig[dashboard]` is not installed.
+        ImportError: the extra `dashboard` is not installed.
         OSError: the port is taken.
     """
 

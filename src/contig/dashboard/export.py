@@ -22,6 +22,7 @@ Array = np.ndarray[Any, Any]
 
 FORMATS = {"csv": "text/csv", "json": "application/json", "npz": "application/octet-stream"}
 _MOST_BYTES = 256 << 20  # of rows in one answer
+_MAX_NAME = 200  # characters: file systems take 255 bytes
 _WIDE = ("traj_id", "writer")  # 64 bits, more than a number of JSON has in a page
 
 
@@ -54,11 +55,20 @@ def export(book: Book, chosen: Array, form: str) -> bytes:
         text = io.StringIO()
         writer = csv.writer(text)
         names = chosen.dtype.names or ()
-        writer.writerow(names)
+        writer.writerow([_cell(name) for name in names])
         for line in chosen:
-            writer.writerow([np.asarray(line[n]).tolist() for n in names])
+            writer.writerow([_cell(np.asarray(line[n]).tolist()) for n in names])
         return text.getvalue().encode()
     return _npz(book, chosen)
+
+
+def _cell(value: Any) -> Any:
+    """Returns a cell that a spreadsheet shows as it is: text that would be a formula is quoted."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
+    if isinstance(value, str) and value.lstrip()[:1] in ("=", "+", "-", "@"):
+        return f"'{value}"
+    return value
 
 
 def _npz(book: Book, chosen: Array) -> bytes:
@@ -89,13 +99,22 @@ def _rows(book: Book, episode: int) -> Batch:
     return read_kept(book, episode, lambda kept: book.read(kept, np.arange(kept.first, kept.end)))
 
 
+def _entry_name(path: tuple[Any, ...]) -> str:
+    """Returns a leaf's name in the archive, which leads nowhere when the archive is unpacked."""
+    name = ".".join(str(key) for key in path)
+    name = "".join(c if c.isprintable() and c not in '/\\:*?"<>|' else "_" for c in name)
+    return name.lstrip(".")[:_MAX_NAME] or "_"
+
+
 def _columns(read: list[Batch]) -> dict[str, Array]:
     """The leaves of some episodes: their rows behind each other."""
     if not read:
         return {}
     rows, out = stack_batches(read), dict[str, Array]()
     for leaf in rows.layout.leaves:
-        name = ".".join(str(key) for key in leaf.path)
+        name = _entry_name(leaf.path)
+        while name in out or f"{name}.values" in out:
+            name = f"{name}_"
         column = rows[leaf.path]
         if isinstance(column, (Blob, Ragged)):
             out[f"{name}.values"], out[f"{name}.offsets"] = column.values, column.offsets

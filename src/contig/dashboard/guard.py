@@ -12,7 +12,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode
 
-from ..arguments import is_loopback
+from ..arguments import host_name, is_loopback
 
 __all__ = ["POLICY", "Guard"]
 
@@ -28,6 +28,7 @@ _HEADERS = [
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]
+_MAX_REQUESTS = 64  # at a time, of those who may see the page
 _COOKIE = "contig-token"
 _HELP = "this page needs its token: open it as /?token=..., or send Authorization: Bearer ..."
 
@@ -49,6 +50,7 @@ class Guard:
         self._app = app
         self._local = is_loopback(host)
         self._token = None if token is None else token.encode()
+        self._requests = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -62,7 +64,7 @@ class Guard:
         headers = dict(scope["headers"])
         # Cookies of one host are of all its ports.
         cookie = f"{_COOKIE}-{scope['server'][1]}"
-        if self._local and not is_loopback(_host_of(headers.get(b"host", b""))):
+        if self._local and not is_loopback(host_name(headers.get(b"host", b""))):
             await _answer(send_guarded, 403, "this page is for this machine: use 127.0.0.1")
             return
         given = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("token")
@@ -70,8 +72,14 @@ class Guard:
             await self._let_in(send_guarded, scope, given, cookie)
         elif self._token is not None and not self._may(headers, cookie):
             await _answer(send_guarded, 401, _HELP)
+        elif self._requests >= _MAX_REQUESTS:
+            await _answer(send_guarded, 503, "too many requests at a time: ask again later")
         else:
-            await self._app(scope, receive, send_guarded)
+            self._requests += 1
+            try:
+                await self._app(scope, receive, send_guarded)
+            finally:
+                self._requests -= 1
 
     def _is_token(self, given: bytes) -> bool:
         assert self._token is not None
@@ -103,14 +111,6 @@ class Guard:
             (b"set-cookie", cookie.output(header="").strip().encode()),
         ]
         await _answer(send, 303, "", headers)
-
-
-def _host_of(value: bytes) -> str:
-    """A Host header without its port."""
-    text = value.decode("latin-1")
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.partition(":")[0]
 
 
 async def _answer(

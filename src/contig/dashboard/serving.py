@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ..arguments import check_kind, is_loopback, port_number
+from ..lazy import install_hint
 from .guard import Guard
 from .monitor import Monitor
 from .source import Source
@@ -20,7 +21,6 @@ __all__ = ["PageOptions", "PageServer", "check_installed", "listen", "url_of"]
 
 _START_S = 30.0
 _END_S = 5.0
-_REQUESTS = 64  # at a time
 
 
 class PageOptions(NamedTuple):
@@ -57,7 +57,7 @@ def check_installed() -> None:
     for name in ("starlette", "uvicorn"):
         if importlib.util.find_spec(name) is None:
             raise ImportError(
-                f"the dashboard needs {name}: pip install 'contig[dashboard]'; `contig top` shows "
+                f"the dashboard needs {name}: {install_hint('dashboard')}; `contig top` shows "
                 "the same numbers in a terminal"
             )
 
@@ -101,6 +101,7 @@ class PageServer:
         import uvicorn
 
         from .app import make_app
+        from .connections import page_connections
 
         self._source = source
         self._listening = listening
@@ -111,7 +112,7 @@ class PageServer:
         config = uvicorn.Config(
             app,
             loop="asyncio",
-            http="h11",
+            http=page_connections(),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -119,7 +120,6 @@ class PageServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=_REQUESTS,
             timeout_graceful_shutdown=1,
             **tls,
         )

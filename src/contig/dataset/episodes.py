@@ -14,6 +14,7 @@ import numpy as np
 from ..convert import as_array, is_tensor
 from ..errors import CodecError, LayoutError
 from ..layout import Layout
+from ..lazy import install_hint
 from ..ragged import Ragged
 from ..tape import Storage
 from ..tape.episodes import field_column
@@ -260,7 +261,7 @@ def need(module: str, package: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"this format needs {package}: pip install 'contig[{extra}]'") from error
+        raise ImportError(f"this format needs {package}: {install_hint(extra)}") from error
 
 
 def storage_of(source: Any) -> Storage:

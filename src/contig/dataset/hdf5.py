@@ -127,6 +127,7 @@ def _rows_of(column: Any, start: int, end: int) -> Any:
 
 
 def _columns(h5py: Any, file: Any, where: str, codecs: Mapping[Path, Codec]) -> dict[Path, Any]:
+    check_own_data(file, where)
     for name in _NEEDED:
         if name not in file:
             raise LayoutError(
@@ -155,6 +156,37 @@ def _columns(h5py: Any, file: Any, where: str, codecs: Mapping[Path, Codec]) -> 
 
     file.visititems(visit)
     return out
+
+
+def check_own_data(file: Any, where: str) -> None:
+    """Raises LayoutError if a part of an HDF5 file lies in other files.
+
+    Links, external storage and virtual datasets name any file of this machine: whoever made such
+    a file would have that one read in place of its own data.
+    """
+    h5py = need("h5py", "h5py", "hdf5")
+    groups, seen = [file], set()
+    while groups:
+        group = groups.pop()
+        address = h5py.h5o.get_info(group.id).addr
+        if address in seen:  # a group may be a member of itself
+            continue
+        seen.add(address)
+        for name in group:
+            link = group.get(name, getlink=True)
+            path = f"{group.name.rstrip('/')}/{name}"
+            if isinstance(link, h5py.SoftLink):
+                continue  # leads to another place of this file
+            node = None if isinstance(link, h5py.ExternalLink) else group[name]
+            if node is None or (
+                isinstance(node, h5py.Dataset) and (node.external or node.is_virtual)
+            ):
+                raise LayoutError(
+                    f"{where}: {path} lies in another file; copy its data into this one first "
+                    "(h5repack, or h5py's Group.copy with expand_external=True)"
+                )
+            if isinstance(node, h5py.Group):
+                groups.append(node)
 
 
 def _end_of(columns: dict[Path, Any], start: int, rows: int) -> int:

@@ -11,6 +11,8 @@ Needs pyarrow; Pillow for compressed images; PyAV for videos.
 from __future__ import annotations
 
 import json
+import re
+import string
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Any
@@ -40,6 +42,8 @@ _IMPLIED = ("episode_index", "frame_index", "index")
 # Features of shape [1] that are a number per row here; elsewhere it stays a vector.
 _NUMBERS = ("next", "timestamp", "task_index")
 _DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+_TEMPLATE_FIELDS = ("chunk_index", "file_index", "video_key")
+_TEMPLATE_WIDTH = re.compile(r"0?\d?d?")
 _VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 
 
@@ -116,6 +120,8 @@ class _Directory:
             for name, feature in self.features.items()
             if name not in skip and name not in _IMPLIED
         }
+        if not self.kept:
+            raise LayoutError(f"{file}: no features are left to import")
         for name, feature in self.kept.items():
             self._check(name, feature)
         self.videos = {
@@ -133,13 +139,15 @@ class _Directory:
 
     def _check(self, name: str, feature: Any) -> None:
         where = f"{self.path / 'meta' / 'info.json'}: {name}"
+        if not isinstance(feature, dict):
+            raise LayoutError(f"{where} is {feature!r:.80}, expected a dtype and a shape")
         kind, shape = feature.get("dtype"), feature.get("shape")
-        if not isinstance(shape, list) or not all(isinstance(n, int) for n in shape):
+        if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
             raise LayoutError(f"{where} has shape {shape!r}, expected a list of numbers")
         if kind in ("image", "video"):
             return
         try:
-            numeric = np.dtype(kind).kind in "biuf"
+            numeric = isinstance(kind, str) and np.dtype(kind).kind in "biuf"
         except TypeError:
             numeric = False
         if not numeric:
@@ -188,14 +196,15 @@ class _Directory:
 
     def _at(self, template: str, episode: dict[str, Any], of: str, **more: str) -> FilePath:
         try:
+            _check_template(template)
             name = template.format(
                 chunk_index=int(episode[f"{of}/chunk_index"]),
                 file_index=int(episode[f"{of}/file_index"]),
                 **more,
             )
-        except (LookupError, ValueError) as error:
+            out = (self.path / name).resolve()
+        except (LookupError, ValueError, OSError) as error:
             raise LayoutError(f"{self.path}: path template {template!r}: {error!r}") from error
-        out = (self.path / name).resolve()
         if not out.is_relative_to(self.path.resolve()):
             raise LayoutError(f"{self.path}: path template {template!r} leads out of the dataset")
         return out
@@ -244,6 +253,21 @@ class _Directory:
                 if out[path].shape[1:] == (1,) and own == []:
                     out[path] = out[path][:, 0]
         return _with_ends(out, last)
+
+
+def _check_template(template: str) -> None:
+    """Raises ValueError unless a path template from a file is harmless to format.
+
+    A width such as ``{file_index:09999999999d}`` would take all memory, and a field such as
+    ``{video_key.__class__}`` reaches into objects.
+    """
+    for _, field, spec, conversion in string.Formatter().parse(template):
+        if field is None:
+            continue
+        if field not in _TEMPLATE_FIELDS or conversion:
+            raise ValueError(f"field {field!r}, expected one of {', '.join(_TEMPLATE_FIELDS)}")
+        if not _TEMPLATE_WIDTH.fullmatch(spec or ""):
+            raise ValueError(f"format {spec!r} of {field}, expected one such as 03d")
 
 
 def _with_ends(columns: dict[Path, Any], last: bool) -> dict[Path, Any]:
@@ -305,8 +329,10 @@ def _values(column: Any, feature: dict[str, Any], where: str, root: FilePath) ->
     if feature["dtype"] == "image":
         return np.stack([decode_image(x, shape, where, root) for x in column.to_pylist()])
     flat = column.storage if isinstance(column.type, arrow.BaseExtensionType) else column
-    while arrow.types.is_nested(flat.type):
+    while arrow.types.is_list(flat.type) or arrow.types.is_fixed_size_list(flat.type):
         flat = flat.flatten()
+    if arrow.types.is_nested(flat.type):
+        raise LayoutError(f"{where} is {flat.type}, expected numbers or lists of them")
     if flat.null_count or len(flat) != rows * int(np.prod(shape)):
         raise LayoutError(f"{where}: {len(flat)} numbers in {rows} rows of shape {list(shape)}")
     values = flat.to_numpy(zero_copy_only=False).reshape(rows, *shape)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import LayoutError
+from ..lazy import install_hint
 from .episodes import need
 from .lerobot_stats import Stats, of_images, of_numbers
 from .video_writer import choose_encoder
@@ -120,7 +121,7 @@ def describe_features(
         if feature.encoder is None and video:
             raise ImportError(
                 f"{name}: no encoder for videos of {feature.size[0]} x {feature.size[1]}: "
-                "pip install 'contig[video]', or video=False"
+                f"{install_hint('video')}, or video=False"
             )
     return found
 

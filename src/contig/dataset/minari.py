@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from ..errors import LayoutError
 from ..keys import DONE, REWARD, TERMINATED, TRUNCATED
 from .episodes import Episode, OnEpisode, check_plain_keys, episodes_of, need, storage_of
+from .hdf5 import check_own_data
 
 __all__ = ["from_minari", "to_minari"]
 
@@ -30,6 +32,7 @@ def from_minari(dataset: Any, target: Any) -> int:
     minari = need("minari", "minari", "minari")
     if isinstance(dataset, str):
         dataset = minari.load_dataset(dataset)
+    _check_files(dataset)
     writer = storage_of(target).writer()
     count = 0
     for episode in dataset.iterate_episodes():
@@ -52,6 +55,14 @@ def from_minari(dataset: Any, target: Any) -> int:
         )
         count += 1
     return count
+
+
+def _check_files(dataset: Any) -> None:
+    """Raises LayoutError if a dataset's HDF5 files have data in other files."""
+    h5py = need("h5py", "h5py", "minari")
+    for path in sorted(Path(dataset.storage.data_path).glob("*.hdf5")):
+        with h5py.File(path, "r") as file:
+            check_own_data(file, str(path))
 
 
 def _rows(node: Any, part: slice) -> Any:

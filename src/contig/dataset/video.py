@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import LayoutError
+from ..lazy import install_hint
 from .images import in_shape
 
 __all__ = ["Video"]
@@ -59,8 +60,7 @@ def _decoded(file: Path, start_s: float) -> Iterator[tuple[float, Array]]:
         import av
     except ImportError as error:
         raise ImportError(
-            f"{file}: videos need PyAV: pip install 'contig[video]', or leave the camera out with "
-            "skip="
+            f"{file}: videos need PyAV: {install_hint('video')}, or leave the camera out with skip="
         ) from error
     try:
         with av.open(str(file)) as container:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import LayoutError
+from ..lazy import install_hint
 
 __all__ = ["ENCODERS", "VideoWriter", "choose_encoder"]
 
@@ -44,7 +45,7 @@ def choose_encoder(asked: str | None, height: int, width: int, fps: float) -> st
     except ImportError as error:
         if asked is None:
             return None
-        raise ImportError("videos need PyAV: pip install 'contig[video]'") from error
+        raise ImportError(f"videos need PyAV: {install_hint('video')}") from error
     why = ""
     for name in ENCODERS if asked is None else (asked,):
         try:

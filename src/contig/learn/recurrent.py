@@ -14,12 +14,10 @@ from typing import Any
 
 import numpy as np
 
-try:
+from ..lazy import requires_extra
+
+with requires_extra("contig.learn", "torch"):
     import torch
-except ImportError as error:
-    raise ImportError(
-        "GRUModule and LSTMModule are torch modules: pip install 'contig[torch]'"
-    ) from error
 
 from ..convert import numpy_dtype
 from ..keys import INIT

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ..errors import LayoutError
+from ..lazy import install_hint
 
 __all__ = ["Manifest", "Place", "is_below", "line_of", "new_generation", "one_line"]
 
@@ -116,7 +117,7 @@ def _file_system(url: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError as error:
-        raise ImportError(f"{url}: urls need fsspec: pip install 'contig[remote]'") from error
+        raise ImportError(f"{url}: urls need fsspec: {install_hint('remote')}") from error
     protocol = url.partition("://")[0]
     try:
         fs, path = fsspec.core.url_to_fs(url)

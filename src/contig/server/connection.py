@@ -206,7 +206,9 @@ class Connection(asyncio.BufferedProtocol):
         said = (table.ndim, seen, most, beat_s, table.max_row, self.core.takes_weights)
         schema = wire.told_schema(opening.version, table.schema, self.receiver.carry)
         asked = self.core.answers.has_learner
-        accepted = wire.Accepted(table.kind, schema, *said, watched=asked, receipts=asked)
+        accepted = wire.Accepted(
+            table.kind, schema, *said, watched=asked, receipts=asked, table=opening.name
+        )
         if opening.heartbeat:
             self._silence = SilenceWatch(self, self.core.loop, beat_s)
         self.out.write(self._handshake.accept(accepted))

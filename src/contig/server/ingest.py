@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from ..arguments import is_loopback
 from ..process.channel import encode_message, read_message
 from ..process.spawn import enter
 from ..process.trace import tell_failure
@@ -75,8 +76,9 @@ class Ingest:
         self._accept(listening, lambda: Connection(self.core), context)
         if self.config["metrics"] is not None:
             guarded = self.config["metrics_guarded"]
-            page = MetricsPage(self.core, self.config["token"] if guarded else None)
             public = socket.socket(fileno=self.config["metrics"])
+            token = self.config["token"] if guarded else None
+            page = MetricsPage(self.core, token, is_local=is_loopback(public.getsockname()[0]))
             self._accept(public, page.protocol, context if guarded else None)
 
     def _accept(

@@ -11,15 +11,19 @@ import time
 from collections import deque
 from typing import Any
 
+from ..arguments import host_name, is_loopback
+from ..process.pending import PendingConnections
 from .core import ServerCore
 from .tables import QueueTable, TapeTable
 
 __all__ = ["MetricsPage", "core_stats", "table_stats"]
 
 _HISTORY_S = 600.0
-_READERS = 16  # at a time
-_READ_S = 5.0  # that each of them has
-_LONGEST_HEAD = 16 << 10
+_READERS = 16  # of /metrics at a time
+_PENDING = 64  # connections at a time whose request has not arrived
+_REQUEST_S = 5.0  # for a request to arrive
+_RESPONSE_S = 5.0  # for a response to be read
+_MAX_HEAD_BYTES = 16 << 10
 
 
 def core_stats(core: ServerCore) -> dict[str, Any]:
@@ -77,12 +81,19 @@ class MetricsPage:
     Args:
         core: whose counters.
         token: what readers of metrics must send as ``Authorization: Bearer``; None: nothing.
+        is_local: whether the page listens on this machine's own address only.
+
+    Attributes:
+        pending: the connections that have not sent a whole request yet.
+        readers: how many are being sent ``/metrics``.
     """
 
-    def __init__(self, core: ServerCore, token: str | None = None) -> None:
+    def __init__(self, core: ServerCore, token: str | None = None, is_local: bool = False) -> None:
         self._core = core
         self._token = token
-        self._readers = 0
+        self._is_local = is_local and token is None
+        self.pending = PendingConnections(_PENDING, _REQUEST_S)
+        self.readers = 0
         self._heads: dict[str, deque[tuple[float, int]]] = {}
         self._drawn: dict[str, tuple[int, int]] = {}  # rows, and their ages in rows, summed
         self._ages_s: dict[str, float] = {}
@@ -116,60 +127,53 @@ class MetricsPage:
         now = time.monotonic()
         return now - next((then for then, head in history if head >= row), now)
 
-    def protocol(self) -> asyncio.StreamReaderProtocol:
-        """For a connection that asks for the page."""
-        reader = asyncio.StreamReader(_LONGEST_HEAD, self._core.loop)
-        return asyncio.StreamReaderProtocol(reader, self._answer, self._core.loop)
+    def protocol(self) -> asyncio.Protocol:
+        """Returns the protocol of one connection that asks for the page."""
+        return _MetricsConnection(self)
 
-    async def _answer(self, reader: Any, writer: Any) -> None:
-        if self._readers >= _READERS:
-            writer.transport.abort()
-            self._core.stats.rejected["busy"] += 1
-            return
-        self._readers += 1
-        try:
-            async with asyncio.timeout(_READ_S):
-                await self._exchange(reader, writer)
-        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError):
-            writer.transport.abort()
-        except asyncio.LimitOverrunError:
-            pass
-        finally:
-            self._readers -= 1
-            writer.close()
+    def answer(self, head: bytes) -> tuple[bytes, bool]:
+        """Returns the response to a request's head, and whether it is a small one.
 
-    async def _exchange(self, reader: Any, writer: Any) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
+        Small responses need no place among the readers of ``/metrics``: a probe of ``/healthz`` is
+        answered however many of them there are.
+        """
         path = head.split(b" ", 2)[1] if head.count(b" ") >= 2 else b""
-        asked = path.split(b"?")[0] if head.startswith(b"GET ") else b""
-        if asked == b"/healthz":  # that it lives is no secret: probes have no token
-            status, body = b"200 OK", b"ok\n"
-        elif asked == b"/readyz":
-            ready = self._core.ready
-            status = b"200 OK" if ready else b"503 Service Unavailable"
-            body = b"ready\n" if ready else b"closing\n"
-        elif not self._may_read(head):
-            status, body = b"401 Unauthorized", b"Authorization: Bearer <token>\n"
-        elif asked == b"/metrics":
-            status, body = b"200 OK", self.text().encode()
-        else:
-            status, body = b"404 Not Found", b"try GET /metrics, /healthz or /readyz\n"
-        writer.write(
-            b"HTTP/1.1 " + status + b"\r\nContent-Type: text/plain; version=0.0.4\r\n"
-            b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-        )
-        await writer.drain()
+        path = path.split(b"?")[0] if head.startswith(b"GET ") else b""
+        if path == b"/healthz":  # that it lives is no secret: probes have no token
+            return _response(b"200 OK", b"ok\n"), True
+        if path == b"/readyz":
+            if self._core.ready:
+                return _response(b"200 OK", b"ready\n"), True
+            return _response(b"503 Service Unavailable", b"closing\n"), True
+        if not self._is_host_allowed(head):
+            return _response(b"403 Forbidden", b"for this machine only: use 127.0.0.1\n"), True
+        if not self._is_authorized(head):
+            return _response(b"401 Unauthorized", b"Authorization: Bearer <token>\n"), True
+        if path != b"/metrics":
+            return _response(b"404 Not Found", b"try GET /metrics, /healthz or /readyz\n"), True
+        if self.readers >= _READERS:
+            self._core.stats.rejected["busy"] += 1
+            return _response(b"503 Service Unavailable", b"busy: ask again later\n"), True
+        return _response(b"200 OK", self.text().encode()), False
 
-    def _may_read(self, head: bytes) -> bool:
-        """Whether a request's head has the token, compared in constant time."""
+    def _is_host_allowed(self, head: bytes) -> bool:
+        """Returns whether the Host header may name this page.
+
+        A page on this machine's own address, without a token, answers only requests that name this
+        machine: a site elsewhere whose name resolves to 127.0.0.1 must not read it through a
+        browser.
+        """
+        host = _header(head, b"host")
+        return not self._is_local or host is None or is_loopback(host_name(host))
+
+    def _is_authorized(self, head: bytes) -> bool:
+        """Returns whether a request's head has the token, compared in constant time."""
         if self._token is None:
             return True
-        for line in head.split(b"\r\n")[1:]:
-            name, _, value = line.partition(b":")
-            scheme, _, given = value.strip().partition(b" ")
-            if name.strip().lower() == b"authorization" and scheme.lower() == b"bearer":
-                return hmac.compare_digest(given.strip(), self._token.encode())
-        return False
+        scheme, _, token = (_header(head, b"authorization") or b"").partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(
+            token.strip(), self._token.encode()
+        )
 
     def text(self) -> str:
         """The page."""
@@ -230,6 +234,63 @@ class MetricsPage:
         ]
         metric("client_rows_per_s", "gauge", "rows of a client per second since it came", clients)
         return "\n".join(lines) + "\n"
+
+
+class _MetricsConnection(asyncio.Protocol):
+    """One connection that asks for the page: one request, one response, then it is closed."""
+
+    def __init__(self, page: MetricsPage) -> None:
+        self._page = page
+        self._head = bytearray()
+        self._transport: Any = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_reader = False
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self._page.pending.add(self, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deadline is not None:  # answered already
+            return
+        self._head += data
+        if b"\r\n\r\n" not in self._head:
+            if len(self._head) > _MAX_HEAD_BYTES:
+                self._transport.abort()
+            return
+        self._page.pending.remove(self)
+        response, is_small = self._page.answer(bytes(self._head))
+        if not is_small:
+            self._is_reader = True
+            self._page.readers += 1
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(_RESPONSE_S, self._transport.abort)
+        self._transport.write(response)
+        self._transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._page.pending.remove(self)
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._is_reader:
+            self._is_reader = False
+            self._page.readers -= 1
+
+
+def _response(status: bytes, body: bytes) -> bytes:
+    return (
+        b"HTTP/1.1 " + status + b"\r\nContent-Type: text/plain; version=0.0.4\r\n"
+        b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
+
+
+def _header(head: bytes, name: bytes) -> bytes | None:
+    """Returns the value of a header, or None if the request has none of that name."""
+    for line in head.split(b"\r\n")[1:]:
+        key, _, value = line.partition(b":")
+        if key.strip().lower() == name:
+            return value.strip()
+    return None
 
 
 def _table(name: str) -> str:

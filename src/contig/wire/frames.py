@@ -22,6 +22,7 @@ __all__ = [
     "json_frame",
     "parse_described",
     "parse_json",
+    "shown",
 ]
 
 MAX_REQUESTS = 64  # of one connection, not yet answered
@@ -41,11 +42,22 @@ class Type:
     SAMPLE, BATCH, PRIORITY, STATS, REPLY, BEAT, SET_FIELDS, PUBLISH, WATCH = range(9, 18)
 
 
+def shown(text: Any, limit: int = 2000) -> str:
+    """Returns a peer's text as it may stand in an error or a log line: short, and printable."""
+    text = str(text)
+    if len(text) > limit:
+        text = f"{text[:limit]}... ({len(text)} characters)"
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 class Refused(Exception):
-    """A handshake or a frame that is not accepted: a reason to count, a message to read."""
+    """A handshake or a frame that is not accepted: a reason to count, a message to read.
+
+    The message may quote what the peer sent, so it is made short and printable.
+    """
 
     def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(shown(message))
         self.reason = reason
 
 

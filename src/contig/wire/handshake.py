@@ -17,7 +17,7 @@ import hashlib
 import hmac
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..errors import ConnectionClosedError, LayoutError
@@ -26,7 +26,7 @@ from ..tape.fields import fields_layout
 from ..tape.sharing import shared_form
 from ..tape.stacks import Stacks, stacks_from_json
 from . import versions
-from .frames import Refused, Type, json_frame, parse_json
+from .frames import Refused, Type, json_frame, parse_json, shown
 from .pulse import LEAST_HEARTBEAT_S, MOST_HEARTBEAT_S
 from .versions import OLDEST_VERSION, RICH_VERSION, VERSION, newer_parts, spoken_version
 
@@ -42,6 +42,7 @@ __all__ = [
     "Hello",
     "Opening",
     "ServerHandshake",
+    "find_table",
     "proof",
     "raise_refusal",
     "refusal",
@@ -169,6 +170,7 @@ class Accepted(NamedTuple):
         takes_weights: whether PUBLISH is answered.
         watched: whether WATCH is.
         receipts: whether SAMPLE may say what was not taken.
+        table: the table's name, which a client need not know.
     """
 
     kind: str
@@ -181,19 +183,21 @@ class Accepted(NamedTuple):
     takes_weights: bool = False
     watched: bool = False
     receipts: bool = False
+    table: str = "default"
 
     @staticmethod
     def parse(answer: dict[str, Any]) -> Accepted:
         kind, schema = answer.get("kind"), answer.get("schema")
         seen, ndim = answer.get("seen"), answer.get("ndim", 1)
         most, beat = answer.get("max_inflight"), answer.get("heartbeat_s", 0)
-        fits = kind in ("queue", "tape") and type(seen) is int and seen >= 0
+        fits = kind in ("queue", "tape") and _is_count(seen)
         fits = fits and type(ndim) is int and 1 <= ndim <= 32
-        fits = fits and type(most) is int and most >= 1
+        fits = fits and _is_count(most) and most != 0
         row = answer.get("max_row", 0)
-        fits = fits and type(row) is int and row >= 0
+        fits = fits and _is_count(row)
         fits = fits and type(beat) in (int, float)
         fits = fits and (beat == 0 or LEAST_HEARTBEAT_S <= beat <= MOST_HEARTBEAT_S)
+        fits = fits and isinstance(answer.get("table", "default"), str)
         fits = fits and (isinstance(schema, dict) or (schema is None and kind == "tape"))
         if fits and schema is not None:
             try:
@@ -206,22 +210,23 @@ class Accepted(NamedTuple):
                 fits = False
             fits = fits and (kind == "queue" or isinstance(schema.get("keys"), dict))
         if not fits:
-            raise ValueError(f"the server's ACCEPT makes no sense: {str(answer)[:200]}")
+            raise ValueError(f"the server's ACCEPT makes no sense: {shown(answer)}")
         numbers = (int(ndim), int(seen or 0), int(most or 1), float(beat), int(row))
-        told = (answer.get(name) is True for name in _ABILITIES)
-        return Accepted(str(kind), schema, *numbers, *told)
+        weights, watched, receipts = (answer.get(name) is True for name in _ABILITIES)
+        table = str(answer.get("table", "default"))
+        return Accepted(str(kind), schema, *numbers, weights, watched, receipts, table)
 
 
 class ClientHandshake:
     """The client's side.
 
     Args:
-        table: what to open.
+        table: the name of the table to open; None: the server's only one.
         token: what the server wants to be proven; None: nothing.
         opening: what OPEN says besides.
     """
 
-    def __init__(self, table: str, token: str | None, opening: dict[str, Any]) -> None:
+    def __init__(self, table: str | None, token: str | None, opening: dict[str, Any]) -> None:
         self._table, self._token, self._opening = table, token, opening
         self._hello = Hello.new()
         self.max_frame = 0  # the largest that the server takes, once it has greeted
@@ -329,16 +334,15 @@ class ServerHandshake:
         if not _same_proof(asked.get("proof"), expected):
             hint = "" if expected else "; this server has none, leave it out"
             raise Refused("token", f"the token is missing or wrong{hint}")
-        name = asked.get("table")
-        if not isinstance(name, str) or name not in tables:
-            raise Refused("table", f"no table {name!r}{_HAS}{', '.join(sorted(tables))}")
+        name = _table_name(asked.get("table"), tables)
         table = tables[name]
         producer, following = asked.get("producer"), asked.get("next")
         if not _is_count(producer) or not producer or not _is_count(following):
             raise Refused("producer", "producer: a number of 1 to 2^63 - 1; next: 0 or more")
         ack, layout = asked.get("ack"), None
         if ack not in table.ack_levels:
-            raise Refused("frame", f"ack {ack!r}: this table has {', '.join(table.ack_levels)}")
+            known = ", ".join(table.ack_levels)
+            raise Refused("frame", f"ack {shown(repr(ack), 200)}: this table has {known}")
         if asked.get("layout") is not None:
             layout = self._layout(asked["layout"])
         fields = None if asked.get("fields") is None else self._fields(asked["fields"])
@@ -391,6 +395,26 @@ def refusal(refused: Refused) -> bytes:
     return json_frame(Type.REFUSE, {"reason": refused.reason, "message": str(refused)})
 
 
+def find_table(name: str | None, tables: Collection[str]) -> str | None:
+    """Returns the table that a client means, or None if there is none.
+
+    A client that names no table means the table `default`, or the only one there is.
+    """
+    if name is None and "default" not in tables and len(tables) == 1:
+        return next(iter(tables))
+    name = "default" if name is None else name
+    return name if name in tables else None
+
+
+def _table_name(name: Any, tables: Collection[str]) -> str:
+    """Returns the name of the table that OPEN asks for. Raises Refused, with those there are."""
+    found = find_table(name, tables) if name is None or isinstance(name, str) else None
+    if found is None:
+        asked = "of no name: give table=" if name is None else shown(repr(name), 200)
+        raise Refused("table", f"no table {asked}{_HAS}{', '.join(sorted(tables))}")
+    return found
+
+
 def table_in(refusal: str) -> str | None:
     """The first table that a server has, of its refusal of one that it has not."""
     _, said, tables = refusal.partition(_HAS)
@@ -399,7 +423,7 @@ def table_in(refusal: str) -> str | None:
 
 def raise_refusal(answer: dict[str, Any]) -> None:
     """Raises what a REFUSE says, as the error it is for a client."""
-    reason, message = answer.get("reason", "?"), answer.get("message", "")
+    reason, message = shown(answer.get("reason", "?")), shown(answer.get("message", ""))
     if reason == "layout":
         raise LayoutError(message)
     if reason in _PASSING:

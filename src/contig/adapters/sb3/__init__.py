@@ -6,12 +6,15 @@ They are subclasses of SB3's classes with SB3's arguments. Rows are on a tape (`
 trajectories, so that the rest of contig can read them, too.
 """
 
-from .dqn import PrioritizedDQN
-from .hindsight import HerReplayBuffer
-from .nstep import NStepReplayBuffer
-from .prioritized import PrioritizedReplayBuffer, PrioritizedReplayBufferSamples
-from .replay import DictReplayBuffer, ReplayBuffer
-from .rollout import DictRolloutBuffer, RolloutBuffer
+from ...lazy import requires_extra
+
+with requires_extra("contig.adapters.sb3", "sb3"):
+    from .dqn import PrioritizedDQN
+    from .hindsight import HerReplayBuffer
+    from .nstep import NStepReplayBuffer
+    from .prioritized import PrioritizedReplayBuffer, PrioritizedReplayBufferSamples
+    from .replay import DictReplayBuffer, ReplayBuffer
+    from .rollout import DictRolloutBuffer, RolloutBuffer
 
 __all__ = [
     "DictReplayBuffer",

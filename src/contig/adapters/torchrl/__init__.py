@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...lazy import lazy_names
+from ...lazy import lazy_names, requires_extra
 
 _WHERE = {
     "base_collector": ("BaseCollector",),
@@ -47,7 +47,8 @@ __all__, _load, __dir__ = lazy_names(__name__, _WHERE)
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return _load(name)
+        with requires_extra(__name__, "torchrl"):
+            return _load(name)
     from .instead import instead_of
 
     hint = instead_of(name)

@@ -93,7 +93,7 @@ export class EpisodesView {
     if (turn !== this.turnNumber) return;
     this.said.classList.remove("wrong");
     this.data = data;
-    const all = this.query ? `${whole(data.found)} of ${whole(data.total)} episodes` : `${whole(data.total)} episodes`;
+    const all = this.query ? `${whole(data.found)} of ${whole(data.total)} episodes stored` : `${whole(data.total)} episodes stored`;
     this.said.textContent = all;
     this.draw();
   }

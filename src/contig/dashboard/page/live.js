@@ -17,6 +17,12 @@ function tile(name) {
   return { node, value, show(text, said = "") { value.textContent = text; more.textContent = said; } };
 }
 
+// Why there is no staleness of rows that were sampled.
+function missingVersions(ages) {
+  if (ages.stored_version === null) return "No policy version is recorded with any row of this table.";
+  return `The sampled rows have no policy version, or were evicted since; the newest one stored is ${whole(ages.stored_version)}.`;
+}
+
 export class LiveView {
   constructor(table) {
     this.table = table;
@@ -27,7 +33,7 @@ export class LiveView {
 
   build() {
     this.tiles = {};
-    for (const [key, name] of [["in", "rows in per s"], ["out", "rows out per s"], ["fill", "filled"], ["episodes", "episodes"],
+    for (const [key, name] of [["in", "rows in per s"], ["out", "rows out per s"], ["fill", "filled"], ["episodes", "episodes, ever"],
       ["ratio", "samples per insert"], ["age", "mean age sampled"], ["return", "return, last 100"], ["clients", "clients"]]) {
       this.tiles[key] = tile(name);
       this.tiles[key].node.id = `tile-${key}`;
@@ -131,7 +137,7 @@ export class LiveView {
     };
     show("rows", this.rows, ages && ages.rows, none);
     show("seconds", this.seconds, ages && ages.seconds, none);
-    const unversioned = ages && ages.rows ? notes.staleness || "No policy versions are recorded with these rows." : none;
+    const unversioned = ages && ages.rows ? notes.staleness || missingVersions(ages) : none;
     show("stale", this.stale, ages && ages.staleness, unversioned);
   }
 

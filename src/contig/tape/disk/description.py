@@ -124,11 +124,15 @@ def stored_schema(schema: Schema, like: StoredSlots | None, asked: bool) -> Sche
         return schema
     if not schema.layout.variable:
         return schema if like is None else schema.with_sharing(like.sharing)
-    names = ", ".join(show_path(x.path) for x in schema.layout.variable)
+    names = ", ".join(
+        show_path(x.path)
+        + (f" (codec {schema.codecs[x.path].kind})" if x.path in schema.codecs else " (any size)")
+        for x in schema.layout.variable
+    )
     if asked:
         raise LayoutError(
-            f"{names}: beside leaves of any size, observations are not stored once on disk; leave "
-            "share_next and stack out"
+            f"{names}: beside leaves of any size or with codecs, observations are not stored once "
+            "on disk; leave share_next and stack out, or those leaves' codecs"
         )
     if schema.sharing is not None:
         once = ", ".join(show_path(x.path) for x in schema.sharing.leaves)
