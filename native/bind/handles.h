@@ -300,7 +300,12 @@ void bind_columns(nb::module_& m);
 // to make than an array, and a batch needs only one.
 struct Block {
   explicit Block(size_t n) : data(block_take(n)), bytes(n) {}
-  ~Block() { block_give(data, bytes); }
+  ~Block() {
+    ReturnedBlocks returned = block_give(data, bytes);
+    if (returned.bytes() < kKeepGil || PyGILState_Check() == 0) return;
+    NoGil no_gil;
+    const ReturnedBlocks gone(std::move(returned));  // before the GIL is back
+  }
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
   uint8_t* data;

@@ -11,23 +11,29 @@ constexpr auto release = std::memory_order_release;
 }  // namespace
 
 uint64_t Producers::find(uint64_t id) {
-  if (clock_->load(relaxed) != as_of_) {
-    found_.clear();
-    for (uint64_t i = 0; i < kProducers; ++i) {
-      const uint64_t there = table_[i].id.load(relaxed);
-      if (there == 0) break;
-      found_[there] = i;
-    }
-    as_of_ = clock_->load(relaxed);
-  }
-  const auto known = found_.find(id);
-  return known == found_.end() ? kProducers : known->second;
+  const auto slot_of = [&] {
+    const auto known = slots_.find(id);
+    if (known == slots_.end()) return kProducers;
+    return table_[known->second].id.load(relaxed) == id ? known->second : kProducers;
+  };
+  const uint64_t slot = slot_of();
+  if (slot != kProducers) return slot;
+  look_through();
+  return slot_of();
 }
 
-void Producers::tick() {
-  const bool current = clock_->load(relaxed) == as_of_;
-  clock_->store(clock_->load(relaxed) + 1, release);
-  if (current) ++as_of_;  // the change is this one's own
+// Ids are compared, which is quick; only slots that changed hands are entered again.
+void Producers::look_through() {
+  for (uint64_t i = 0; i < kProducers; ++i) {
+    const uint64_t id = table_[i].id.load(relaxed);
+    if (id == 0) break;
+    if (i == ids_.size()) ids_.push_back(0);
+    if (ids_[i] == id) continue;
+    const auto before = slots_.find(ids_[i]);
+    if (before != slots_.end() && before->second == i) slots_.erase(before);
+    ids_[i] = id;
+    slots_[id] = i;
+  }
 }
 
 uint64_t Producers::slot_for_new() const {
@@ -52,7 +58,6 @@ uint64_t Producers::take(uint64_t id, uint64_t seq) {
   }
   const uint64_t mine = slot_for_new();
   Producer& p = table_[mine];
-  found_.erase(p.id.load(relaxed));
   use(mine);
   // Never 0 in between: a free slot ends the search for those behind it. While it changes hands it
   // belongs to nobody.
@@ -61,12 +66,11 @@ uint64_t Producers::take(uint64_t id, uint64_t seq) {
   p.entry.store(~uint64_t{0}, release);
   p.pinned.store(1, release);
   p.id.store(id, release);
-  found_[id] = mine;
   return mine;
 }
 
 void Producers::use(uint64_t slot) {
-  tick();
+  clock_->store(clock_->load(relaxed) + 1, release);
   table_[slot].used.store(clock_->load(relaxed), release);
 }
 

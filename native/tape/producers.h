@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <unordered_map>
+#include <vector>
 
 namespace contig {
 
@@ -32,7 +33,8 @@ class Producers {
   Producers() = default;
   Producers(Producer* table, std::atomic<uint64_t>* clock) : table_(table), clock_(clock) {}
 
-  // The slot of a producer, or kProducers if it has none.
+  // The slot of a producer, or kProducers if it has none. Whom this process has met is looked for
+  // where it was then; only if somebody else is there now, the table is looked through.
   uint64_t find(uint64_t id);
   // The slot of a producer, pinned; a new one starts at `seq`. Throws std::runtime_error if all
   // slots are pinned.
@@ -44,14 +46,14 @@ class Producers {
 
  private:
   uint64_t slot_for_new() const;
-  void tick();
+  void look_through();
 
   Producer* table_ = nullptr;
   std::atomic<uint64_t>* clock_ = nullptr;
-  // Where everybody is, as of a time: nobody looks through the table for each frame. Slots change
-  // hands at later times only.
-  std::unordered_map<uint64_t, uint64_t> found_;
-  uint64_t as_of_ = ~uint64_t{0};
+  // Who was in which slot when this process last looked, and the other way round. Another process
+  // may have changed that, so a slot's own id has the last word. No id is in two slots.
+  std::vector<uint64_t> ids_;
+  std::unordered_map<uint64_t, uint64_t> slots_;
 };
 
 }  // namespace contig

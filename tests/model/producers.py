@@ -130,7 +130,7 @@ class Ingest:
         idle.sort(key=lambda s: (s.id != NOBODY, s.used))
         slot = (free or idle)[0]
         self.on_take()
-        yield from self.use(slot)  # first: who knows the table by heart looks again
+        yield from self.use(slot)
         if self.rules.nobody_between:
             slot.id = NOBODY
             yield
