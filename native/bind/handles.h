@@ -92,7 +92,6 @@ struct TapeHandle {
   Held<Bytes> control, data{Bytes()}, blobs{Bytes()}, fields{Bytes()}, slots{Bytes()};
   Tape tape;
   double lock_timeout_s = 10;
-  bool closed = false;  // its file descriptor is gone: nothing may be appended
 };
 
 struct ViewHandle {

@@ -3,6 +3,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cerrno>
+#include <system_error>
+
 #include "handles.h"
 #include "native/sys/region.h"
 #include "native/sys/wait.h"
@@ -153,6 +156,16 @@ nb::object map_file(int fd, uint64_t offset, uint64_t bytes) {
 void bind_tape(nb::module_& m) {
   static nb::exception<Busy> busy(m, "TapeBusy", PyExc_TimeoutError);
   static nb::exception<NoSpace> no_space(m, "StorageFull", PyExc_OSError);
+  nb::register_exception_translator([](const std::exception_ptr& error, void*) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const Closed& e) {  // Python has this one: it is also raised there
+      PyErr_SetString(nb::module_::import_("contig.errors").attr("ClosedError").ptr(), e.what());
+    } catch (const std::system_error& e) {
+      errno = e.code().value();
+      PyErr_SetFromErrno(PyExc_OSError);
+    }
+  });
   m.attr("ROBUST_LOCKS") = bool(CONTIG_ROBUST);
   m.attr("FLAG_BITS") = kFlagBits;
   m.attr("RANKED") = W::kRanked;
@@ -187,7 +200,7 @@ void bind_tape(nb::module_& m) {
   bind_compact(m);
   tape.def(nb::init<Bytes, int>(), nb::arg("control"), nb::arg("fd"))
       .def_rw("lock_timeout_s", &TapeHandle::lock_timeout_s)
-      .def("close", [](TapeHandle& t) { t.closed = true; })
+      .def("close", [](TapeHandle& t) { t.tape.close(); })
       .def(
           "publish",
           [](TapeHandle& t, nb::bytes schema, uint64_t record_size, uint64_t fields_size,

@@ -156,6 +156,7 @@ void Tape::write_run_fields(uint64_t number, const Run& run, uint64_t previous) 
 }
 
 void Tape::write_fields(uint64_t number, const uint8_t* given, uint64_t mask) {
+  check_open();
   std::vector<uint8_t> record(fields_.room());
   fields_.current(fields_slot(number), record.data());
   if (!fields_.differs(record.data(), given, mask)) return;

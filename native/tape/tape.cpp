@@ -190,6 +190,7 @@ void Tape::write_undo(const Append& a, const Room& r, bool grows, uint64_t produ
 }
 
 uint64_t Tape::append(const Append& a) {
+  check_open();
   if (a.rows.compact != nullptr && !a.stored && !has_slots())
     throw std::invalid_argument("append: rows with slots, for a tape without any");
   const Room r = find_room(a);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "native/kernels/copy.h"
+#include "native/sys/descriptor.h"
 #include "native/sys/pages.h"
 #include "native/tape/blobs.h"
 #include "native/tape/compact_rows.h"
@@ -30,6 +32,9 @@ struct Busy : std::runtime_error {
 };
 struct NoSpace : std::runtime_error {
   using std::runtime_error::runtime_error;
+};
+struct Closed : std::runtime_error {
+  Closed() : std::runtime_error("this storage is closed") {}
 };
 
 // Where appended rows come from: packed records, or one column per leaf of the record.
@@ -114,8 +119,16 @@ class Tape {
   // Writes a fresh header over zeroed memory.
   static void format(uint8_t* control, uint64_t capacity);
 
-  // `control` must hold a formatted header; `fd` is the file behind it or -1.
+  // `control` must hold a formatted header; `fd` is the file behind it or -1. The tape works with a
+  // duplicate of it: the caller may close its own while a call waits for the lock.
   Tape(uint8_t* control, int fd);
+
+  // From now on whatever would change rows, index or fields throws Closed, also a call that waits
+  // for the lock already. What is there can be read.
+  void close() { closed_.store(true); }
+  void check_open() const {
+    if (closed_.load()) throw Closed();
+  }
 
   // Makes room for the schema and the data in the file and announces them. With the lock.
   // Returns false if another process published first.
@@ -374,7 +387,8 @@ class Tape {
   Producers producers_;
   uint8_t* index_;
   uint64_t chunk_shift_, chunk_mask_, chunk_bytes_, map_length_;
-  int fd_;
+  Descriptor file_;
+  std::atomic<bool> closed_{false};
   LargePages large_pages_;
   uint8_t* data_ = nullptr;  // rows, extent by extent
   uint64_t record_size_ = 0, stride_ = 0, shift_ = 0, mask_ = 0, n_extents_ = 0;

@@ -54,10 +54,10 @@ struct Shape {
 
 void Tape::allocate(uint64_t offset, uint64_t bytes, const char* what) {
 #if defined(__linux__)
-  if (fd_ < 0) return;
+  if (file_.number() < 0) return;
   int rc;
   do {
-    rc = fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+    rc = fallocate(file_.number(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   } while (rc != 0 && errno == EINTR);
   if (rc != 0)
     throw NoSpace("cannot reserve " + std::to_string(bytes) + " bytes of shared memory for " +
@@ -87,7 +87,7 @@ void Tape::format(uint8_t* control, uint64_t capacity) {
   h->magic = kMagic;
 }
 
-Tape::Tape(uint8_t* control, int fd) : h_(reinterpret_cast<Header*>(control)), fd_(fd) {
+Tape::Tape(uint8_t* control, int fd) : h_(reinterpret_cast<Header*>(control)), file_(fd) {
   if (h_->magic != kMagic) throw std::invalid_argument("not a contig tape (bad magic)");
   if (h_->format != kFormat)
     throw std::invalid_argument(
@@ -115,6 +115,7 @@ void Tape::place_fields(uint64_t offset, uint64_t size) {
 bool Tape::publish(const char* schema, uint64_t schema_bytes, uint64_t record_size,
                    uint64_t fields_size, uint64_t blob_leaves, uint64_t blob_ring,
                    const SharedForm& form) {
+  check_open();
   if (ready()) return false;
   const uint64_t row_bytes = form ? form.row_bytes() : record_size;
   // Rows of whole cache lines, if that costs little: a row of 184 bytes touches three lines, not
@@ -145,15 +146,15 @@ bool Tape::publish(const char* schema, uint64_t schema_bytes, uint64_t record_si
     h_->slot_stack = form.stack();
     h_->slots_at.store(kNone, release);
   }
-  size_file(fd_, h_->slots_offset + h_->slots_bytes);
+  size_file(file_.number(), h_->slots_offset + h_->slots_bytes);
   if (form) {
     const SlotShape shape(h_->capacity, form);
     allocate(h_->slots_offset, shape.tables, "observations");
   }
 #if defined(__linux__)
-  if (fd_ >= 0) {
+  if (file_.number() >= 0) {
     allocate(h_->schema_offset, schema_bytes, "the schema");
-    if (pwrite(fd_, schema, schema_bytes, static_cast<off_t>(h_->schema_offset)) !=
+    if (pwrite(file_.number(), schema, schema_bytes, static_cast<off_t>(h_->schema_offset)) !=
         static_cast<ssize_t>(schema_bytes))
       throw NoSpace(std::string("cannot write the tape's schema: ") + std::strerror(errno));
   }
@@ -166,6 +167,7 @@ bool Tape::publish(const char* schema, uint64_t schema_bytes, uint64_t record_si
 
 void Tape::publish_stored(uint64_t record_size, uint64_t stride, uint64_t shift,
                           uint64_t most_extents, uint64_t fields_size, const StoredBlobs& blobs) {
+  check_open();
   h_->record_size = record_size;
   h_->row_stride = stride;
   h_->row_crc = 1;
@@ -177,7 +179,7 @@ void Tape::publish_stored(uint64_t record_size, uint64_t stride, uint64_t shift,
   h_->blob_most = blobs.most;
   if (fields_size > 0) {
     place_fields(h_->control_bytes, fields_size);
-    size_file(fd_, h_->fields_offset + h_->fields_bytes);
+    size_file(file_.number(), h_->fields_offset + h_->fields_bytes);
     reserve_first_fields();
   }
   h_->ready.store(1, release);
@@ -201,7 +203,7 @@ void Tape::reserve_data(uint64_t from, uint64_t to) {
   const uint64_t bytes = stride_ << shift_;
   if (bytes > 0) {
     allocate(h_->data_offset + have * bytes, (want - have) * bytes, "rows");
-    if (fd_ >= 0) large_pages_.use(data_, have * bytes, want * bytes);
+    if (file_.number() >= 0) large_pages_.use(data_, have * bytes, want * bytes);
   }
   h_->reserved_extents.store(want, release);
 }
@@ -303,12 +305,14 @@ void Tape::map_chunks(uint64_t from, uint64_t to) {
 }
 
 void Tape::clear() {
+  check_open();
   h_->tail.store(h_->head.load(relaxed), release);
   h_->index_tail.store(h_->index_head.load(relaxed), release);
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 void Tape::retire(uint64_t tail) {
+  check_open();
   const uint64_t index_head = h_->index_head.load(relaxed);
   uint64_t index_tail = h_->index_tail.load(relaxed);
   tail = std::min(std::max(tail, h_->tail.load(relaxed)), h_->head.load(relaxed));
@@ -324,6 +328,7 @@ void Tape::retire(uint64_t tail) {
 
 void Tape::follow(const uint64_t* entries, size_t n, const Snapshot& then, uint64_t trajectories,
                   const uint8_t* fields) {
+  check_open();
   const uint64_t known = h_->index_head.load(relaxed);
   check_words(entries, n, n > 0 ? entries[EntryWords::number] : 0);
   reserve_chunks(then.index_tail, then.index_head);
@@ -359,6 +364,7 @@ void Tape::follow(const uint64_t* entries, size_t n, const Snapshot& then, uint6
 }
 
 void Tape::prepare(const uint64_t* entries, uint64_t index_tail, uint64_t index_head) {
+  check_open();
   const uint64_t stamps = check_words(entries, index_head - index_tail, index_tail);
   reserve_chunks(index_tail, index_head);
   for (uint64_t place = 0; place < h_->reserved_chunks.load(relaxed); ++place)

@@ -154,7 +154,8 @@ void Tape::reserve_places(Word* reserved, uint64_t want, uint64_t most, uint64_t
   if (want > most) throw std::logic_error("slots: more than can be live");
   for (uint64_t have = reserved->load(relaxed); have < want; ++have) {
     allocate(h_->slots_offset + from + have * bytes, bytes, "observations");
-    if (fd_ >= 0) large_pages_.use(slots_.data() + from, have * bytes, (have + 1) * bytes);
+    if (file_.number() >= 0)
+      large_pages_.use(slots_.data() + from, have * bytes, (have + 1) * bytes);
     reserved->store(have + 1, release);
   }
 }
