@@ -122,8 +122,7 @@ void Tape::attach_fields(uint8_t* memory) {
 }
 
 Word* Tape::fields_slot(uint64_t number) const {
-  const uint64_t place = map_[slot_of_chunk(number >> chunk_shift_)].load(relaxed);
-  return fields_.slot(place, number & chunk_mask_);
+  return fields_.slot(place_of(number >> chunk_shift_), number & chunk_mask_);
 }
 
 bool Tape::read_fields(uint64_t number, uint8_t* out) const {

@@ -82,12 +82,14 @@ void Tape::format(uint8_t* control, uint64_t capacity) {
   h->producers_offset = shape.producers;
   h->index_offset = shape.index;
   h->control_bytes = shape.bytes;
+  h->shape_crc = shape_crc(*h);
   lock_init(h->lock);
   h->undo_head.store(kNone);
   h->magic = kMagic;
 }
 
-Tape::Tape(uint8_t* control, int fd) : h_(reinterpret_cast<Header*>(control)), file_(fd) {
+Tape::Tape(uint8_t* control, int fd, uint64_t bytes)
+    : h_(reinterpret_cast<Header*>(control)), file_(fd) {
   if (h_->magic != kMagic) throw std::invalid_argument("not a contig tape (bad magic)");
   if (h_->format != kFormat)
     throw std::invalid_argument(
@@ -95,6 +97,8 @@ Tape::Tape(uint8_t* control, int fd) : h_(reinterpret_cast<Header*>(control)), f
         std::to_string(kFormat) +
         ": it was made by another version of contig. Use one version in all processes that share "
         "a tape; to take its rows along, save() it there and load() the checkpoint here.");
+  if (h_->shape_crc != shape_crc(*h_) || h_->control_bytes > bytes)
+    throw Damaged("its header does not fit together");
   map_length_ = h_->map_length;
   map_ = reinterpret_cast<Word*>(control + sizeof(Header));
   stamped_ = map_ + map_length_;
@@ -104,6 +108,7 @@ Tape::Tape(uint8_t* control, int fd) : h_(reinterpret_cast<Header*>(control)), f
   chunk_shift_ = h_->chunk_shift;
   chunk_mask_ = (uint64_t{1} << chunk_shift_) - 1;
   chunk_bytes_ = chunk_bytes(chunk_shift_);
+  check_state();
 }
 
 void Tape::place_fields(uint64_t offset, uint64_t size) {
@@ -161,6 +166,7 @@ bool Tape::publish(const char* schema, uint64_t schema_bytes, uint64_t record_si
 #endif
   (void)schema;
   reserve_first_fields();
+  h_->published_crc = published_crc(*h_);
   h_->ready.store(1, release);
   return true;
 }
@@ -182,10 +188,12 @@ void Tape::publish_stored(uint64_t record_size, uint64_t stride, uint64_t shift,
     size_file(file_.number(), h_->fields_offset + h_->fields_bytes);
     reserve_first_fields();
   }
+  h_->published_crc = published_crc(*h_);
   h_->ready.store(1, release);
 }
 
 void Tape::attach_data(uint8_t* data) {
+  check_published();
   record_size_ = h_->record_size;
   checked_ = h_->row_crc != 0;
   stride_ = h_->row_stride;
@@ -193,6 +201,7 @@ void Tape::attach_data(uint8_t* data) {
   mask_ = (uint64_t{1} << shift_) - 1;
   n_extents_ = h_->n_extents;
   data_ = data;
+  check_state();
 }
 
 void Tape::reserve_data(uint64_t from, uint64_t to) {
@@ -221,6 +230,7 @@ void Tape::attach_blobs(uint8_t* ring, std::vector<BlobLeaf> leaves,
   ring_ = BlobRing{ring, h_->blob_ring};
   blob_leaves_ = std::move(leaves);
   blob_names_ = std::move(names);
+  check_state();
 }
 
 void Tape::reserve_blobs(uint64_t to) {
@@ -296,9 +306,10 @@ void Tape::map_chunks(uint64_t from, uint64_t to) {
     const uint64_t chunk = mapped >> chunk_shift_;
     std::vector<bool> taken(h_->reserved_chunks.load(relaxed), false);
     for (uint64_t live = from >> chunk_shift_; live < chunk; ++live)
-      taken[map_[slot_of_chunk(live)].load(relaxed)] = true;
-    const auto place = std::find(taken.begin(), taken.end(), false) - taken.begin();
-    map_[slot_of_chunk(chunk)].store(static_cast<uint64_t>(place), release);
+      if (const uint64_t place = place_of(live); place < taken.size()) taken[place] = true;
+    const auto place = std::find(taken.begin(), taken.end(), false);
+    if (place == taken.end()) throw Damaged("the index has no room where it should");
+    map_[slot_of_chunk(chunk)].store(static_cast<uint64_t>(place - taken.begin()), release);
     mapped = (chunk + 1) << chunk_shift_;
     h_->mapped_index.store(mapped, release);
   }

@@ -21,6 +21,7 @@ void Tape::attach_slots(uint8_t* memory, SharedForm form) {
     throw std::invalid_argument("attach_slots: other leaves than the tape was published with");
   slots_ = SlotMemory(memory, SlotShape(h_->capacity, form));
   form_ = std::move(form);
+  check_state();
 }
 
 uint64_t Tape::slot_head() const {

@@ -182,7 +182,7 @@ def _is(fd: int, path: Path) -> bool:
 
 def _control_bytes_of(fd: int) -> int:
     words = np.frombuffer(os.pread(fd, 64, 0).ljust(64, b"\0"), np.uint64)
-    return int(words[6])  # whoever it is handed to checks the magic
+    return min(int(words[6]), os.fstat(fd).st_size)  # whoever it is handed to checks the header
 
 
 def _create(name: str, nbytes: int, form: Form, reserve: int) -> Segment | None:
