@@ -83,7 +83,8 @@ auto with_lock(Tape& tape, double timeout_s, uint64_t bytes, F f) {
 }
 
 struct TapeHandle {
-  TapeHandle(Bytes control, int fd) : control(control), tape(checked(control), fd) {}
+  TapeHandle(Bytes control, int fd)
+      : control(control), tape(checked(control), fd, control.shape(0)) {}
   static uint8_t* checked(Bytes& control) {
     if (control.shape(0) < sizeof(Header))
       throw std::invalid_argument("not a contig tape (less than a header)");
@@ -92,7 +93,6 @@ struct TapeHandle {
   Held<Bytes> control, data{Bytes()}, blobs{Bytes()}, fields{Bytes()}, slots{Bytes()};
   Tape tape;
   double lock_timeout_s = 10;
-  bool closed = false;  // its file descriptor is gone: nothing may be appended
 };
 
 struct ViewHandle {

@@ -3,6 +3,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cerrno>
+#include <system_error>
+
 #include "handles.h"
 #include "native/sys/region.h"
 #include "native/sys/wait.h"
@@ -148,11 +151,28 @@ nb::object map_file(int fd, uint64_t offset, uint64_t bytes) {
   return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(mapping->data(), {bytes}, owner));
 }
 
+// One of the errors that Python defines.
+void raise(const char* error, const char* what) {
+  PyErr_SetString(nb::module_::import_("contig.errors").attr(error).ptr(), what);
+}
+
 }  // namespace
 
 void bind_tape(nb::module_& m) {
   static nb::exception<Busy> busy(m, "TapeBusy", PyExc_TimeoutError);
   static nb::exception<NoSpace> no_space(m, "StorageFull", PyExc_OSError);
+  nb::register_exception_translator([](const std::exception_ptr& error, void*) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const Closed& e) {  // Python has these: they are also raised there
+      raise("ClosedError", e.what());
+    } catch (const Damaged& e) {
+      raise("DamagedError", e.what());
+    } catch (const std::system_error& e) {
+      errno = e.code().value();
+      PyErr_SetFromErrno(PyExc_OSError);
+    }
+  });
   m.attr("ROBUST_LOCKS") = bool(CONTIG_ROBUST);
   m.attr("FLAG_BITS") = kFlagBits;
   m.attr("RANKED") = W::kRanked;
@@ -187,7 +207,7 @@ void bind_tape(nb::module_& m) {
   bind_compact(m);
   tape.def(nb::init<Bytes, int>(), nb::arg("control"), nb::arg("fd"))
       .def_rw("lock_timeout_s", &TapeHandle::lock_timeout_s)
-      .def("close", [](TapeHandle& t) { t.closed = true; })
+      .def("close", [](TapeHandle& t) { t.tape.close(); })
       .def(
           "publish",
           [](TapeHandle& t, nb::bytes schema, uint64_t record_size, uint64_t fields_size,
@@ -206,6 +226,7 @@ void bind_tape(nb::module_& m) {
       .def_prop_ro("attached", [](const TapeHandle& t) { return t.tape.attached(); })
       .def_prop_ro("schema_range",
                    [](const TapeHandle& t) {
+                     t.tape.check_published();
                      const Header& h = t.tape.header();
                      return nb::make_tuple(h.schema_offset, h.schema_bytes);
                    })
@@ -334,9 +355,17 @@ void bind_tape(nb::module_& m) {
              Lock& lock = t.tape.header().lock;
              if (!lock_until(lock, t.lock_timeout_s))
                throw Busy(lock_holder(lock), t.lock_timeout_s);
-             t.tape.repair();
+             try {
+               t.tape.repair();
+             } catch (...) {
+               lock_release(lock);
+               throw;
+             }
            })
-      .def("release", [](TapeHandle& t) { lock_release(t.tape.header().lock); });
+      .def("release", [](TapeHandle& t) {
+        if (!lock_release(t.tape.header().lock))
+          throw std::runtime_error("this thread does not hold the storage's lock");
+      });
 }
 
 }  // namespace contig

@@ -77,7 +77,7 @@ bool WriterHandle::mine() const {
 }
 
 void WriterHandle::claim() {
-  if (tape_.closed) throw std::runtime_error("this storage is closed");
+  tape_.tape.check_open();
   if (mine()) return;
   thread_ = thread_number();
   generation_ = fork_generation.load();

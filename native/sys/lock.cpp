@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "native/sys/wait.h"
+
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -67,9 +69,25 @@ void lock_init(Lock& lock) {
   lock.holder.store(0);
 }
 
+bool lock_is_sound(const Lock& lock) {
+#if defined(__GLIBC__)
+  // A mutex of another kind goes other ways, some of which end the process.
+  static const int kind = [] {
+    Lock sound;
+    lock_init(sound);
+    return sound.mutex.__data.__kind;
+  }();
+  return lock.mutex.__data.__kind == kind;
+#else
+  (void)lock;
+  return true;
+#endif
+}
+
 bool lock_try(Lock& lock) { return settle(lock, pthread_mutex_trylock(&lock.mutex)); }
 
 bool lock_until(Lock& lock, double timeout_s) {
+  timeout_s = countable(timeout_s);
   // Mostly it is held for the time of a copy: shorter than it takes to fall asleep.
   for (int attempt = 0; attempt < 40; ++attempt) {
     if (lock_try(lock)) return true;
@@ -85,9 +103,11 @@ bool lock_until(Lock& lock, double timeout_s) {
   return settle(lock, rc);
 }
 
-void lock_release(Lock& lock) {
-  lock.holder.store(0, std::memory_order_relaxed);
-  pthread_mutex_unlock(&lock.mutex);
+bool lock_release(Lock& lock) {
+  const uint64_t holder = lock.holder.exchange(0, std::memory_order_relaxed);
+  if (pthread_mutex_unlock(&lock.mutex) == 0) return true;
+  lock.holder.store(holder, std::memory_order_relaxed);
+  return false;
 }
 
 #else
@@ -97,6 +117,8 @@ void lock_init(Lock& lock) {
   lock.holder.store(0);
 }
 
+bool lock_is_sound(const Lock&) { return true; }
+
 bool lock_try(Lock& lock) {
   uint32_t free_word = 0;
   if (!lock.word.compare_exchange_strong(free_word, 1, std::memory_order_acquire)) return false;
@@ -105,6 +127,7 @@ bool lock_try(Lock& lock) {
 }
 
 bool lock_until(Lock& lock, double timeout_s) {
+  timeout_s = countable(timeout_s);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
   while (!lock_try(lock)) {
     if (std::chrono::steady_clock::now() > deadline) return false;
@@ -113,9 +136,9 @@ bool lock_until(Lock& lock, double timeout_s) {
   return true;
 }
 
-void lock_release(Lock& lock) {
+bool lock_release(Lock& lock) {
   lock.holder.store(0, std::memory_order_relaxed);
-  lock.word.store(0, std::memory_order_release);
+  return lock.word.exchange(0, std::memory_order_release) != 0;
 }
 
 #endif

@@ -24,10 +24,13 @@ struct Lock {
 };
 
 void lock_init(Lock& lock);
+// Whether it is one that `lock_init` made, as far as can be seen.
+bool lock_is_sound(const Lock& lock);
 bool lock_try(Lock& lock);
 // Waits up to `timeout_s`; false if the deadline passed.
 bool lock_until(Lock& lock, double timeout_s);
-void lock_release(Lock& lock);
+// False, and nothing is changed, if this thread does not hold it.
+bool lock_release(Lock& lock);
 // The process, or at least the thread, that holds it: for messages.
 uint64_t lock_holder(const Lock& lock);
 

@@ -24,6 +24,7 @@ void wake(std::atomic<uint32_t>& word, std::atomic<uint32_t>& waiters) {
 
 bool wait_change(std::atomic<uint32_t>& word, std::atomic<uint32_t>& waiters, uint32_t seen,
                  double timeout_s) {
+  timeout_s = countable(timeout_s);
   if (word.load(std::memory_order_acquire) != seen) return true;
 #if defined(__linux__)
   // A killed waiter leaves `waiters` too high: a wasted syscall per append, never a lost wake-up.

@@ -16,6 +16,11 @@ class ChunkMap {
       : words_(words), mask_(length - 1), places_(places) {}
 
   Word& operator[](uint64_t chunk) const { return words_[chunk & mask_]; }
+  // Its place. What a stray write left there leads to the first one.
+  uint64_t at(uint64_t chunk) const {
+    const uint64_t place = words_[chunk & mask_].load(std::memory_order_relaxed);
+    return place < places_ ? place : 0;
+  }
   // With the lock: gives chunks [from, to) the first places that none of those from `live` on has.
   void place(uint64_t live, uint64_t from, uint64_t to) const;
 

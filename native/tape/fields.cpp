@@ -122,8 +122,7 @@ void Tape::attach_fields(uint8_t* memory) {
 }
 
 Word* Tape::fields_slot(uint64_t number) const {
-  const uint64_t place = map_[slot_of_chunk(number >> chunk_shift_)].load(relaxed);
-  return fields_.slot(place, number & chunk_mask_);
+  return fields_.slot(place_of(number >> chunk_shift_), number & chunk_mask_);
 }
 
 bool Tape::read_fields(uint64_t number, uint8_t* out) const {
@@ -156,6 +155,7 @@ void Tape::write_run_fields(uint64_t number, const Run& run, uint64_t previous) 
 }
 
 void Tape::write_fields(uint64_t number, const uint8_t* given, uint64_t mask) {
+  check_open();
   std::vector<uint8_t> record(fields_.room());
   fields_.current(fields_slot(number), record.data());
   if (!fields_.differs(record.data(), given, mask)) return;

@@ -105,7 +105,7 @@ uint64_t SlotMemory::least(uint64_t tail, uint64_t head) const {
 
 void ChunkMap::place(uint64_t live, uint64_t from, uint64_t to) const {
   std::vector<bool> taken(places_, false);
-  for (uint64_t chunk = live; chunk < from; ++chunk) taken[(*this)[chunk].load(relaxed)] = true;
+  for (uint64_t chunk = live; chunk < from; ++chunk) taken[at(chunk)] = true;
   size_t place = 0;
   for (uint64_t chunk = from; chunk < to; ++chunk, ++place) {
     while (place < taken.size() && taken[place]) ++place;

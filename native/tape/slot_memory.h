@@ -51,7 +51,7 @@ class SlotMemory {
   uint8_t* data() const { return reinterpret_cast<uint8_t*>(marks_); }  // where all of it begins
   // By its number, or the low 32 bits of it. Of one that is encoded, its place.
   uint8_t* slot(uint64_t number) const {
-    const uint64_t place = map_[number >> shape_.chunk_shift].load(std::memory_order_relaxed);
+    const uint64_t place = map_.at(number >> shape_.chunk_shift);
     return chunks_ + place * shape_.chunk_bytes() + (number & mask_) * shape_.slot_bytes;
   }
   uint64_t chunk_of(uint64_t slot) const { return slot >> shape_.chunk_shift; }
@@ -59,7 +59,7 @@ class SlotMemory {
   // Of slots that are encoded: where bytes are, and what they decode to. False: it is not there any
   // more. `scratch` is for a copy of the bytes, which others may be writing to.
   uint8_t* encoded(uint64_t position) const {
-    const uint64_t place = encoded_map_[chunk_of_encoded(position)].load(std::memory_order_relaxed);
+    const uint64_t place = encoded_map_.at(chunk_of_encoded(position));
     return encoded_ + (place << shape_.encoded_shift) + (position & (shape_.encoded_chunk() - 1));
   }
   uint64_t chunk_of_encoded(uint64_t position) const { return position >> shape_.encoded_shift; }

@@ -34,6 +34,21 @@ Busy::Busy(uint64_t holder, double timeout_s)
                          "; it may be stopped (SIGSTOP, a debugger). Continue or kill it."),
       pid(holder) {}
 
+// What an append was about to change is only put back if the index then ends where the rows do.
+void Tape::check_undo(uint64_t grown) const {
+  const uint64_t end = h_->undo_index_head.load(relaxed),
+                 producer = h_->undo_producer.load(relaxed);
+  bool sound = (grown == kNone || grown + 1 == end) && (producer == kNone || producer < kProducers);
+  if (const uint64_t oldest = h_->index_tail.load(relaxed); end > oldest && h_->row_crc == 0) {
+    const Entry& newest = entry(end - 1);
+    const Word& steps_flags = grown != kNone ? h_->undo_steps_flags : newest.steps_flags;
+    sound = sound && end - oldest <= h_->capacity &&
+            newest.first.load(relaxed) + (steps_flags.load(relaxed) >> kFlagBits) ==
+                h_->head.load(relaxed);
+  }
+  if (!sound) throw Damaged("what its last append was about to change cannot be");
+}
+
 void Tape::repair() {
   if (h_->restores.load(acquire) % 2 != 0) {  // killed while it took a checkpoint in: empty
     const uint64_t head = std::max(h_->head.load(relaxed), h_->tail.load(relaxed));
@@ -49,6 +64,7 @@ void Tape::repair() {
   if (h_->fields_pending.load(relaxed) != 0) repair_fields();
   if (h_->undo_head.load(acquire) != h_->head.load(relaxed)) return;
   const uint64_t grown = h_->undo_entry.load(relaxed);
+  check_undo(grown);
   if (grown != kNone) {
     Entry& e = entry(grown);
     e.ret.store(h_->undo_ret.load(relaxed), release);
@@ -138,7 +154,7 @@ Tape::Room Tape::find_room(const Append& a) const {
     const uint64_t end =
         oldest.first.load(relaxed) + (oldest.steps_flags.load(relaxed) >> kFlagBits);
     if (end > r.tail && r.index_head + r.new_runs - r.index_tail <= capacity) break;
-    r.tail = std::max(r.tail, end);
+    r.tail = std::max(r.tail, std::min(end, r.head));
     ++r.index_tail;
   }
   return r;
@@ -190,6 +206,8 @@ void Tape::write_undo(const Append& a, const Room& r, bool grows, uint64_t produ
 }
 
 uint64_t Tape::append(const Append& a) {
+  check_open();
+  check_bounds();
   if (a.rows.compact != nullptr && !a.stored && !has_slots())
     throw std::invalid_argument("append: rows with slots, for a tape without any");
   const Room r = find_room(a);
@@ -338,7 +356,12 @@ void Tape::write_run(uint64_t number, const Run& run, uint64_t first, uint64_t r
 Hold::Hold(Tape& tape, double timeout_s) : tape_(tape) {
   Lock& lock = tape.header().lock;
   if (!lock_try(lock) && !lock_until(lock, timeout_s)) throw Busy(lock_holder(lock), timeout_s);
-  tape.repair();
+  try {
+    tape.repair();
+  } catch (...) {
+    lock_release(lock);
+    throw;
+  }
 }
 
 Hold::~Hold() { lock_release(tape_.header().lock); }

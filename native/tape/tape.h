@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "native/kernels/copy.h"
+#include "native/sys/descriptor.h"
 #include "native/sys/pages.h"
 #include "native/tape/blobs.h"
 #include "native/tape/compact_rows.h"
@@ -30,6 +32,13 @@ struct Busy : std::runtime_error {
 };
 struct NoSpace : std::runtime_error {
   using std::runtime_error::runtime_error;
+};
+// Words in shared memory that no writer can have left there.
+struct Damaged : std::runtime_error {
+  explicit Damaged(const std::string& what);
+};
+struct Closed : std::runtime_error {
+  Closed() : std::runtime_error("this storage is closed") {}
 };
 
 // Where appended rows come from: packed records, or one column per leaf of the record.
@@ -114,8 +123,17 @@ class Tape {
   // Writes a fresh header over zeroed memory.
   static void format(uint8_t* control, uint64_t capacity);
 
-  // `control` must hold a formatted header; `fd` is the file behind it or -1.
-  Tape(uint8_t* control, int fd);
+  // `control` must hold a formatted header; `fd` is the file behind it or -1. The tape works with a
+  // duplicate of it: the caller may close its own while a call waits for the lock. Throws Damaged
+  // unless the header's words fit together and `bytes` of memory.
+  Tape(uint8_t* control, int fd, uint64_t bytes = ~uint64_t{0});
+
+  // From now on whatever would change rows, index or fields throws Closed, also a call that waits
+  // for the lock already. What is there can be read.
+  void close() { closed_.store(true); }
+  void check_open() const {
+    if (closed_.load()) throw Closed();
+  }
 
   // Makes room for the schema and the data in the file and announces them. With the lock.
   // Returns false if another process published first.
@@ -126,6 +144,8 @@ class Tape {
   // its checksum.
   void publish_stored(uint64_t record_size, uint64_t stride, uint64_t shift, uint64_t most_extents,
                       uint64_t fields_size = 0, const StoredBlobs& blobs = {});
+  // Throws Damaged if something was written over what never changes once it is ready.
+  void check_published() const;
   bool ready() const { return h_->ready.load(std::memory_order_acquire) != 0; }
   uint64_t data_bytes() const { return (h_->n_extents << h_->extent_shift) * h_->row_stride; }
   // Tells where the data is mapped in this process, and where the fields are, if there are any.
@@ -260,10 +280,13 @@ class Tape {
   }
 
  private:
+  // Where a chunk of the index lies. What a stray write left in the map leads to the first one.
+  uint64_t place_of(uint64_t chunk) const {
+    const uint64_t place = map_[slot_of_chunk(chunk)].load(std::memory_order_relaxed);
+    return place < map_length_ ? place : 0;
+  }
   uint8_t* chunk(uint64_t number) const {
-    const uint64_t place =
-        map_[slot_of_chunk(number >> chunk_shift_)].load(std::memory_order_relaxed);
-    return index_ + place * chunk_bytes_;
+    return index_ + place_of(number >> chunk_shift_) * chunk_bytes_;
   }
   Entry& entry(uint64_t number) const {
     return reinterpret_cast<Entry*>(chunk(number))[number & chunk_mask_];
@@ -277,6 +300,17 @@ class Tape {
     return chunk <= UINT32_MAX ? static_cast<uint32_t>(chunk) % static_cast<uint32_t>(map_length_)
                                : chunk % map_length_;
   }
+  // With the lock: throws Damaged unless an append can rely on what bounds it. Of a tape that is
+  // attached to: unless all of it can be what writers left.
+  void check_bounds() const;
+  void check_state();
+  // What cannot be, or null. Without the lock it may be an append that has not finished.
+  const char* flaw() const;
+  const char* flaw_of_bounds() const;
+  const char* flaw_of_index() const;
+  const char* flaw_of_blobs() const;
+  const char* flaw_of_slots() const;
+  Snapshot load_bounds() const;
   void allocate(uint64_t offset, uint64_t bytes, const char* what);  // memory of the file
   void reserve_data(uint64_t from, uint64_t to);
   void reserve_chunks(uint64_t from, uint64_t to);  // memory for live entries [from, to)
@@ -294,6 +328,7 @@ class Tape {
   void fill_fields(const uint8_t* records, uint64_t n, uint64_t base);
   void follow_fields(const uint8_t* record, uint64_t number, bool known);
   void repair_fields();
+  void check_undo(uint64_t grown) const;
   uint64_t next_stamp(uint64_t number) const;  // free, for an entry that is to be the newest
   // Whether `n` entries from `base` on can be what their 16 words say, else an error; and how many
   // stamps the fullest chunk needs.
@@ -374,7 +409,8 @@ class Tape {
   Producers producers_;
   uint8_t* index_;
   uint64_t chunk_shift_, chunk_mask_, chunk_bytes_, map_length_;
-  int fd_;
+  Descriptor file_;
+  std::atomic<bool> closed_{false};
   LargePages large_pages_;
   uint8_t* data_ = nullptr;  // rows, extent by extent
   uint64_t record_size_ = 0, stride_ = 0, shift_ = 0, mask_ = 0, n_extents_ = 0;

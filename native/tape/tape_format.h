@@ -22,7 +22,7 @@ using Word = std::atomic<uint64_t>;
 static_assert(sizeof(Word) == 8 && Word::is_always_lock_free, "tapes need lock-free 64-bit words");
 
 constexpr uint64_t kMagic = 0x31657061746E6F63ull;  // "contape1", little-endian
-constexpr uint64_t kFormat = 5;
+constexpr uint64_t kFormat = 6;
 constexpr uint64_t kNone = ~0ull;
 
 // Flags of a run (`RunFlag`) are the low byte of `steps_flags`.
@@ -92,6 +92,9 @@ struct alignas(64) Header {
   uint64_t slots_offset, slots_bytes;  // of observations that are stored once; 0 bytes: none are
   uint64_t slot_bytes, slot_stack;     // bytes of one of them, and how many an observation has
   uint64_t slots_encoded;              // whether they are kept as lz4 blocks
+  // Checksums of what never changes: of the words from `schema_offset` up to here, and of those
+  // from `capacity` up to `ready`. A stray write to one of them must not become an address.
+  uint64_t published_crc, shape_crc;
 
   alignas(64) Lock lock;
 
@@ -133,5 +136,9 @@ struct alignas(64) Header {
   Word fields_changes;    // of trajectories that were there: how many so far
   Word reserved_log;      // of the log of them: changes that have memory
 };
+
+// What its checksums should be.
+uint64_t shape_crc(const Header& h);
+uint64_t published_crc(const Header& h);
 
 }  // namespace contig

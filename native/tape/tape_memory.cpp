@@ -54,10 +54,10 @@ struct Shape {
 
 void Tape::allocate(uint64_t offset, uint64_t bytes, const char* what) {
 #if defined(__linux__)
-  if (fd_ < 0) return;
+  if (file_.number() < 0) return;
   int rc;
   do {
-    rc = fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+    rc = fallocate(file_.number(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   } while (rc != 0 && errno == EINTR);
   if (rc != 0)
     throw NoSpace("cannot reserve " + std::to_string(bytes) + " bytes of shared memory for " +
@@ -82,12 +82,14 @@ void Tape::format(uint8_t* control, uint64_t capacity) {
   h->producers_offset = shape.producers;
   h->index_offset = shape.index;
   h->control_bytes = shape.bytes;
+  h->shape_crc = shape_crc(*h);
   lock_init(h->lock);
   h->undo_head.store(kNone);
   h->magic = kMagic;
 }
 
-Tape::Tape(uint8_t* control, int fd) : h_(reinterpret_cast<Header*>(control)), fd_(fd) {
+Tape::Tape(uint8_t* control, int fd, uint64_t bytes)
+    : h_(reinterpret_cast<Header*>(control)), file_(fd) {
   if (h_->magic != kMagic) throw std::invalid_argument("not a contig tape (bad magic)");
   if (h_->format != kFormat)
     throw std::invalid_argument(
@@ -95,6 +97,8 @@ Tape::Tape(uint8_t* control, int fd) : h_(reinterpret_cast<Header*>(control)), f
         std::to_string(kFormat) +
         ": it was made by another version of contig. Use one version in all processes that share "
         "a tape; to take its rows along, save() it there and load() the checkpoint here.");
+  if (h_->shape_crc != shape_crc(*h_) || h_->control_bytes > bytes)
+    throw Damaged("its header does not fit together");
   map_length_ = h_->map_length;
   map_ = reinterpret_cast<Word*>(control + sizeof(Header));
   stamped_ = map_ + map_length_;
@@ -104,6 +108,7 @@ Tape::Tape(uint8_t* control, int fd) : h_(reinterpret_cast<Header*>(control)), f
   chunk_shift_ = h_->chunk_shift;
   chunk_mask_ = (uint64_t{1} << chunk_shift_) - 1;
   chunk_bytes_ = chunk_bytes(chunk_shift_);
+  check_state();
 }
 
 void Tape::place_fields(uint64_t offset, uint64_t size) {
@@ -115,6 +120,7 @@ void Tape::place_fields(uint64_t offset, uint64_t size) {
 bool Tape::publish(const char* schema, uint64_t schema_bytes, uint64_t record_size,
                    uint64_t fields_size, uint64_t blob_leaves, uint64_t blob_ring,
                    const SharedForm& form) {
+  check_open();
   if (ready()) return false;
   const uint64_t row_bytes = form ? form.row_bytes() : record_size;
   // Rows of whole cache lines, if that costs little: a row of 184 bytes touches three lines, not
@@ -145,27 +151,29 @@ bool Tape::publish(const char* schema, uint64_t schema_bytes, uint64_t record_si
     h_->slot_stack = form.stack();
     h_->slots_at.store(kNone, release);
   }
-  size_file(fd_, h_->slots_offset + h_->slots_bytes);
+  size_file(file_.number(), h_->slots_offset + h_->slots_bytes);
   if (form) {
     const SlotShape shape(h_->capacity, form);
     allocate(h_->slots_offset, shape.tables, "observations");
   }
 #if defined(__linux__)
-  if (fd_ >= 0) {
+  if (file_.number() >= 0) {
     allocate(h_->schema_offset, schema_bytes, "the schema");
-    if (pwrite(fd_, schema, schema_bytes, static_cast<off_t>(h_->schema_offset)) !=
+    if (pwrite(file_.number(), schema, schema_bytes, static_cast<off_t>(h_->schema_offset)) !=
         static_cast<ssize_t>(schema_bytes))
       throw NoSpace(std::string("cannot write the tape's schema: ") + std::strerror(errno));
   }
 #endif
   (void)schema;
   reserve_first_fields();
+  h_->published_crc = published_crc(*h_);
   h_->ready.store(1, release);
   return true;
 }
 
 void Tape::publish_stored(uint64_t record_size, uint64_t stride, uint64_t shift,
                           uint64_t most_extents, uint64_t fields_size, const StoredBlobs& blobs) {
+  check_open();
   h_->record_size = record_size;
   h_->row_stride = stride;
   h_->row_crc = 1;
@@ -177,13 +185,15 @@ void Tape::publish_stored(uint64_t record_size, uint64_t stride, uint64_t shift,
   h_->blob_most = blobs.most;
   if (fields_size > 0) {
     place_fields(h_->control_bytes, fields_size);
-    size_file(fd_, h_->fields_offset + h_->fields_bytes);
+    size_file(file_.number(), h_->fields_offset + h_->fields_bytes);
     reserve_first_fields();
   }
+  h_->published_crc = published_crc(*h_);
   h_->ready.store(1, release);
 }
 
 void Tape::attach_data(uint8_t* data) {
+  check_published();
   record_size_ = h_->record_size;
   checked_ = h_->row_crc != 0;
   stride_ = h_->row_stride;
@@ -191,6 +201,7 @@ void Tape::attach_data(uint8_t* data) {
   mask_ = (uint64_t{1} << shift_) - 1;
   n_extents_ = h_->n_extents;
   data_ = data;
+  check_state();
 }
 
 void Tape::reserve_data(uint64_t from, uint64_t to) {
@@ -201,7 +212,7 @@ void Tape::reserve_data(uint64_t from, uint64_t to) {
   const uint64_t bytes = stride_ << shift_;
   if (bytes > 0) {
     allocate(h_->data_offset + have * bytes, (want - have) * bytes, "rows");
-    if (fd_ >= 0) large_pages_.use(data_, have * bytes, want * bytes);
+    if (file_.number() >= 0) large_pages_.use(data_, have * bytes, want * bytes);
   }
   h_->reserved_extents.store(want, release);
 }
@@ -219,6 +230,7 @@ void Tape::attach_blobs(uint8_t* ring, std::vector<BlobLeaf> leaves,
   ring_ = BlobRing{ring, h_->blob_ring};
   blob_leaves_ = std::move(leaves);
   blob_names_ = std::move(names);
+  check_state();
 }
 
 void Tape::reserve_blobs(uint64_t to) {
@@ -294,21 +306,24 @@ void Tape::map_chunks(uint64_t from, uint64_t to) {
     const uint64_t chunk = mapped >> chunk_shift_;
     std::vector<bool> taken(h_->reserved_chunks.load(relaxed), false);
     for (uint64_t live = from >> chunk_shift_; live < chunk; ++live)
-      taken[map_[slot_of_chunk(live)].load(relaxed)] = true;
-    const auto place = std::find(taken.begin(), taken.end(), false) - taken.begin();
-    map_[slot_of_chunk(chunk)].store(static_cast<uint64_t>(place), release);
+      if (const uint64_t place = place_of(live); place < taken.size()) taken[place] = true;
+    const auto place = std::find(taken.begin(), taken.end(), false);
+    if (place == taken.end()) throw Damaged("the index has no room where it should");
+    map_[slot_of_chunk(chunk)].store(static_cast<uint64_t>(place - taken.begin()), release);
     mapped = (chunk + 1) << chunk_shift_;
     h_->mapped_index.store(mapped, release);
   }
 }
 
 void Tape::clear() {
+  check_open();
   h_->tail.store(h_->head.load(relaxed), release);
   h_->index_tail.store(h_->index_head.load(relaxed), release);
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 void Tape::retire(uint64_t tail) {
+  check_open();
   const uint64_t index_head = h_->index_head.load(relaxed);
   uint64_t index_tail = h_->index_tail.load(relaxed);
   tail = std::min(std::max(tail, h_->tail.load(relaxed)), h_->head.load(relaxed));
@@ -324,6 +339,7 @@ void Tape::retire(uint64_t tail) {
 
 void Tape::follow(const uint64_t* entries, size_t n, const Snapshot& then, uint64_t trajectories,
                   const uint8_t* fields) {
+  check_open();
   const uint64_t known = h_->index_head.load(relaxed);
   check_words(entries, n, n > 0 ? entries[EntryWords::number] : 0);
   reserve_chunks(then.index_tail, then.index_head);
@@ -359,6 +375,7 @@ void Tape::follow(const uint64_t* entries, size_t n, const Snapshot& then, uint6
 }
 
 void Tape::prepare(const uint64_t* entries, uint64_t index_tail, uint64_t index_head) {
+  check_open();
   const uint64_t stamps = check_words(entries, index_head - index_tail, index_tail);
   reserve_chunks(index_tail, index_head);
   for (uint64_t place = 0; place < h_->reserved_chunks.load(relaxed); ++place)

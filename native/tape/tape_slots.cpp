@@ -21,6 +21,7 @@ void Tape::attach_slots(uint8_t* memory, SharedForm form) {
     throw std::invalid_argument("attach_slots: other leaves than the tape was published with");
   slots_ = SlotMemory(memory, SlotShape(h_->capacity, form));
   form_ = std::move(form);
+  check_state();
 }
 
 uint64_t Tape::slot_head() const {
@@ -154,7 +155,8 @@ void Tape::reserve_places(Word* reserved, uint64_t want, uint64_t most, uint64_t
   if (want > most) throw std::logic_error("slots: more than can be live");
   for (uint64_t have = reserved->load(relaxed); have < want; ++have) {
     allocate(h_->slots_offset + from + have * bytes, bytes, "observations");
-    if (fd_ >= 0) large_pages_.use(slots_.data() + from, have * bytes, (have + 1) * bytes);
+    if (file_.number() >= 0)
+      large_pages_.use(slots_.data() + from, have * bytes, (have + 1) * bytes);
     reserved->store(have + 1, release);
   }
 }

@@ -17,7 +17,7 @@ uint64_t distance(uint64_t number, uint64_t link) {
 }
 
 uint64_t linked(uint64_t number, uint64_t distance) {
-  return distance != 0 ? number - distance : kNone;
+  return distance != 0 && distance <= number ? number - distance : kNone;
 }
 
 // The rank of an entry's skip link. Entries of contig 0.1 have their depth instead: the rank is in

@@ -38,6 +38,7 @@ _WHERE = {
         "LayoutError",
         "CodecError",
         "ClosedError",
+        "DamagedError",
         "RateLimitError",
         "OverloadError",
         "ServerError",
@@ -159,6 +160,7 @@ if TYPE_CHECKING:
     from .errors import CodecError as CodecError
     from .errors import ConnectionClosedError as ConnectionClosedError
     from .errors import ContigError as ContigError
+    from .errors import DamagedError as DamagedError
     from .errors import EmptyBufferError as EmptyBufferError
     from .errors import LayoutError as LayoutError
     from .errors import NothingEligibleError as NothingEligibleError

@@ -6,6 +6,7 @@ ContigError
  ├─ LayoutError             data of another layout             (also a ValueError)
  ├─ CodecError              encoded bytes that cannot be decoded (also a ValueError)
  ├─ ClosedError             used after close()                 (also a RuntimeError)
+ ├─ DamagedError            shared memory was overwritten      (also a RuntimeError)
  ├─ RateLimitError          the rate limiter's deadline passed (also a TimeoutError)
  ├─ OverloadError           too much is in flight              (also a RuntimeError)
  ├─ ServerError             a server's process failed          (also a RuntimeError)
@@ -26,6 +27,7 @@ __all__ = [
     "LayoutError",
     "CodecError",
     "ClosedError",
+    "DamagedError",
     "RateLimitError",
     "OverloadError",
     "ServerError",
@@ -58,6 +60,10 @@ class CodecError(ContigError, ValueError):
 
 class ClosedError(ContigError, RuntimeError):
     """A storage or buffer was used after it was closed."""
+
+
+class DamagedError(ContigError, RuntimeError):
+    """The memory of a storage was overwritten: its rows cannot be trusted any more."""
 
 
 class RateLimitError(ContigError, TimeoutError):

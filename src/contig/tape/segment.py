@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .. import _native
+from ..errors import ClosedError
 
 if sys.platform == "linux":
     import fcntl
@@ -48,19 +50,29 @@ class Segment:
         self.fd = fd
         self.name = name
         self._lock_fd = lock_fd
+        self._private = fd < 0
+        self._using = threading.RLock()  # the descriptor: its number may be another file's later
         self.control = self._map(0, control_bytes)
 
     def _map(self, offset: int, nbytes: int) -> np.ndarray[Any, Any]:
-        if self.fd >= 0:
+        if self._private:
+            return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)
+        with self._using:
+            self._check_open()
             return _native.map_file(self.fd, offset, nbytes)
-        return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)
+
+    def _check_open(self) -> None:
+        if self.fd < 0:
+            raise ClosedError("this storage is closed")
 
     def map_data(self, offset: int, nbytes: int) -> np.ndarray[Any, Any]:
         """The tape's rows, once their place is known."""
         return self._map(offset, nbytes)
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        return os.pread(self.fd, nbytes, offset)
+        with self._using:
+            self._check_open()
+            return os.pread(self.fd, nbytes, offset)
 
     @staticmethod
     def anonymous(nbytes: int, form: Form, reserve: int) -> Segment:
@@ -123,14 +135,14 @@ class Segment:
 
         Arrays that view its memory keep the memory, not the name.
         """
-        if self.fd < 0:
-            return
-        if sys.platform == "linux":
-            os.close(self.fd)
-            if self.name is not None:
-                os.close(self._lock_fd)
-                _unlink_if_unused(_path(self.name))
-        self.fd = -1
+        with self._using:
+            fd, self.fd = self.fd, -1
+            if fd < 0 or sys.platform != "linux":
+                return
+            os.close(fd)
+        if self.name is not None:
+            os.close(self._lock_fd)
+            _unlink_if_unused(_path(self.name))
 
 
 def _need_sharing() -> None:
@@ -170,7 +182,7 @@ def _is(fd: int, path: Path) -> bool:
 
 def _control_bytes_of(fd: int) -> int:
     words = np.frombuffer(os.pread(fd, 64, 0).ljust(64, b"\0"), np.uint64)
-    return int(words[6])  # whoever it is handed to checks the magic
+    return min(int(words[6]), os.fstat(fd).st_size)  # whoever it is handed to checks the header
 
 
 def _create(name: str, nbytes: int, form: Form, reserve: int) -> Segment | None:
