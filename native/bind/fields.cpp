@@ -32,7 +32,7 @@ nb::object fields_of(const TapeHandle& t, Seqs numbers) {
 nb::object set_fields(TapeHandle& t, ViewHandle& v, Seqs ordinals, Records records, uint64_t mask) {
   const size_t n = ordinals.shape(0);
   const uint64_t size = t.tape.fields_size();
-  if (t.closed) throw std::runtime_error("this storage is closed");
+  if (t.closed) throw Closed("this storage is closed");
   if (size == 0 || records.shape(1) != size || (records.shape(0) != n && records.shape(0) != 1))
     throw std::invalid_argument(
         "set_fields: expected a record of the tape's fields, or one for each");

@@ -151,8 +151,6 @@ nb::object map_file(int fd, uint64_t offset, uint64_t bytes) {
 }  // namespace
 
 void bind_tape(nb::module_& m) {
-  static nb::exception<Busy> busy(m, "TapeBusy", PyExc_TimeoutError);
-  static nb::exception<NoSpace> no_space(m, "StorageFull", PyExc_OSError);
   m.attr("ROBUST_LOCKS") = bool(CONTIG_ROBUST);
   m.attr("FLAG_BITS") = kFlagBits;
   m.attr("RANKED") = W::kRanked;

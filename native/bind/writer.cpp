@@ -77,7 +77,7 @@ bool WriterHandle::mine() const {
 }
 
 void WriterHandle::claim() {
-  if (tape_.closed) throw std::runtime_error("this storage is closed");
+  if (tape_.closed) throw Closed("this storage is closed");
   if (mine()) return;
   thread_ = thread_number();
   generation_ = fork_generation.load();

@@ -145,9 +145,9 @@ class Appender:
         self._marker.note(Mark(self.salt, self._mirror.index.revision, head))
         self._marked = True
 
-    def took_over(self, salt: int) -> None:
-        """Other rows are there now, and the marker says so; what comes has this salt."""
-        self.salt, self.salted, self._marked = salt, True, True
+    def took_over(self, salt: int, is_marked: bool) -> None:
+        """Other rows are there now; what comes has this salt. `is_marked`: the marker says so."""
+        self.salt, self.salted, self._marked = salt, True, is_marked
         self._retention.forget()
         self.beyond = self.unknown_beyond = False
 

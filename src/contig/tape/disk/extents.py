@@ -141,6 +141,10 @@ class Extents:
                     self.region.unmap(place * self.nbytes, self.nbytes)
                 if there:
                     self.region.map(place * self.nbytes, fd, there)
+            except OSError as error:
+                self._mapped.pop(place, None)
+                text = f"{self.path(extent)} cannot be read: {error.strerror}"
+                raise type(error)(error.errno, text) from error
             finally:
                 files.close(fd)
             self._mapped[place] = extent

@@ -206,7 +206,7 @@ class DiskStorage(Storage):
         opened.take_in()
 
     def _adopt(self, opened: Opened) -> None:
-        if self.opened is not opened:
+        if self._schema is None:
             self._lifetime.opened = opened
             opened.show()
             if opened.schema.fields is not None:
@@ -390,6 +390,8 @@ class DiskStorage(Storage):
                     restoring.replace(self._files())
             finally:
                 self.restored += int(restoring.counts)
+                if restoring.counts and not restoring.shown:  # appends would go over its rows
+                    self.close()
 
     def link_rows(self, folder: Path, first: int, head: int) -> dict[str, Any] | None:
         with self._appending:
