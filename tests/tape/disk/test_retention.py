@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import time
@@ -235,3 +236,37 @@ def test_age_of_a_long_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         storage.default_writer.extend_trajectory(stored.item(WRITER, 1))
         storage.retain()
         assert storage.tape.snapshot()[1] >= 120
+
+
+def files_in(path: Path) -> int:
+    """Bytes that files of rows take; they are deleted meanwhile."""
+    found = 0
+    for file in (path / "extents").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += file.stat().st_blocks * 512
+    return found
+
+
+@pytest.mark.parametrize("any_size", (False, True))
+@pytest.mark.parametrize("row_bytes", (40, 3_000, 70_000, 2 << 20))
+def test_bytes_bound_the_files(tmp_path: Path, row_bytes: int, any_size: bool) -> None:
+    """Within two extents of each kind, rows of whatever size, after every append."""
+    most = max(20 * row_bytes, 1 << 20)
+    leaf: object = np.zeros(row_bytes, np.uint8)
+    example = {"n": np.int64(0), "x": contig.Blob() if any_size else leaf}
+    with DiskStorage(tmp_path, max_bytes=most, example=example) as storage:
+        for n in range(4 * most // row_bytes // 10):
+            x = np.full((10, row_bytes), n % 251, np.uint8)
+            if any_size:
+                x = np.array([row.tobytes() for row in x], object)
+            storage.default_writer.extend({"n": np.arange(10) + 10 * n, "x": x})
+            opened = storage.opened
+            assert opened is not None
+            allowed = most + 2 * opened.extents.nbytes
+            if opened.bytes is not None:
+                allowed += 2 * opened.bytes.files.nbytes
+            assert files_in(tmp_path) <= allowed + 10 * row_bytes, n
+        storage.flush()
+        until(lambda: files_in(tmp_path) <= allowed)
+        assert allowed <= 2 * most, "extents are small beside what is kept"
+        assert len(storage) > 0

@@ -23,9 +23,11 @@ ROWS, BYTES = ".rec", ".bin"  # names of files end so
 
 _SMALL_EXTENT, _EXTENT = 16 << 20, 64 << 20
 _SMALL_STORAGE = 256 << 30
+_PAGE = 4096
+_WASTE = 64  # of a large row, at most such a part is padding
+_FILES = 8  # of a storage with bounded bytes, at least: what is not kept is soon deleted
 _OPEN = 8  # files kept open for writing
 _PIECE = 1 << 20
-_LEAST_FILE = 4096
 
 
 def row_stride(record_size: int, any_size: bool = False) -> int:
@@ -37,19 +39,29 @@ def row_stride(record_size: int, any_size: bool = False) -> int:
     need = record_size + (8 if any_size else 4)
     if 1228 < need <= 2048:
         return 2048
-    lines = -(-need // 64) * 64
+    # Large rows begin at pages, or at large parts of one: else a file of whole pages, whose rows
+    # are a power of two, would have 64 of them at least.
+    unit = 64
+    while unit < _PAGE and unit * 2 * _WASTE <= need:
+        unit *= 2
+    lines = -(-need // unit) * unit
     return lines if (lines - need) * 8 <= need else -(-need // 8) * 8
 
 
-def extent_rows(stride: int, wanted: int | None, most_bytes: int | None) -> int:
-    """Rows of an extent: a power of two, whole pages.
+def extent_rows(
+    stride: int, wanted: int | None, most_bytes: int | None, bound: int | None = None
+) -> int:
+    """Returns the rows of an extent: a power of two, whole pages.
 
     Small ones make checkpoints fast, which copy the newest; but a process can map some 65,000 files
-    only. So at most 16 MB, and of storages that are meant to be larger than 256 GB, 64 MB.
+    only. So at most 16 MB, and of storages that are meant to be larger than 256 GB, 64 MB. Of the
+    bytes that were asked for (`bound`), at most an eighth.
     """
     size = _EXTENT if most_bytes is not None and most_bytes > _SMALL_STORAGE else _SMALL_EXTENT
+    if bound is not None:
+        size = min(size, bound // _FILES)
     least = 1
-    while least * stride % 4096:
+    while least * stride % _PAGE:
         least *= 2
     rows = least
     while (rows < wanted) if wanted is not None else (rows * 2 * stride <= size):
@@ -58,12 +70,8 @@ def extent_rows(stride: int, wanted: int | None, most_bytes: int | None) -> int:
 
 
 def blob_file_bytes(most_bytes: int | None) -> int:
-    """Bytes of a file of leaves of any size, of which so many are kept: of few, an eighth, so that
-    what is not kept is soon deleted."""
-    size = extent_rows(1, None, most_bytes)
-    while most_bytes is not None and size > _LEAST_FILE and size * 8 > most_bytes:
-        size //= 2
-    return size
+    """Returns the bytes of a file of leaves of any size, of which so many are kept."""
+    return extent_rows(1, None, most_bytes, most_bytes)
 
 
 def _own(path: Path) -> None:

@@ -59,7 +59,7 @@ class DiskStorage(Storage):
         path: the directory; a relative one is resolved here and now.
         capacity: rows to keep; None: as many as a writer of the directory said last, else as many
             as other bounds allow.
-        max_bytes: bytes of rows to keep.
+        max_bytes: bytes to keep: files have at most two extents of each kind more.
         durability: "committed" (survives any crash of the process) or "durable" (also power loss).
         rows_per_extent: rows of a file; rounded up to a power of two of whole pages.
         max_episodes, max_age_s: trajectories to keep; seconds to keep rows. Applied by appends,
