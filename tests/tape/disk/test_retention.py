@@ -14,7 +14,7 @@ import pytest
 import contig
 import contig.tape.disk.retention as retention
 from contig import LayoutError
-from contig.tape.disk import DiskStorage
+from contig.tape.disk import DiskStorage, files
 from tests.tape.disk import stored
 from tests.tape.disk.test_faults import WRITER, Faults, check, faults, fill, make, until
 
@@ -270,3 +270,50 @@ def test_bytes_bound_the_files(tmp_path: Path, row_bytes: int, any_size: bool) -
         until(lambda: files_in(tmp_path) <= allowed)
         assert allowed <= 2 * most, "extents are small beside what is kept"
         assert len(storage) > 0
+
+
+def test_a_commit_does_not_list_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is known which are there; and what was made, deleted or replaced since is known."""
+    listed, listing = [], files.listing
+
+    def counted(path: Path) -> list[str]:
+        listed.append(path)
+        return listing(path)
+
+    with make(tmp_path / "other", 1 << 12) as other:
+        fill(other, 500, 3)
+        buffer_of(other).save(tmp_path / "saved")
+    with make(tmp_path / "store", 64) as storage:
+        for turn in range(2):
+            fill(storage, 0, 30)
+            storage.flush()
+            monkeypatch.setattr(files, "listing", counted)
+            for n in range(30, 60):
+                fill(storage, n, 1)
+                storage.flush()
+            assert not listed
+            monkeypatch.undo()
+            head, tail, _, _ = storage.tape.snapshot()
+            folder = storage.opened.extents.folder
+            there = list(range(tail // 8, -(-head // 8)))
+            until(lambda folder=folder, there=there: rows_in(folder) == there)
+            if turn == 0:
+                buffer_of(storage).load(tmp_path / "saved")
+
+
+def rows_in(folder: Path) -> list[int]:
+    return sorted(int(f.stem) for f in folder.glob("*.rec"))
+
+
+def test_a_file_that_cannot_be_deleted_goes_later(tmp_path: Path, faults: Faults) -> None:
+    with make(tmp_path, 16) as storage:
+        fill(storage, 0, 5)
+        storage.flush()
+        faults.arm("unlink", errno.EIO)
+        fill(storage, 5, 20)
+        storage.flush()
+        faults.repair()
+        fill(storage, 25, 2)
+        storage.flush()
+        head, tail, _, _ = storage.tape.snapshot()
+        until(lambda: extents(tmp_path) == list(range(tail // 8, -(-head // 8))))

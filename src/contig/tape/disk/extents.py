@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from bisect import bisect_left, insort
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,9 @@ class Extents:
         self._fds: dict[int, int] = {}
         self._mapped: dict[int, int] = {}  # place -> extent
         self._unseen: set[int] = set()  # written, but not mapped yet
+        # Numbers of files that may be there, ascending: listed once, as a commit that let go of
+        # rows would list thousands of names each time.
+        self._known: list[int] | None = None
         self._lock = threading.RLock()
         self._marking, self._syncing = threading.Lock(), threading.Lock()
         self._sync_failure: OSError | None = None
@@ -195,6 +199,7 @@ class Extents:
             self._mapped.clear()
             self.close()
             self._unseen.clear()
+            self._known = None
             with self._marking:
                 self.unsynced.clear()
                 self.created = self._writable
@@ -267,6 +272,8 @@ class Extents:
         else:
             fd = files.create(path, self.nbytes)
             self.created = True
+            if self._known is not None and extent not in self._known[-1:]:
+                insort(self._known, extent)
         while len(self._fds) >= _OPEN:
             files.close(self._fds.pop(min(self._fds)))
         self._fds[extent] = fd
@@ -303,8 +310,16 @@ class Extents:
     def delete_below(self, seq: int) -> list[int]:
         """Removes files all of whose rows lie below a seq; their numbers."""
         with self._lock:
-            gone = [e for e in self.present() if (e + 1) * self.rows <= seq]
-            self._delete(gone)
+            if self._known is None:
+                self._known = self.present()
+            gone = self._known[: bisect_left(self._known, seq // self.rows)]
+            for at, extent in enumerate(gone):
+                try:
+                    self._delete([extent])
+                except BaseException:  # it is tried again
+                    del self._known[:at]
+                    raise
+            del self._known[: len(gone)]
             return gone
 
     def _delete(self, gone: list[int]) -> None:
