@@ -277,6 +277,7 @@ inline Rows rows_of(const std::vector<Column>& columns, uint64_t n) {
   return rows;
 }
 
+void bind_errors(nb::module_& m);
 void bind_kernels(nb::module_& m);
 void bind_tape(nb::module_& m);
 void bind_restore(nb::class_<TapeHandle>& tape);

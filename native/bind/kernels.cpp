@@ -346,6 +346,7 @@ void bind_kernels(nb::module_& m) {
 NB_MODULE(_native, m) {
   // A prefetching thread may hold a batch when the interpreter ends; that is no leak to report.
   nanobind::set_leak_warnings(false);
+  contig::bind_errors(m);
   contig::bind_kernels(m);
   contig::bind_tape(m);
   contig::bind_gather(m);

@@ -151,28 +151,9 @@ nb::object map_file(int fd, uint64_t offset, uint64_t bytes) {
   return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(mapping->data(), {bytes}, owner));
 }
 
-// One of the errors that Python defines.
-void raise(const char* error, const char* what) {
-  PyErr_SetString(nb::module_::import_("contig.errors").attr(error).ptr(), what);
-}
-
 }  // namespace
 
 void bind_tape(nb::module_& m) {
-  static nb::exception<Busy> busy(m, "TapeBusy", PyExc_TimeoutError);
-  static nb::exception<NoSpace> no_space(m, "StorageFull", PyExc_OSError);
-  nb::register_exception_translator([](const std::exception_ptr& error, void*) {
-    try {
-      std::rethrow_exception(error);
-    } catch (const Closed& e) {  // Python has these: they are also raised there
-      raise("ClosedError", e.what());
-    } catch (const Damaged& e) {
-      raise("DamagedError", e.what());
-    } catch (const std::system_error& e) {
-      errno = e.code().value();
-      PyErr_SetFromErrno(PyExc_OSError);
-    }
-  });
   m.attr("ROBUST_LOCKS") = bool(CONTIG_ROBUST);
   m.attr("FLAG_BITS") = kFlagBits;
   m.attr("RANKED") = W::kRanked;

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <stdexcept>
-#include <string>
+
+#include "native/sys/errors.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -23,9 +23,7 @@ constexpr uint64_t kPage = 4096;
 uint64_t round_down(uint64_t n, uint64_t unit) { return n / unit * unit; }
 uint64_t round_up(uint64_t n, uint64_t unit) { return round_down(n + unit - 1, unit); }
 
-[[noreturn]] void fail(int error) {
-  throw std::runtime_error(std::string("cannot map memory: ") + std::strerror(error));
-}
+[[noreturn]] void fail(int error) { throw_system_error("cannot map memory", error); }
 }  // namespace
 
 FileMapping::FileMapping(int fd, uint64_t offset, uint64_t bytes)
@@ -73,7 +71,7 @@ void LargePages::use(uint8_t* base, uint64_t from, uint64_t to) {
 #else
 
 FileMapping::FileMapping(int, uint64_t, uint64_t) {
-  throw std::runtime_error("files in memory are not supported on this platform");
+  throw_system_error("files in memory are not supported on this platform", ENOTSUP);
 }
 FileMapping::~FileMapping() = default;
 void LargePages::use(uint8_t*, uint64_t, uint64_t) {}

@@ -1,9 +1,9 @@
 #include "native/sys/region.h"
 
 #include <cerrno>
-#include <cstring>
 #include <stdexcept>
-#include <string>
+
+#include "native/sys/errors.h"
 
 #if defined(__linux__) || defined(__APPLE__)
 #include <sys/mman.h>
@@ -19,16 +19,12 @@ constexpr int kEmpty = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 #else
 constexpr int kEmpty = MAP_PRIVATE | MAP_ANON;
 #endif
-
-[[noreturn]] void fail(const char* what) {
-  throw std::runtime_error(std::string(what) + ": " + std::strerror(errno));
-}
 }  // namespace
 
 Region::Region(uint64_t bytes) : size_(bytes) {
   // Readable everywhere: a reader that was overtaken may look at addresses without a file.
   void* at = mmap(nullptr, bytes, PROT_READ, kEmpty, -1, 0);
-  if (at == MAP_FAILED) fail("cannot reserve addresses for a storage's files");
+  if (at == MAP_FAILED) throw_system_error("cannot reserve addresses for a storage's files");
   data_ = static_cast<uint8_t*>(at);
 }
 
@@ -37,20 +33,20 @@ Region::~Region() { munmap(data_, size_); }
 void Region::map(uint64_t offset, int fd, uint64_t bytes) {
   if (offset > size_ || bytes > size_ - offset) throw std::out_of_range("Region.map: outside");
   if (mmap(data_ + offset, bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
-    fail("cannot map a file");
+    throw_system_error("cannot map a file");
   madvise(data_ + offset, bytes, MADV_RANDOM);
 }
 
 void Region::unmap(uint64_t offset, uint64_t bytes) {
   if (offset > size_ || bytes > size_ - offset) throw std::out_of_range("Region.unmap: outside");
   if (mmap(data_ + offset, bytes, PROT_READ, kEmpty | MAP_FIXED, -1, 0) == MAP_FAILED)
-    fail("cannot unmap a file");
+    throw_system_error("cannot unmap a file");
 }
 
 #else
 
 Region::Region(uint64_t) : data_(nullptr), size_(0) {
-  throw std::runtime_error("storages on disk are not supported on this platform");
+  throw_system_error("storages on disk are not supported on this platform", ENOTSUP);
 }
 Region::~Region() = default;
 void Region::map(uint64_t, int, uint64_t) {}

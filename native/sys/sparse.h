@@ -11,6 +11,8 @@
 #include <sys/mman.h>
 #endif
 
+#include "native/sys/errors.h"
+
 namespace contig {
 
 template <typename T>
@@ -28,7 +30,7 @@ class SparseArray {
     flags |= MAP_NORESERVE;
 #endif
     void* p = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (p == MAP_FAILED) throw std::bad_alloc();
+    if (p == MAP_FAILED) throw_system_error("cannot map memory for a table");
     data_ = static_cast<T*>(p);
 #endif
   }

@@ -3,6 +3,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "native/sys/errors.h"
+
 namespace contig {
 
 namespace {
@@ -46,7 +48,7 @@ uint64_t Producers::slot_for_new() const {
       oldest = i;
   }
   if (oldest == kProducers)
-    throw std::runtime_error("all " + std::to_string(kProducers) + " producers are connected");
+    throw Overload("all " + std::to_string(kProducers) + " producers are connected");
   return oldest;
 }
 

@@ -15,6 +15,7 @@
 
 #include "native/kernels/copy.h"
 #include "native/sys/descriptor.h"
+#include "native/sys/errors.h"
 #include "native/sys/pages.h"
 #include "native/tape/blobs.h"
 #include "native/tape/compact_rows.h"
@@ -29,16 +30,6 @@ namespace contig {
 struct Busy : std::runtime_error {
   Busy(uint64_t pid, double timeout_s);
   uint64_t pid;
-};
-struct NoSpace : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-// Words in shared memory that no writer can have left there.
-struct Damaged : std::runtime_error {
-  explicit Damaged(const std::string& what);
-};
-struct Closed : std::runtime_error {
-  Closed() : std::runtime_error("this storage is closed") {}
 };
 
 // Where appended rows come from: packed records, or one column per leaf of the record.

@@ -44,6 +44,7 @@ _WHERE = {
         "ServerError",
         "WorkerError",
         "ConnectionClosedError",
+        "StateError",
         "TapeBusy",
         "StorageFull",
     ),
@@ -167,6 +168,7 @@ if TYPE_CHECKING:
     from .errors import OverloadError as OverloadError
     from .errors import RateLimitError as RateLimitError
     from .errors import ServerError as ServerError
+    from .errors import StateError as StateError
     from .errors import StorageFull as StorageFull
     from .errors import TapeBusy as TapeBusy
     from .errors import WorkerError as WorkerError

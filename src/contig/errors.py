@@ -11,9 +11,13 @@ ContigError
  ├─ OverloadError           too much is in flight              (also a RuntimeError)
  ├─ ServerError             a server's process failed          (also a RuntimeError)
  ├─ WorkerError             a collector or its worker failed   (also a RuntimeError)
- └─ ConnectionClosedError   a server is gone                   (also a ConnectionError)
+ ├─ ConnectionClosedError   a server is gone                   (also a ConnectionError)
+ └─ StateError              an object is not in a state to go on (also a RuntimeError)
 TapeBusy                    the tape's lock was not released   (a TimeoutError)
 StorageFull                 no memory for another extent       (an OSError)
+
+Native code raises these, and what Python itself raises for the same: ValueError, TypeError,
+IndexError, MemoryError, and OSError with the system's number.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ __all__ = [
     "ServerError",
     "WorkerError",
     "ConnectionClosedError",
+    "StateError",
     "TapeBusy",
     "StorageFull",
 ]
@@ -84,6 +89,14 @@ class WorkerError(ContigError, RuntimeError):
 
 class ConnectionClosedError(ContigError, ConnectionError):
     """The connection to a server is gone, and could not be made again in time."""
+
+
+class StateError(ContigError, RuntimeError):
+    """An object or its memory is not in a state in which a call could go on.
+
+    A writer is used by two threads at once, somebody else wrote over shared memory, or contig has a
+    defect: the text says which.
+    """
 
 
 # Native code raises these, so it makes them; what they mean is said here.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ import pytest
 
 import contig
 import contig.tape.disk.following as following
+import contig.tape.disk.index as index
 from contig.tape.disk import DiskStorage, files
 from contig.tape.disk.extents import Extents
 from contig.tape.disk.repair import repair
@@ -41,6 +44,80 @@ def same(writer: DiskStorage, reader: DiskStorage) -> None:
     ours, _ = stored.contents(writer)
     assert np.array_equal(theirs, ours)
     assert np.array_equal(reader.episodes(), writer.episodes())
+
+
+class Statements:
+    """Calls something before the `number`th statement (from 0) of readers' connections, counted
+    while it is armed."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, number: int, call: Callable[[], None]) -> None:
+        self.number, self.call, self.seen, self.armed = number, call, 0, False
+        self._connect = index.connect
+        patch.setattr(index, "connect", self._traced)
+
+    def _traced(self, path: Path, mode: str) -> sqlite3.Connection:
+        db = self._connect(path, mode)
+        if mode.startswith("ro"):
+            db.set_trace_callback(self._note)
+        return db
+
+    def _note(self, statement: str) -> None:
+        if self.armed:
+            self.seen += 1
+            if self.seen == self.number + 1:
+                self.call()
+
+
+def damage_bounds(path: Path) -> None:
+    db = sqlite3.connect(path / "index.sqlite", isolation_level=None)
+    db.execute("UPDATE bounds SET head = head + 1")
+    db.close()
+
+
+@pytest.mark.parametrize("what", ("an opening", "a look", "a repair", "a later repair"))
+def test_a_commit_before_every_statement(tmp_path: Path, what: str) -> None:
+    """What is committed while a reader reads the index is seen by its next look, at the latest."""
+    number, at_all = 0, 1
+    while number < at_all:
+        with pytest.MonkeyPatch.context() as patch:
+            at_all = commit_before(number, what, tmp_path / str(number), patch)
+        number += 1
+    assert number > 5
+
+
+def commit_before(number: int, what: str, path: Path, patch: pytest.MonkeyPatch) -> int:
+    """Commits before a statement of a reader, and looks; how many statements it has."""
+
+    def commit() -> None:
+        fill(writer, 5, 1)
+        writer.flush()
+
+    statements = Statements(patch, number, commit)
+    with make(path, 1024) as before:
+        fill(before, 0, 3)
+    with contextlib.ExitStack() as held:
+        if "repair" in what:
+            reader = held.enter_context(reader_of(path, 1024))
+            if what == "a later repair":  # the reader has seen a commit of the old index
+                with make(path, 1024) as before:
+                    fill(before, 3, 1)
+                    before.flush()
+                    same(before, reader)
+            damage_bounds(path)
+            repair(path)
+        writer = held.enter_context(make(path, 1024))
+        if what == "a look":
+            reader = held.enter_context(reader_of(path, 1024))
+        fill(writer, 4, 1)
+        writer.flush()
+        statements.armed = True
+        if what == "an opening":
+            reader = held.enter_context(reader_of(path, 1024))
+        else:
+            reader.poll()
+        statements.armed = False
+        same(writer, reader)
+    return statements.seen
 
 
 @pytest.mark.parametrize("every", (1, 3, 20))

@@ -3,7 +3,9 @@ in between; on the disk as well as in memory, and for those who read meanwhile."
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import shutil
 import sqlite3
 import threading
@@ -17,8 +19,15 @@ import pytest
 import contig
 from contig import ReplayBuffer
 from contig.sample.base import Rng
-from contig.tape.disk import DiskStorage, files
+from contig.tape.disk import DiskStorage, files, first_load
+from contig.tape.disk.appender import Appender
+from contig.tape.disk.extents import Extents
+from contig.tape.disk.following import TapeMirror
 from contig.tape.disk.index import DiskIndex
+from contig.tape.disk.marker import Marker
+from contig.tape.disk.opening import Opened
+from contig.tape.disk.quarantine import Quarantine
+from contig.tape.disk.stored_bytes import StoredBytes
 from tests.tape.disk import stored
 from tests.tape.disk.test_faults import fill, make, until
 from tests.tape.disk.victim import CHANGING, killed_at
@@ -305,3 +314,127 @@ def test_rows_that_are_replaced_while_they_are_synced(
         fill(storage, 950, 2)
         storage.flush()
     assert [item for _, item in found(fast_path / "store")][-1] == 951
+
+
+class Unmappable:
+    """Has files opened so that they cannot be mapped, from the `first` call on."""
+
+    def __init__(self, first: int, times: int, patch: pytest.MonkeyPatch) -> None:
+        self.count, self._first, self.left = 0, first, times
+        patch.setattr(files, "open_to_read", self._open)
+
+    def _open(self, path: Path) -> int:
+        if "places" in path.parts or path.suffix not in (".rec", ".bin"):
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.count += 1
+        if self.count >= self._first and self.left:
+            self.left -= 1
+            return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def opened(places: dict[str, Path], to: str, path: Path) -> DiskStorage:
+    if to == "nothing":
+        return DiskStorage(path, 4096, rows_per_extent=stored.EXTENT)
+    return make(Path(shutil.copytree(places[to], path)), 4096)
+
+
+ROWS = {"": contextlib.nullcontext, "any size": stored.any_size, "shared": stored.shared}
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("times", (1, 1 << 30))
+@pytest.mark.parametrize("to", ("store", "nothing"))
+def test_a_file_cannot_be_mapped(fast_path: Path, to: str, times: int, rows: str) -> None:
+    """Any of them, once or until it is over: the load raises and nothing changed, or what was
+    loaded is served as soon as its files can be mapped."""
+    path, first, reached, outcomes = fast_path / "store", 1, True, set()
+    with ROWS[rows]():
+        places = make_places(fast_path / "places")
+        after = [number for _, number in found(places["other"])]
+        while reached:
+            with opened(places, to, path) as storage:
+                before = [] if to == "nothing" else items(storage)
+                buffer, failed = buffer_of(storage), False
+                with pytest.MonkeyPatch.context() as patch:
+                    unmappable = Unmappable(first, times, patch)
+                    try:
+                        buffer.load(places["linked"])
+                    except OSError:
+                        failed = True
+                    reached = unmappable.count >= first
+                    if reached and times > 1 and not failed:  # an error, and not damaged rows
+                        with pytest.raises(PermissionError, match=r"\.(rec|bin) cannot be read"):
+                            stored.contents(storage)
+                outcomes.add(failed)
+                if storage.schema is None:
+                    assert failed and not before
+                    storage.publish_example(stored.example())
+                there = items(storage)
+                assert there == before if failed else [n for _, n in there] == after, first
+                fill(storage, 900, 1)
+                whole = items(storage)
+            assert found(path) == whole, first
+            shutil.rmtree(path)
+            first += 1
+    assert False in outcomes and first > 3
+
+
+STEPS = [
+    (Opened, "show"),
+    (Extents, "enter"),
+    (Extents, "map"),
+    (TapeMirror, "set_salts"),
+    (Quarantine, "clear"),
+    (StoredBytes, "adopt"),
+    (Appender, "took_over"),
+    (first_load, "finish"),
+    (Marker, "note"),
+]
+
+
+@pytest.mark.parametrize("times", (1, 2, 1 << 30))
+@pytest.mark.parametrize("to", ("store", "nothing"))
+@pytest.mark.parametrize(("owner", "name"), STEPS, ids=[name for _, name in STEPS])
+def test_a_step_fails(fast_path: Path, owner: Any, name: str, to: str, times: int) -> None:
+    """Any, as native code and the system may fail: nothing was changed, or it is loaded; and if
+    this process cannot show it, it says so and who opens the storage next has it."""
+    path, at, reached = fast_path / "store", 1, True
+    with stored.any_size():
+        places = make_places(fast_path / "places")
+        after = [number for _, number in found(places["other"])]
+        while reached:
+            storage = opened(places, to, path)
+            before = [] if to == "nothing" else [number for _, number in items(storage)]
+            call, count = getattr(owner, name), 0
+
+            def fails(*args: Any, call: Any = call, first: int = at) -> Any:
+                nonlocal count
+                count += 1
+                if first <= count < first + times:
+                    raise OSError(errno.EIO, "injected")
+                return call(*args)
+
+            raised = ""
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(owner, name, fails)
+                try:
+                    buffer_of(storage).load(places["linked"])
+                except (OSError, contig.LayoutError) as error:
+                    raised = str(error)
+            reached = count >= at
+            expected = before if raised else after
+            if "was loaded" in raised:
+                expected = after
+                with pytest.raises(contig.ClosedError):
+                    storage.default_writer.extend_trajectory(stored.item(50, 900))
+            else:
+                if storage.schema is None:
+                    storage.publish_example(stored.example())
+                assert [number for _, number in items(storage)] == expected, at
+                fill(storage, 900, 1)
+                expected = [number for _, number in items(storage)]
+                storage.close()
+            assert [number for _, number in found(path)] == expected, at
+            shutil.rmtree(path)
+            at += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import time
@@ -13,7 +14,7 @@ import pytest
 import contig
 import contig.tape.disk.retention as retention
 from contig import LayoutError
-from contig.tape.disk import DiskStorage
+from contig.tape.disk import DiskStorage, files
 from tests.tape.disk import stored
 from tests.tape.disk.test_faults import WRITER, Faults, check, faults, fill, make, until
 
@@ -235,3 +236,84 @@ def test_age_of_a_long_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         storage.default_writer.extend_trajectory(stored.item(WRITER, 1))
         storage.retain()
         assert storage.tape.snapshot()[1] >= 120
+
+
+def files_in(path: Path) -> int:
+    """Bytes that files of rows take; they are deleted meanwhile."""
+    found = 0
+    for file in (path / "extents").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += file.stat().st_blocks * 512
+    return found
+
+
+@pytest.mark.parametrize("any_size", (False, True))
+@pytest.mark.parametrize("row_bytes", (40, 3_000, 70_000, 2 << 20))
+def test_bytes_bound_the_files(tmp_path: Path, row_bytes: int, any_size: bool) -> None:
+    """Within two extents of each kind, rows of whatever size, after every append."""
+    most = max(20 * row_bytes, 1 << 20)
+    leaf: object = np.zeros(row_bytes, np.uint8)
+    example = {"n": np.int64(0), "x": contig.Blob() if any_size else leaf}
+    with DiskStorage(tmp_path, max_bytes=most, example=example) as storage:
+        for n in range(4 * most // row_bytes // 10):
+            x = np.full((10, row_bytes), n % 251, np.uint8)
+            if any_size:
+                x = np.array([row.tobytes() for row in x], object)
+            storage.default_writer.extend({"n": np.arange(10) + 10 * n, "x": x})
+            opened = storage.opened
+            assert opened is not None
+            allowed = most + 2 * opened.extents.nbytes
+            if opened.bytes is not None:
+                allowed += 2 * opened.bytes.files.nbytes
+            assert files_in(tmp_path) <= allowed + 10 * row_bytes, n
+        storage.flush()
+        until(lambda: files_in(tmp_path) <= allowed)
+        assert allowed <= 2 * most, "extents are small beside what is kept"
+        assert len(storage) > 0
+
+
+def test_a_commit_does_not_list_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is known which are there; and what was made, deleted or replaced since is known."""
+    listed, listing = [], files.listing
+
+    def counted(path: Path) -> list[str]:
+        listed.append(path)
+        return listing(path)
+
+    with make(tmp_path / "other", 1 << 12) as other:
+        fill(other, 500, 3)
+        buffer_of(other).save(tmp_path / "saved")
+    with make(tmp_path / "store", 64) as storage:
+        for turn in range(2):
+            fill(storage, 0, 30)
+            storage.flush()
+            monkeypatch.setattr(files, "listing", counted)
+            for n in range(30, 60):
+                fill(storage, n, 1)
+                storage.flush()
+            assert not listed
+            monkeypatch.undo()
+            head, tail, _, _ = storage.tape.snapshot()
+            folder = storage.opened.extents.folder
+            there = list(range(tail // 8, -(-head // 8)))
+            until(lambda folder=folder, there=there: rows_in(folder) == there)
+            if turn == 0:
+                buffer_of(storage).load(tmp_path / "saved")
+
+
+def rows_in(folder: Path) -> list[int]:
+    return sorted(int(f.stem) for f in folder.glob("*.rec"))
+
+
+def test_a_file_that_cannot_be_deleted_goes_later(tmp_path: Path, faults: Faults) -> None:
+    with make(tmp_path, 16) as storage:
+        fill(storage, 0, 5)
+        storage.flush()
+        faults.arm("unlink", errno.EIO)
+        fill(storage, 5, 20)
+        storage.flush()
+        faults.repair()
+        fill(storage, 25, 2)
+        storage.flush()
+        head, tail, _, _ = storage.tape.snapshot()
+        until(lambda: extents(tmp_path) == list(range(tail // 8, -(-head // 8))))

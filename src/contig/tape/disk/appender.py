@@ -7,6 +7,7 @@ Appender       writes them, shows them, and hands the change to the committer
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -82,6 +83,7 @@ class Appender:
         self.salted = False  # from the head on, rows are ours
         self._marked = False
         self.ticket = 0
+        self._uncommitted: deque[tuple[int, int]] = deque()  # appends: ticket, bytes
         self.beyond = self.unknown_beyond = True
 
     def begin(self) -> None:
@@ -107,7 +109,8 @@ class Appender:
         head, _, index_head, _ = tape.snapshot()
         staged = native.staged()
         rows = memoryview(staged).nbytes // extents.stride
-        self.committer.make_room(rows)
+        their = memoryview(b"" if blobs is None else native.staged_blobs())
+        self._make_room(rows, memoryview(staged).nbytes + their.nbytes)
         try:
             if self.beyond:
                 self.clear_beyond()
@@ -115,7 +118,6 @@ class Appender:
             if not self._marked:
                 self.mark(int(head))
             if blobs is not None:  # before the rows that have them
-                their = memoryview(native.staged_blobs())
                 blobs.files.write(blobs.head, their)
             extents.write(head, staged)
         except OSError as error:
@@ -138,16 +140,28 @@ class Appender:
             self._retention.appended(head + rows)
             self._retention.apply(tape, extents.stride, now=False, blobs=blobs)
         self.ticket = self.committer.add(self._changes(index_head, producers), rows)
+        self._uncommitted.append((self.ticket, memoryview(staged).nbytes + their.nbytes))
         return int(first)
+
+    def _make_room(self, rows: int, nbytes: int) -> None:
+        """Waits until that much more may be appended and not committed. Files go when a commit says
+        that their rows are gone: with `max_bytes`, no more than an extent's bytes wait for that."""
+        self.committer.make_room(rows)
+        done, waiting = self.committer.done, self._uncommitted
+        while waiting and waiting[0][0] <= done:
+            waiting.popleft()
+        if self._retention.bounds.nbytes is not None and waiting:
+            if sum(size for _, size in waiting) + nbytes > self._extents.nbytes:
+                self.committer.wait()
 
     def mark(self, head: int) -> None:
         """Says whose the rows beyond the head are going to be. Nothing may be uncommitted."""
         self._marker.note(Mark(self.salt, self._mirror.index.revision, head))
         self._marked = True
 
-    def took_over(self, salt: int) -> None:
-        """Other rows are there now, and the marker says so; what comes has this salt."""
-        self.salt, self.salted, self._marked = salt, True, True
+    def took_over(self, salt: int, is_marked: bool) -> None:
+        """Other rows are there now; what comes has this salt. `is_marked`: the marker says so."""
+        self.salt, self.salted, self._marked = salt, True, is_marked
         self._retention.forget()
         self.beyond = self.unknown_beyond = False
 

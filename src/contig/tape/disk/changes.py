@@ -99,6 +99,8 @@ class IndexState(NamedTuple):
         loads: how many times a checkpoint took the place of everything.
         revision: how many transactions it has seen.
         store: the number of the storage that it belongs to.
+        data_version: SQLite's number of this state, for the connection that read it; another
+            process committed since then if `DiskIndex.data_version` differs.
         fields: of trajectories; None: those of this storage have none.
     """
 
@@ -118,6 +120,7 @@ class IndexState(NamedTuple):
     salts: Salts
     revision: int
     store: int
+    data_version: int
     blob_tail: int = 0
     blob_head: int = 0
     fields: StoredFields | None = None

@@ -62,6 +62,7 @@ def describe(
     any_size = bool(schema.layout.variable) or slots is not None
     record_size = schema.layout.record_size if slots is None else slots.record_size
     stride = row_stride(record_size, any_size)
+    asked = max_bytes
     bounds = [most for most in (blob_bytes, max_bytes) if most is not None]
     if slots is not None and capacity is not None:
         bounds.append(slots.most(capacity))
@@ -82,7 +83,7 @@ def describe(
         **more,
         "schema": json.loads(schema.to_bytes()),
         "stride": stride,
-        "rows_per_extent": extent_rows(stride, wanted_rows, max_bytes),
+        "rows_per_extent": extent_rows(stride, wanted_rows, max_bytes, asked),
     }
 
 

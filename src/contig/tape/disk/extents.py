@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from bisect import bisect_left, insort
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ ROWS, BYTES = ".rec", ".bin"  # names of files end so
 
 _SMALL_EXTENT, _EXTENT = 16 << 20, 64 << 20
 _SMALL_STORAGE = 256 << 30
+_PAGE = 4096
+_WASTE = 64  # of a large row, at most such a part is padding
+_FILES = 8  # of a storage with bounded bytes, at least: what is not kept is soon deleted
 _OPEN = 8  # files kept open for writing
 _PIECE = 1 << 20
-_LEAST_FILE = 4096
 
 
 def row_stride(record_size: int, any_size: bool = False) -> int:
@@ -37,19 +40,29 @@ def row_stride(record_size: int, any_size: bool = False) -> int:
     need = record_size + (8 if any_size else 4)
     if 1228 < need <= 2048:
         return 2048
-    lines = -(-need // 64) * 64
+    # Large rows begin at pages, or at large parts of one: else a file of whole pages, whose rows
+    # are a power of two, would have 64 of them at least.
+    unit = 64
+    while unit < _PAGE and unit * 2 * _WASTE <= need:
+        unit *= 2
+    lines = -(-need // unit) * unit
     return lines if (lines - need) * 8 <= need else -(-need // 8) * 8
 
 
-def extent_rows(stride: int, wanted: int | None, most_bytes: int | None) -> int:
-    """Rows of an extent: a power of two, whole pages.
+def extent_rows(
+    stride: int, wanted: int | None, most_bytes: int | None, bound: int | None = None
+) -> int:
+    """Returns the rows of an extent: a power of two, whole pages.
 
     Small ones make checkpoints fast, which copy the newest; but a process can map some 65,000 files
-    only. So at most 16 MB, and of storages that are meant to be larger than 256 GB, 64 MB.
+    only. So at most 16 MB, and of storages that are meant to be larger than 256 GB, 64 MB. Of the
+    bytes that were asked for (`bound`), at most an eighth.
     """
     size = _EXTENT if most_bytes is not None and most_bytes > _SMALL_STORAGE else _SMALL_EXTENT
+    if bound is not None:
+        size = min(size, bound // _FILES)
     least = 1
-    while least * stride % 4096:
+    while least * stride % _PAGE:
         least *= 2
     rows = least
     while (rows < wanted) if wanted is not None else (rows * 2 * stride <= size):
@@ -58,12 +71,8 @@ def extent_rows(stride: int, wanted: int | None, most_bytes: int | None) -> int:
 
 
 def blob_file_bytes(most_bytes: int | None) -> int:
-    """Bytes of a file of leaves of any size, of which so many are kept: of few, an eighth, so that
-    what is not kept is soon deleted."""
-    size = extent_rows(1, None, most_bytes)
-    while most_bytes is not None and size > _LEAST_FILE and size * 8 > most_bytes:
-        size //= 2
-    return size
+    """Returns the bytes of a file of leaves of any size, of which so many are kept."""
+    return extent_rows(1, None, most_bytes, most_bytes)
 
 
 def _own(path: Path) -> None:
@@ -104,6 +113,9 @@ class Extents:
         self._fds: dict[int, int] = {}
         self._mapped: dict[int, int] = {}  # place -> extent
         self._unseen: set[int] = set()  # written, but not mapped yet
+        # Numbers of files that may be there, ascending: listed once, as a commit that let go of
+        # rows would list thousands of names each time.
+        self._known: list[int] | None = None
         self._lock = threading.RLock()
         self._marking, self._syncing = threading.Lock(), threading.Lock()
         self._sync_failure: OSError | None = None
@@ -141,6 +153,10 @@ class Extents:
                     self.region.unmap(place * self.nbytes, self.nbytes)
                 if there:
                     self.region.map(place * self.nbytes, fd, there)
+            except OSError as error:
+                self._mapped.pop(place, None)
+                text = f"{self.path(extent)} cannot be read: {error.strerror}"
+                raise type(error)(error.errno, text) from error
             finally:
                 files.close(fd)
             self._mapped[place] = extent
@@ -183,6 +199,7 @@ class Extents:
             self._mapped.clear()
             self.close()
             self._unseen.clear()
+            self._known = None
             with self._marking:
                 self.unsynced.clear()
                 self.created = self._writable
@@ -255,6 +272,8 @@ class Extents:
         else:
             fd = files.create(path, self.nbytes)
             self.created = True
+            if self._known is not None and extent not in self._known[-1:]:
+                insort(self._known, extent)
         while len(self._fds) >= _OPEN:
             files.close(self._fds.pop(min(self._fds)))
         self._fds[extent] = fd
@@ -291,8 +310,16 @@ class Extents:
     def delete_below(self, seq: int) -> list[int]:
         """Removes files all of whose rows lie below a seq; their numbers."""
         with self._lock:
-            gone = [e for e in self.present() if (e + 1) * self.rows <= seq]
-            self._delete(gone)
+            if self._known is None:
+                self._known = self.present()
+            gone = self._known[: bisect_left(self._known, seq // self.rows)]
+            for at, extent in enumerate(gone):
+                try:
+                    self._delete([extent])
+                except BaseException:  # it is tried again
+                    del self._known[:at]
+                    raise
+            del self._known[: len(gone)]
             return gone
 
     def _delete(self, gone: list[int]) -> None:

@@ -70,7 +70,7 @@ class TapeMirror:
         self._loads = 0  # of the index that we follow
         self._revision = -1  # up to which its fields are known
         self._polled = 0.0
-        self._data_version = index.data_version if read_only else -1
+        self._data_version = -1  # of the state that was taken in
 
     def set_salts(self, salts: Salts) -> None:
         """What the checksums of rows are of, from now on."""
@@ -110,6 +110,7 @@ class TapeMirror:
         for ordinal in self.damaged(low, head):
             found.setdefault(ordinal, _WRONG)
         self.quarantine.set_aside(found)
+        self._data_version = state.data_version
 
     def poll(self) -> None:
         """Follows the process that writes; what it committed up to a moment ago."""
@@ -121,10 +122,8 @@ class TapeMirror:
             try:
                 if not self.index.path.exists() and not self._directory.is_moved:
                     self._reopen()
-                version = self.index.data_version
-                if version != self._data_version:
+                if self.index.data_version != self._data_version:
                     self._follow()
-                    self._data_version = version
             except sqlite3.Error as error:
                 if is_damage(error):
                     raise
@@ -138,6 +137,7 @@ class TapeMirror:
             if state.fields is not None:
                 self.quarantine.set_aside(_of_fields(self._tape, state.fields.bad))
             self.quarantine.add(state.quarantine, state.repaired)
+            self._data_version = state.data_version
             return
         self.take_in(self.index.load(), at_once=True)
 

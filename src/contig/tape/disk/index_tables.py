@@ -233,6 +233,8 @@ def read_state(
     """
     db.execute("BEGIN")
     try:
+        # Of this transaction: asked before or after it, it would be that of another state.
+        data_version = int(db.execute("PRAGMA data_version").fetchone()[0])
         version = int(db.execute("PRAGMA user_version").fetchone()[0])
         if version not in (1, form.format):
             raise DamagedContents(f"it is of format {version}, expected {form.format}")
@@ -280,6 +282,7 @@ def read_state(
         salts,
         bounds.revision,
         bounds.store,
+        data_version,
         bounds.blob_tail,
         bounds.blob_head,
         fields,

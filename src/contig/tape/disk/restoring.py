@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import sqlite3
@@ -53,6 +54,7 @@ class Restoring:
 
     Attributes:
         counts: whether it happened.
+        shown: whether the tape has the rows since; else the storage cannot be used any more.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class Restoring:
     ) -> None:
         self._directory, self._tape, self._adopt = directory, tape, adopt
         self._contents, self._limiter, self._numbered = contents, limiter, contents.numbered()
-        self.counts = False
+        self.counts = self.shown = self._is_marked = False
 
     def replace(self, opened: Opened) -> None:
         """In place of what a storage has."""
@@ -132,7 +134,11 @@ class Restoring:
 
         def replace(index: DiskIndex) -> None:
             index.replace(changes, number)
-            opened.marker.note(Mark(load.salt, index.revision, changes.head))
+            try:
+                opened.marker.note(Mark(load.salt, index.revision, changes.head))
+                self._is_marked = True
+            except OSError as error:  # what it says of before is not believed: it is tried again
+                log.warning("%s: what was loaded is not marked: %s", self._directory.path, error)
 
         try:
             committer.run_between(replace)
@@ -141,11 +147,7 @@ class Restoring:
         finally:
             if opened.index.loads == number:
                 self.counts, load.folder = True, None
-                try:
-                    self._take_over(opened, load, folder)
-                except BaseException:  # an interrupt: there is no way back any more
-                    self._take_over(opened, load, folder)
-                    raise
+                self._show(opened, load, folder)
                 if old != folder:
                     remover.remove(old)
             elif not fresh:
@@ -177,6 +179,27 @@ class Restoring:
             fields,
         )
 
+    def _show(self, opened: Opened, load: Load, folder: Path) -> None:
+        """Serves what was loaded: there is no way back any more. Raises interrupts afterwards, and
+        OSError if it cannot."""
+        try:
+            self._take_over(opened, load, folder)
+        except BaseException as first:
+            try:
+                self._take_over(opened, load, folder)
+            except Exception as error:
+                raise OSError(
+                    getattr(error, "errno", None) or errno.EIO,
+                    f"{self._directory.path}: the checkpoint was loaded, but this process cannot "
+                    f"show its rows ({error}), and the storage is closed. Open it again: it has "
+                    "the checkpoint's rows",
+                ) from first
+            self.shown = True
+            if not isinstance(first, Exception):
+                raise
+            log.warning("%s: loaded at the second try: %s", self._directory.path, first)
+        self.shown = True
+
     def _take_over(self, opened: Opened, load: Load, folder: Path) -> None:
         """The rows in a folder, in place of those that were served so far."""
         extents, appender, tape = opened.extents, opened.appender, self._tape
@@ -200,7 +223,7 @@ class Restoring:
             if opened.bytes is not None:
                 _map(opened.bytes.files, opened.bytes.adopt(*load.blobs))
             tape.inserted, tape.sampled = self._limiter
-            appender.took_over(load.salt)
+            appender.took_over(load.salt, self._is_marked)
 
 
 def _map(extents: Extents, numbers: range) -> None:

@@ -59,7 +59,7 @@ class DiskStorage(Storage):
         path: the directory; a relative one is resolved here and now.
         capacity: rows to keep; None: as many as a writer of the directory said last, else as many
             as other bounds allow.
-        max_bytes: bytes of rows to keep.
+        max_bytes: bytes to keep: files have at most two extents of each kind more.
         durability: "committed" (survives any crash of the process) or "durable" (also power loss).
         rows_per_extent: rows of a file; rounded up to a power of two of whole pages.
         max_episodes, max_age_s: trajectories to keep; seconds to keep rows. Applied by appends,
@@ -206,7 +206,7 @@ class DiskStorage(Storage):
         opened.take_in()
 
     def _adopt(self, opened: Opened) -> None:
-        if self.opened is not opened:
+        if self._schema is None:
             self._lifetime.opened = opened
             opened.show()
             if opened.schema.fields is not None:
@@ -390,6 +390,8 @@ class DiskStorage(Storage):
                     restoring.replace(self._files())
             finally:
                 self.restored += int(restoring.counts)
+                if restoring.counts and not restoring.shown:  # appends would go over its rows
+                    self.close()
 
     def link_rows(self, folder: Path, first: int, head: int) -> dict[str, Any] | None:
         with self._appending:
