@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..tape.disk import files
 from ..tree import Path as TreePath
 from ..tree import show_path
 from .episodes import Episode, OnEpisode, check_plain_keys, episodes_of, need
+from .writing_process import raising_full
 
 __all__ = ["OWN", "column_names", "to_arrow", "to_parquet"]
 
@@ -54,6 +56,7 @@ def to_parquet(
 
     Raises:
         LayoutError: there is none, or a leaf that the format cannot hold.
+        StorageFull: the disk is full; nothing is left of the file.
     """
     parquet = need("pyarrow.parquet", "pyarrow", "parquet")
 
@@ -90,21 +93,23 @@ def _write(
     temporary = path.with_name(path.name + ".tmp")
     writer, count = None, 0
     try:
-        for episode in episodes_of(source, drop, on_episode):
-            table = _table(episode)
+        with raising_full(str(path)):
+            for episode in episodes_of(source, drop, on_episode):
+                table = _table(episode)
+                if writer is None:
+                    writer = make(str(temporary), table.schema)
+                write(writer, table)
+                count += 1
             if writer is None:
-                writer = make(str(temporary), table.schema)
-            write(writer, table)
-            count += 1
-        if writer is None:
-            raise LayoutError("all trajectories were evicted before they could be written")
-        writer.close()
+                raise LayoutError("all trajectories were evicted before they could be written")
+            writer.close()
+            files.sync(temporary)
     except BaseException:
         if writer is not None:
-            writer.close()
+            with suppress(Exception):  # it writes what the file ends with, which may fail as well
+                writer.close()
             files.unlink(temporary)
         raise
-    files.sync(temporary)
     files.rename(temporary, path)
     return count
 
