@@ -158,6 +158,7 @@ WRONG: dict[str, dict[str, tuple[str, ...]]] = {
         "source": ("", "none", "empty", "dir", "nothing://x", "file:///nothing/x.parquet"),
         "path": ("", "empty", "empty/x", "tape"),
         "--from": (*CHOICE, "parquet", "hdf5", "rlinf", "lerobot"),
+        "--columns": ("", "obs", "=obs", "obs="),
         "--unverified": NO_VALUE,
         "--quiet": NO_VALUE,
         "--json": NO_VALUE,

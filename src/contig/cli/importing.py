@@ -4,6 +4,7 @@ examples:
   contig import episodes.parquet runs/demo              the format is the suffix's or directory's
   contig import s3://bucket/episodes.parquet runs/demo  from wherever fsspec reaches
   contig import cartpole/mine-v0 runs/demo --from minari
+  contig import table.parquet runs/demo --columns ep=episode t=step obs=observation rew=next.reward
 
 exit status: 0; 2 it failed: the reason says how many trajectories were there before it did.
 """
@@ -22,7 +23,7 @@ from ..tape.disk import DiskStorage
 from .export import SUFFIXES
 from .failure import fail, one_line
 from .progress import Progress, watching
-from .values import path, text
+from .values import column, path, text
 
 __all__ = ["FORMATS", "add_arguments", "run"]
 
@@ -58,6 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="take what another program put at a url, of which nothing says that it is whole",
     )
+    parser.add_argument(
+        "--columns",
+        type=column,
+        nargs="+",
+        metavar="COLUMN=LEAF",
+        help="of a Parquet or Arrow table of another program: what its columns are, leaves or "
+        "episode, step, terminated, truncated",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--json", action="store_true", help="what was read, as a JSON object")
 
@@ -79,6 +88,11 @@ def run(args: argparse.Namespace) -> int:
             form = args.form or _form_of(source)
             if form is None:
                 fail(f"{args.source}: say which format with --from {'|'.join(FORMATS)}")
+            options = {}
+            if args.columns:
+                if FORMATS[form] != "from_parquet":
+                    fail(f"--columns is for Parquet and Arrow, and {args.source} is {form}")
+                options["columns"] = dict(args.columns)
             from .. import dataset
 
             with DiskStorage(args.path) as storage:
@@ -87,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
                 taken = partial(_taken, storage, before)
                 try:
                     with watching(shown, taken):
-                        count = getattr(dataset, FORMATS[form])(str(source), storage)
+                        read = getattr(dataset, FORMATS[form])
+                        count = read(str(source), storage, **options)
                         storage.flush()
                 finally:
                     added = len(storage.episodes()) - before

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["MOST_ROWS", "above", "number", "path", "picture", "port", "text", "whole"]
+__all__ = ["MOST_ROWS", "above", "column", "number", "path", "picture", "port", "text", "whole"]
 
 MOST_ROWS = 1 << 40  # no machine has more, and the index of a tape takes some bytes of each
 _INT64 = (1 << 63) - 1
@@ -100,3 +100,11 @@ def picture(word: str) -> Path:
     if above_it is not None and not above_it.is_dir():
         raise argparse.ArgumentTypeError(f"{above_it} is no directory: give another name")
     return where
+
+
+def column(word: str) -> tuple[str, str]:
+    """A column of a table, and what it is taken as."""
+    name, equals, leaf = word.rpartition("=")
+    if not (name and equals and leaf):
+        raise _refuse("COLUMN=LEAF, such as obs=observation", word)
+    return name, leaf

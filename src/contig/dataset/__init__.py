@@ -16,7 +16,8 @@ _WHERE = {
     "lerobot": ("from_lerobot", "lerobot_tasks"),
     "lerobot_export": ("to_lerobot",),
     "minari": ("from_minari", "to_minari"),
-    "parquet": ("from_parquet", "to_arrow", "to_parquet"),
+    "parquet": ("to_arrow", "to_parquet"),
+    "parquet_reading": ("from_parquet",),
     "ray_data": ("from_ray_dataset", "to_ray_dataset"),
     "rlinf": ("from_rlinf", "to_rlinf"),
 }
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
     from .lerobot_export import to_lerobot as to_lerobot
     from .minari import from_minari as from_minari
     from .minari import to_minari as to_minari
-    from .parquet import from_parquet as from_parquet
     from .parquet import to_arrow as to_arrow
     from .parquet import to_parquet as to_parquet
+    from .parquet_reading import from_parquet as from_parquet
     from .ray_data import from_ray_dataset as from_ray_dataset
     from .ray_data import to_ray_dataset as to_ray_dataset
     from .rlinf import from_rlinf as from_rlinf

@@ -15,6 +15,7 @@ from ..ragged import Blob, Ragged
 from ..tape.disk import files
 from ..tree import Path, show_path
 from .episodes import Episode, OnEpisode, check_plain_keys, episodes_of, need, nested, storage_of
+from .writing_process import WritingProcess, raising_full
 
 __all__ = ["from_hdf5", "to_hdf5"]
 
@@ -218,7 +219,7 @@ def to_hdf5(
     any size are rows of different lengths, bytes or text; elements that are arrays themselves are
     flat, and an attribute of the dataset has their shape. Fields of trajectories are arrays below
     `fields`, with the same values in all of a trajectory's rows. The file is there when it is
-    complete.
+    complete. A process of its own writes it: the HDF5 library does not survive a full disk.
 
     Args:
         drop: leaves to leave out, by name.
@@ -229,25 +230,44 @@ def to_hdf5(
 
     Raises:
         LayoutError: a leaf is missing, or one that the format cannot hold.
+        StorageFull: the disk is full; nothing is left of the file.
     """
-    h5py = need("h5py", "h5py", "hdf5")
+    need("h5py", "h5py", "hdf5")
     path = FilePath(path)
     temporary = path.with_name(path.name + ".tmp")
     count = 0
     try:
-        with h5py.File(temporary, "w") as file:
+        with WritingProcess(str(path), _File, str(temporary)) as file:
             for episode in episodes_of(source, drop, on_episode):
-                _append(h5py, file, _named(episode))
-                file.attrs[_FIELDS] = ["/".join(map(str, path)) for path in episode.fields]
+                fields = ["/".join(map(str, path)) for path in episode.fields]
+                file.write((_named(episode), fields))
                 count += 1
-        if not count:
-            raise LayoutError("all trajectories were evicted before they could be written")
+            if not count:
+                raise LayoutError("all trajectories were evicted before they could be written")
+            file.finish()
+        with raising_full(str(path)):
+            files.sync(temporary)
     except BaseException:
         files.unlink(temporary)
         raise
-    files.sync(temporary)
     files.rename(temporary, path)
     return count
+
+
+class _File:
+    """The file, in the process that writes it."""
+
+    def __init__(self, path: str) -> None:
+        self._h5py = need("h5py", "h5py", "hdf5")
+        self._file = self._h5py.File(path, "w")
+
+    def write(self, item: tuple[dict[str, Any], list[str]]) -> None:
+        columns, fields = item
+        _append(self._h5py, self._file, columns)
+        self._file.attrs[_FIELDS] = fields
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _named(episode: Episode) -> dict[str, Any]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
 
 from ..errors import LayoutError
 from ..keys import DONE, REWARD, TERMINATED, TRUNCATED
+from ..tape.disk import files
 from .episodes import Episode, OnEpisode, check_plain_keys, episodes_of, need, storage_of
 from .hdf5 import check_own_data
+from .writing_process import WritingProcess
 
 __all__ = ["from_minari", "to_minari"]
 
@@ -60,7 +62,7 @@ def from_minari(dataset: Any, target: Any) -> int:
 def _check_files(dataset: Any) -> None:
     """Raises LayoutError if a dataset's HDF5 files have data in other files."""
     h5py = need("h5py", "h5py", "minari")
-    for path in sorted(Path(dataset.storage.data_path).glob("*.hdf5")):
+    for path in sorted(FilePath(dataset.storage.data_path).glob("*.hdf5")):
         with h5py.File(path, "r") as file:
             check_own_data(file, str(path))
 
@@ -84,7 +86,8 @@ def to_minari(
     """Makes a Minari dataset of the complete trajectories of a storage or a ReplayBuffer.
 
     Leaves `observation`, `action`, ``("next", "observation")`` and ``("next", "reward")`` are
-    written, arrays or nested dicts of such; Minari has no place for others.
+    written, arrays or nested dicts of such; Minari has no place for others. A process of its own
+    writes it: the HDF5 library does not survive a full disk.
 
     Args:
         dataset_id: such as "cartpole/mine-v0".
@@ -98,17 +101,61 @@ def to_minari(
     Raises:
         LayoutError: a leaf is missing, or there is another one, or a next observation is not the
             next row's observation, which Minari cannot hold.
+        StorageFull: the disk is full; nothing is left of a dataset that was not there before.
     """
     minari = need("minari", "minari", "minari")
-    dataset, buffered = None, []
-    for number, episode in enumerate(episodes_of(source, drop, on_episode)):
-        buffered.append(_buffer(minari, number, episode))
-        if number == 0:
-            about.setdefault("action_space", _space(buffered[0].actions))
-            about.setdefault("observation_space", _space(buffered[0].observations))
-        if len(buffered) == _BUFFERED:
-            dataset, buffered = _flush(minari, dataset, dataset_id, buffered, about), []
-    return _flush(minari, dataset, dataset_id, buffered, about) if buffered else dataset
+    dumps = need("cloudpickle", "cloudpickle", "minari").dumps
+    path = FilePath(need("minari.storage", "minari", "minari").get_dataset_path(dataset_id))
+    made = next((p for p in reversed([path, *path.parents]) if not files.lexists(p)), None)
+    writing: WritingProcess | None = None
+    try:
+        for number, episode in enumerate(episodes_of(source, drop, on_episode)):
+            buffer = _buffer(minari, number, episode)
+            if writing is None:
+                about.setdefault("action_space", _space(buffer.actions))
+                about.setdefault("observation_space", _space(buffer.observations))
+                writing = WritingProcess(str(path), _Dataset, dataset_id, about, dumps=dumps)
+            writing.write(buffer)
+        if writing is not None:
+            writing.finish()
+    except BaseException:
+        if writing is not None:
+            writing.close()
+            if made is not None:
+                files.remove_tree(made)
+        raise
+    if writing is None:
+        return None
+    writing.close()
+    return minari.load_dataset(dataset_id)
+
+
+class _Dataset:
+    """The dataset, in the process that writes it."""
+
+    def __init__(self, name: str, about: dict[str, Any]) -> None:
+        self._name, self._about = name, about
+        self._minari = need("minari", "minari", "minari")
+        self._dataset: Any = None
+        self._buffered: list[Any] = []
+
+    def write(self, episode: Any) -> None:
+        self._buffered.append(episode)
+        if len(self._buffered) == _BUFFERED:
+            self._flush()
+
+    def close(self) -> None:
+        if self._buffered:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._dataset is None:
+            self._dataset = self._minari.create_dataset_from_buffers(
+                dataset_id=self._name, buffer=self._buffered, **self._about
+            )
+        else:
+            self._dataset.update_dataset_from_buffer(self._buffered)
+        self._buffered = []
 
 
 def _buffer(minari: Any, number: int, episode: Episode) -> Any:
@@ -125,13 +172,6 @@ def _buffer(minari: Any, number: int, episode: Episode) -> Any:
         terminations=list(episode.ends("terminated")),
         truncations=list(episode.ends("truncated")),
     )
-
-
-def _flush(minari: Any, dataset: Any, name: str, episodes: list[Any], about: dict[str, Any]) -> Any:
-    if dataset is None:
-        return minari.create_dataset_from_buffers(dataset_id=name, buffer=episodes, **about)
-    dataset.update_dataset_from_buffer(episodes)
-    return dataset
 
 
 def _joined(now: Any, after: Any, episode: int) -> Any:

@@ -1,16 +1,18 @@
-"""Parquet and Arrow files of trajectories, both ways: for data frames and query engines.
+"""Parquet and Arrow files of trajectories, for data frames and query engines: writing them.
 
     episode | step | terminated | truncated | one column per leaf (next.reward) | fields.<name>
 
 Leaves of any size are lists, bytes or text; fields of trajectories are the same in all of a
-trajectory's rows. A row group, or record batch, is one trajectory. Needs pyarrow.
+trajectory's rows. A row group, or record batch, is one trajectory here; `parquet_reading` does not
+rely on that. Needs pyarrow.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,13 @@ from ..ragged import Blob, Ragged
 from ..tape.disk import files
 from ..tree import Path as TreePath
 from ..tree import show_path
-from .episodes import Episode, OnEpisode, check_plain_keys, episodes_of, need, nested, storage_of
+from .episodes import Episode, OnEpisode, check_plain_keys, episodes_of, need
+from .writing_process import raising_full
 
-__all__ = ["column_names", "from_parquet", "to_arrow", "to_parquet"]
+__all__ = ["OWN", "column_names", "to_arrow", "to_parquet"]
 
 Array = np.ndarray[Any, Any]
-_OWN = ("episode", "step", "terminated", "truncated")
+OWN = ("episode", "step", "terminated", "truncated")
 
 
 def to_parquet(
@@ -53,6 +56,7 @@ def to_parquet(
 
     Raises:
         LayoutError: there is none, or a leaf that the format cannot hold.
+        StorageFull: the disk is full; nothing is left of the file.
     """
     parquet = need("pyarrow.parquet", "pyarrow", "parquet")
 
@@ -89,28 +93,30 @@ def _write(
     temporary = path.with_name(path.name + ".tmp")
     writer, count = None, 0
     try:
-        for episode in episodes_of(source, drop, on_episode):
-            table = _table(episode)
+        with raising_full(str(path)):
+            for episode in episodes_of(source, drop, on_episode):
+                table = _table(episode)
+                if writer is None:
+                    writer = make(str(temporary), table.schema)
+                write(writer, table)
+                count += 1
             if writer is None:
-                writer = make(str(temporary), table.schema)
-            write(writer, table)
-            count += 1
-        if writer is None:
-            raise LayoutError("all trajectories were evicted before they could be written")
-        writer.close()
+                raise LayoutError("all trajectories were evicted before they could be written")
+            writer.close()
+            files.sync(temporary)
     except BaseException:
         if writer is not None:
-            writer.close()
+            with suppress(Exception):  # it writes what the file ends with, which may fail as well
+                writer.close()
             files.unlink(temporary)
         raise
-    files.sync(temporary)
     files.rename(temporary, path)
     return count
 
 
 def _table(episode: Episode) -> Any:
     arrow = need("pyarrow", "pyarrow", "parquet")
-    names = column_names(episode.columns, _OWN)
+    names = column_names(episode.columns, OWN)
     steps = episode.steps
     columns: dict[str, Any] = {
         "episode": arrow.array(np.full(steps, episode.id, np.int64)),
@@ -184,74 +190,3 @@ def column_names(paths: Collection[TreePath], own: Collection[str]) -> dict[Tree
                 f'{name}: the table has a column of its own of this name; drop=["{name}"]'
             )
     return names
-
-
-def from_parquet(path: str | Path, target: Any) -> int:
-    """Appends the trajectories of a file of `to_parquet` or `to_arrow` to a storage or a
-    ReplayBuffer, one at a time.
-
-    Returns:
-        how many trajectories.
-
-    Raises:
-        LayoutError: no such file: damaged, or of another program.
-    """
-    arrow = need("pyarrow", "pyarrow", "parquet")
-    writer, count = storage_of(target).writer(), 0
-    try:
-        for table in _tables(str(path)):
-            described = (table.schema.metadata or {}).get(b"contig.shapes")
-            if described is None or not set(_OWN) <= set(table.column_names):
-                raise LayoutError(
-                    f"{path}: no file of to_parquet or to_arrow: it lacks contig.shapes or one of "
-                    f"the columns {', '.join(_OWN)}"
-                )
-            metadata = {k: json.loads(v) for k, v in table.schema.metadata.items()}
-            kinds = metadata.get(b"contig.kinds", {})
-            leaves: dict[TreePath, Any] = {}
-            for name, shape in metadata[b"contig.shapes"].items():
-                column, kind = table[name].combine_chunks(), kinds.get(name)
-                read = (
-                    _numbers(column, shape) if kind is None else _of_any_size(column, kind, shape)
-                )
-                leaves[tuple(name.split("."))] = read
-            fields = {
-                tuple(name.split(".")[1:]): _numbers(table[name].combine_chunks(), shape)[-1]
-                for name, shape in metadata.get(b"contig.fields", {}).items()
-            }
-            ends = {flag: table[flag][-1].as_py() for flag in ("terminated", "truncated")}
-            writer.extend_trajectory(nested(leaves), **ends, fields=nested(fields) or None)
-            count += 1
-    except (arrow.ArrowInvalid, OSError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
-        raise LayoutError(f"{path} is damaged, or no such file: {error}") from error
-    return count
-
-
-def _numbers(column: Any, shape: list[int]) -> Array:
-    flat = column.flatten() if shape else column
-    return np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(len(column), *shape)
-
-
-def _of_any_size(column: Any, kind: str, shape: list[int]) -> Ragged:
-    if kind != "ragged":
-        return Blob.of(column.to_pylist(), text=kind == "text")
-    offsets = column.offsets.to_numpy().astype(np.int64)
-    values = column.values[offsets[0] : offsets[-1]]
-    return Ragged(_numbers(values, shape), offsets - offsets[0])
-
-
-def _tables(path: str) -> Iterator[Any]:
-    """Tables of one trajectory each."""
-    with files.open_stream(path) as file:
-        magic = file.read(6)
-    arrow = need("pyarrow", "pyarrow", "parquet")
-    if magic == b"ARROW1":
-        reader = need("pyarrow.ipc", "pyarrow", "parquet").open_file(path)
-        for i in range(reader.num_record_batches):
-            yield arrow.Table.from_batches([reader.get_batch(i)])
-        return
-    with need("pyarrow.parquet", "pyarrow", "parquet").ParquetFile(path) as file:
-        for i in range(file.num_row_groups):
-            yield file.read_row_group(i)

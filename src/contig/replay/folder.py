@@ -11,6 +11,8 @@ them leaves the earlier one as `old`, where readers find it and from where the n
 back. What killed saves leave is removed by the next one, which knows by a lock (`flock`) what is in
 use. Where there are no locks, nothing is taken for left behind.
 
+`scratch` makes such a `.NAME.TAG.tmp/` for work that has no name in the end.
+
 Only what is known to be ours is ever removed.
 """
 
@@ -26,11 +28,11 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from ..tape.disk import files
 
-__all__ = ["Kind", "new_directory", "reading"]
+__all__ = ["STORAGE", "Kind", "new_directory", "reading", "remove_left", "scratch"]
 
 log = logging.getLogger("contig.replay")
 
@@ -40,7 +42,7 @@ _READERS_S = 30.0  # how long a save waits for those who load what it replaces
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
 # What a storage calls its own files; nothing else may have these names in its directory.
 _OF_STORAGE = re.compile(
-    r"extents|lock|committed|quarantine.*|(layout|index(-\d+)?|metadata|trajectories)\..*"
+    r"extents|lock|committed|quarantine.*|(layout|index(-\d+)?|metadata|\.loading)\..*"
 )
 
 
@@ -70,6 +72,14 @@ class Kind(NamedTuple):
         return None
 
 
+STORAGE = Kind(
+    "a storage",
+    "layout.json",
+    re.compile(rf"({_OF_STORAGE.pattern})(/(?s:.*))?"),
+    lambda path: "what was worked on there has no name to go back to",
+)
+
+
 @contextmanager
 def new_directory(path: Path, kind: Kind, live: Iterable[Path] = ()) -> Iterator[Path]:
     """A directory to fill; at the end of the block it is at `path`, in place of an earlier one.
@@ -77,15 +87,17 @@ def new_directory(path: Path, kind: Kind, live: Iterable[Path] = ()) -> Iterator
     Args:
         path: nothing may be there, or an empty directory, or an earlier one of this kind.
         kind: what is made.
-        live: directories of storages that are in use; it may not be one of them, nor above it, nor
-            among its files.
+        live: directories of storages that are in use; it may not be one of them, nor above it.
+            Nor may it be among the files of any storage.
 
     Raises:
         FileExistsError: something else is there; it says what. Nothing was changed.
     """
     path = path.resolve()
+    live = [own.resolve() for own in live]
     for own in live:
         _keep_out(path, own)
+    _keep_out_of_files(path, live)
     _is_earlier(path, kind)
     files.make_dir(path.parent)
     _clean(path, kind)
@@ -138,20 +150,46 @@ def reading(path: Path, marker: str) -> Iterator[Path]:
 
 
 def _keep_out(path: Path, own: Path) -> None:
-    """Raises if a directory at `path` would harm the storage in `own`."""
-    own = own.resolve()
-    above = next((p for p in path.parents if _same(p, own)), None)
+    """Raises if a directory at `path` would take the place of the storage in `own`."""
     if _same(path, own):
-        what = "the storage that is being saved is there"
-    elif path in own.parents:
-        what = f"the storage that is being saved is below it, in {own}"
-    elif above is not None and _OF_STORAGE.fullmatch(path.relative_to(above).parts[0]):
-        what = f"that is a name of the storage that is being saved, in {own}"
-    else:
-        return
+        _refuse(path, "the storage that is being saved is there")
+    if path in own.parents:
+        _refuse(path, f"the storage that is being saved is below it, in {own}")
+
+
+def _keep_out_of_files(path: Path, live: list[Path]) -> None:
+    """Raises if `path` is, or leads through, a name that a storage uses in its directory."""
+    for above in path.parents:
+        if _OF_STORAGE.fullmatch(path.relative_to(above).parts[0]) and (
+            files.is_file(above / STORAGE.marker) or any(_same(above, own) for own in live)
+        ):
+            _refuse(path, f"that is a name of the storage in {above}")
+
+
+def _refuse(path: Path, why: str) -> NoReturn:
     raise FileExistsError(
-        f"{path}: {what}; a checkpoint needs a directory of its own. Nothing was changed"
+        f"{path}: {why}; a checkpoint needs a directory of its own. Nothing was changed"
     )
+
+
+@contextmanager
+def scratch(path: Path, kind: Kind) -> Iterator[Path]:
+    """An empty directory to work in; it is `.NAME.TAG.tmp/new` beside `path`, and is deleted at the
+    end. What killed processes left of such work is deleted, too."""
+    files.make_dir(path.parent)
+    _clean(path, kind)
+    work, held = _make_work(path)
+    try:
+        files.new_dir(work / "new")
+        yield work / "new"
+    finally:
+        _remove(work, kind)
+        _let_go(held)
+
+
+def remove_left(path: Path, kind: Kind) -> None:
+    """Deletes what killed processes left of a save, or of work in a scratch directory."""
+    _clean(path, kind)
 
 
 def _same(one: Path, other: Path) -> bool:

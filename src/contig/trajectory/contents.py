@@ -37,7 +37,9 @@ class Contents(NamedTuple):
     @staticmethod
     def of(storage: Storage) -> Contents:
         """What is in a storage, to which nobody writes meanwhile."""
-        assert storage.layout is not None and storage.fields is not None
+        assert storage.layout is not None
+        if storage.fields is None:
+            raise LayoutError(NOT_OURS)
         entries = entries_in(storage.episodes(), storage.quarantined)
         return Contents(_snapshot(storage), storage.layout, storage.fields, entries)
 

@@ -12,13 +12,12 @@ from typing import Any
 from ..errors import LayoutError
 from ..replay import folder
 from ..tape.disk import files
-from ..tape.disk.directory import Directory
 
 __all__ = [
     "CHECKPOINT",
     "CONTIG",
-    "JOURNAL",
     "METADATA",
+    "has_rows",
     "is_checkpoint",
     "new_directory",
     "read_json",
@@ -28,7 +27,6 @@ __all__ = [
 
 METADATA = "metadata.json"
 CHECKPOINT = "checkpoint.json"  # of the ReplayBuffer that a buffer is
-JOURNAL = "trajectories.jsonl"  # of contig 0.1
 CONTIG = "contig"  # metadata's `trajectory_format` of a checkpoint, and `exporter` of an export
 
 
@@ -48,6 +46,29 @@ def is_checkpoint(path: Path) -> bool:
     return files.exists(path / "layout.json")
 
 
+def has_rows(path: Path) -> bool:
+    """Whether a directory is a storage that a buffer can go on with.
+
+    Raises:
+        FileExistsError: it is a checkpoint, whose files are not a storage's.
+    """
+    if files.is_file(path / "layout.json"):
+        return True
+    if files.is_file(path / CHECKPOINT) or _says_checkpoint(path):
+        raise FileExistsError(
+            f"{path} is a checkpoint; give auto_save_path a directory of its own, and take this "
+            "one in with load_checkpoint. Nothing was changed"
+        )
+    return False
+
+
+def _says_checkpoint(path: Path) -> bool:
+    try:
+        return read_json(path / METADATA).get("trajectory_format") == CONTIG
+    except (OSError, LayoutError):
+        return False  # there is none, or it is somebody else's
+
+
 def _fault(path: Path) -> str | None:
     """Why a directory is neither a checkpoint nor an export, or None."""
     try:
@@ -57,14 +78,6 @@ def _fault(path: Path) -> str | None:
         return f"there is no {METADATA} that can be read, but {there}"
     if metadata.get("trajectory_format") != CONTIG and metadata.get("exporter") != CONTIG:
         return f"{METADATA} there is not that of a checkpoint or an export of contig"
-    if files.exists(path / "layout.json"):  # it has rows
-        rows = Directory(path, make=False)
-        try:
-            rows.lock()
-        except OSError as busy:  # BlockingIOError: somebody writes to it
-            return str(busy)
-        finally:
-            rows.close()
     return None
 
 
@@ -72,10 +85,9 @@ _KIND = folder.Kind(
     "a checkpoint or an export of a TrajectoryReplayBuffer",
     METADATA,
     re.compile(
-        rf"{re.escape(CHECKPOINT)}|(records|index|fields)\.bin|array-\d+\.npy|lock|committed"
-        rf"|({re.escape(METADATA)}|trajectory_index\.json|{re.escape(JOURNAL)}|layout\.json"
-        r"|extents/(load-\d+/)?\d{8,}\.rec)(\.tmp)?|extents/(load-\d+/)?"
-        r"|index(-\d+)?\.sqlite(-wal|-shm|-journal)?|trajectory_\d+_(?s:[^/]*)\.(pt|pkl)"
+        rf"{re.escape(CHECKPOINT)}|(records|index|fields)\.bin|array-\d+\.npy|extents/"
+        rf"|({re.escape(METADATA)}|trajectory_index\.json|extents/\d{{8,}}\.rec)(\.tmp)?"
+        r"|trajectory_\d+_(?s:[^/]*)\.(pt|pkl)"
     ),
     _fault,
 )

@@ -21,18 +21,18 @@ import numpy as np
 from ..batch import Batch
 from ..errors import EmptyBufferError, LayoutError, NothingEligibleError
 from ..layout import Layout
-from ..replay import Ingress
+from ..replay import Ingress, folder
 from ..replay.read import read_rows
 from ..sample import Index, WindowSampler
 from ..tape import LazyTensorStorage, Storage
-from ..tape.disk import DiskStorage, files
+from ..tape.disk import DiskStorage
 from ..tape.disk.extents import row_stride
 from ..tape.fields import fields_layout
 from .contents import Contents
 from .entry import TrajectoryEntry, entries_in, field_values, fields_for
+from .folder import has_rows
 from .mixing import MixedRows
-from .old import open_directory
-from .record import Optional, Record
+from .record import NOT_OURS, Optional, Record
 from .source import OpenedDirectory
 from .trajectory import Flat
 
@@ -77,14 +77,15 @@ class TrajectoryRows(MixedRows):
         self._path, self._max_bytes = path, max_bytes
         self._forget()
         if path is not None:
-            files.remove_tree(path / _LOADING)  # what a load left that was killed
-            storage = open_directory(path, max_bytes=max_bytes)
-            if storage is not None:
-                self._begin_with(storage)
+            folder.remove_left(path / _LOADING, folder.STORAGE)
+            if has_rows(path):
+                self._begin_with(DiskStorage(path, max_bytes=max_bytes))
 
     def _begin_with(self, storage: Storage) -> None:
         assert storage.layout is not None
         try:
+            if storage.fields is None:
+                raise LayoutError(NOT_OURS)
             self.record = Record.stored(storage.layout, self._optional)
         except BaseException:
             storage.close()
@@ -233,7 +234,16 @@ class TrajectoryRows(MixedRows):
         if contents is not None and self._takes(record, contents):
             self._restore(record, contents)
             return
-        path = None if self._path is None else self._path / _LOADING
+        if self._path is None:
+            self._restore_staged(record, source, first, None)
+        else:
+            with folder.scratch(self._path / _LOADING, folder.STORAGE) as path:
+                self._restore_staged(record, source, first, path)
+
+    def _restore_staged(
+        self, record: Record, source: OpenedDirectory, first: Flat, path: Path | None
+    ) -> None:
+        """Brings trajectories into a storage of their own, and takes its rows when all fit."""
         staged = TrajectoryRows(self._window, None, self._optional, path, self._max_bytes)
         try:
             fields = staged._fields_of(record, source.entries)
@@ -245,8 +255,6 @@ class TrajectoryRows(MixedRows):
             self._restore(record, Contents.of(staged.storage))
         finally:
             staged.storage.close()
-            if path is not None:
-                files.remove_tree(path)
 
     def _takes(self, record: Record, contents: Contents) -> bool:
         """Whether rows can stay as they are."""

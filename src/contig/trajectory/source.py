@@ -18,7 +18,6 @@ from ..tape.disk import DiskStorage, files
 from .contents import Contents
 from .entry import TrajectoryEntry
 from .folder import CHECKPOINT, METADATA, is_checkpoint, read_json, shard
-from .old import finish, old_contents
 from .record import Record
 from .rlinf import RlinfDirectory, read_rlinf
 from .trajectory import Flat, flatten_trajectory
@@ -67,7 +66,6 @@ def open_source(
         ValueError: no such rank.
     """
     shard(0, rank, world_size)
-    finish(path)
     with reading(path, METADATA) as found:
         if not is_checkpoint(found):
             directory = read_rlinf(found)
@@ -93,10 +91,7 @@ def _contents(path: Path) -> Iterator[Contents | None]:
         with DiskStorage(path, read_only=True) as storage:
             assert storage.layout is not None
             Record.stored(storage.layout, {})
-            if storage.fields is None:
-                yield old_contents(storage, path)[0]
-            else:
-                yield Contents.of(storage)
+            yield Contents.of(storage)
     elif files.exists(path / CHECKPOINT):
         with saved_rows(path) as saved:
             yield Contents.saved(saved)
