@@ -109,7 +109,13 @@ class Collector(BaseCollector[Batch]):
         self._acting_on = self._batcher.lanes.version = self._weights.version
         if self._weights.from_elsewhere:
             self._batcher.lanes.poll = self._poll
-            self._weights.begin()
+            try:
+                self._weights.begin()
+                self._poll()  # those that are there already must fit
+            except BaseException:
+                self._told = True
+                self.async_shutdown()
+                raise
 
     def _new_batcher(self) -> Batcher:
         rows = self._spec.frames_per_batch // self.env.num_envs
@@ -143,12 +149,15 @@ class Collector(BaseCollector[Batch]):
         Args:
             policy_or_state: a policy like this one, or its weights; None: the policy was changed
                 in place.
+
+        Raises:
+            TypeError: weights for a policy that has no way to take them.
         """
         self.check()
-        if not self._weights.has_weights:
-            return
-        self._check_open()
         in_place = policy_or_state is None or policy_or_state is self.policy
+        if in_place and self.policy is None:
+            return  # random actions have no versions
+        self._check_open()
         self._weights.update(self.policy if in_place else policy_or_state, in_place)
         if self._thread is None:
             self._poll()

@@ -67,7 +67,7 @@ class Worker:
     ) -> None:
         self._job, self._reports, self._page, self._board = job, reports, page, board
         self._stopping = False
-        self._version = 0 if board is None else _NONE
+        self._version = job.version if board is None else _NONE
 
     def stop(self) -> None:
         """Makes it stop at its next step. From any thread."""
