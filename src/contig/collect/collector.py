@@ -17,6 +17,7 @@ from .batcher import Batcher
 from .collection import CollectionSpec, FrameBudget
 from .column_blocks import pad_trajectories
 from .episode_fields import episode_fields
+from .exploration import exploration_name
 from .vector import as_env
 
 __all__ = ["Collector"]
@@ -53,6 +54,8 @@ class Collector(BaseCollector[Batch]):
             names are keys of the info, or a function of the info that returns them (called with an
             empty one at first). Yielded batches have them below `fields`, in each episode's last
             row; a buffer's trajectories get them. Episodes that the collector cuts have zeros.
+        exploration_type: how a policy of TorchRL's chooses its actions, a name ("random", "mode",
+            "mean", "median", "deterministic") or TorchRL's `ExplorationType`; None: "random".
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Collector(BaseCollector[Batch]):
         max_restarts: int = 0,
         seed: int | None = None,
         fields: Any = None,
+        exploration_type: Any = "random",
     ) -> None:
         super().__init__(replay_buffer)
         whole("max_restarts", max_restarts, 0)
@@ -95,6 +99,7 @@ class Collector(BaseCollector[Batch]):
             register_primers=auto_register_policy_transforms,
             seed=seed,
             fields=episode_fields(fields),
+            exploration_type=exploration_name(exploration_type),
         )
         self._spec.check(replay_buffer is not None)
         self.env, self.policy = as_env(env), policy

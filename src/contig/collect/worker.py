@@ -24,6 +24,7 @@ from ..process.trace import tell_failure
 from ..weights.board import Weights, WeightsBoard
 from ..weights.policy import set_weights
 from .batcher import Batcher
+from .exploration import seed_torch
 from .places import quiet
 from .relay import batch_parts
 from .sink import open_sink
@@ -79,6 +80,7 @@ class Worker:
         if job.number or job.layout is not None:
             quiet()  # one process says it
         self._page.enter(Stage.MAKING)
+        seed_torch(job.collection.seed)
         env = as_env(job.env)
         if env.num_envs != job.lanes:
             raise ValueError(
