@@ -113,6 +113,20 @@ def test_frames(work: Any, options: list[str]) -> None:
         assert check_episodes(storage) >= 40
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_weights_that_its_policy_cannot_take(work: Any, processes: int) -> None:
+    """It says at once what a policy needs, and sends no rows."""
+    storage = LazyTensorStorage(1000)
+    with Server(buffer=ReplayBuffer(storage, batch_size=8), transport=TcpTransport()) as server:
+        server.publish(0, {"w": np.zeros(3)})
+        policy = ["--policy", "tests.cli.worked:act", "--processes", processes]
+        worker = work(server.port, *ENV, *policy)
+        worker.end(None, status=2)
+        said = worker.log.read_text()
+        assert "act has no way to take weights" in said and "set_weights" in said
+        assert len(storage) == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_end(work: Any, number: int) -> None:
     storage = LazyTensorStorage(1_000_000)

@@ -31,6 +31,20 @@ def collect(envs: Any, policy: Any = None, **options: Any) -> Any:
     return RayCollector(envs, policy, **{"num_cpus": 0.2, "seed": 0, **options})
 
 
+def test_policies_of_torchrl_explore() -> None:
+    """In actors too, each with numbers of its own."""
+    pytest.importorskip("torchrl")
+    from tests.collect.test_exploring import actor, make_env
+
+    options = {"frames_per_batch": 20, "total_frames": 20}
+    with collect([make_env] * 2, actor(), **options) as collector:
+        first, second = (a.ravel() for a in next(iter(collector))["action"])
+    assert len(np.unique(first)) == len(np.unique(second)) == 10
+    assert not np.isin(first, second).any()
+    with collect([make_env], actor(), exploration_type="mode", **options) as collector:
+        assert (next(iter(collector))["action"] == 0.25).all()
+
+
 SAME: dict[str, dict[str, Any]] = {
     "blocks": {},
     "joined": {"cat_results": -1, "total_frames": 100},

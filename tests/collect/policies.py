@@ -18,6 +18,21 @@ def lean(inputs: Any) -> Any:
     return (inputs["observation"][:, 2] > 0).astype(np.int64)
 
 
+def straight(inputs: Any) -> Any:
+    """The same action always: a policy without weights."""
+    return np.zeros(len(inputs["is_init"]), np.int64)
+
+
+class Holds:
+    """A policy whose weights are those of a module that it holds."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __call__(self, inputs: Any) -> Any:
+        return straight(inputs)
+
+
 class Weighted:
     """A policy whose action is its weight; all of its weights must be of one version.
 

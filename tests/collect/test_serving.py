@@ -10,6 +10,7 @@ import pytest
 
 from contig import (
     Collector,
+    LayoutError,
     LazyTensorStorage,
     MultiCollector,
     RemoteReplayBuffer,
@@ -21,7 +22,7 @@ from contig import (
     WorkerError,
 )
 from tests.collect.envs import Steps, check_storage, make_steps
-from tests.collect.policies import Weighted
+from tests.collect.policies import Holds, Weighted, straight
 from tests.waiting import until
 
 
@@ -132,6 +133,94 @@ def test_weights_of_another_shape_are_refused_by_the_next_call() -> None:
                 with pytest.raises(WorkerError, match="weights(.|\n)*shape"):
                     for _ in turns:
                         pass
+
+
+class Remembers:
+    """A policy that takes weights, and has none to give."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def set_weights(self, tree: Any) -> None:
+        self.seen.append(tree)
+
+    def __call__(self, inputs: Any) -> Any:
+        return straight(inputs)
+
+
+def collector_of(workers: int, policy: Any, **options: Any) -> Any:
+    options = {"frames_per_batch": 20, "seed": 0, **options}
+    if workers:
+        return MultiCollector([make_steps] * workers, policy, **options)
+    return Collector(Steps(), policy, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_weights_that_a_policy_cannot_take_are_an_error(workers: int) -> None:
+    """At the start if they are published by then, else at the next call: it says what is needed."""
+    buffer = ReplayBuffer(LazyTensorStorage(5000), batch_size=8)
+    needs = "straight has no way to take weights.*set_weights"
+    with Server(buffer=buffer, transport=TcpTransport()) as server:
+        with RemoteReplayBuffer("127.0.0.1", server.port, data_sample=example()) as remote:
+            with collector_of(workers, straight, replay_buffer=remote) as collector:
+                turns = iter(collector)
+                next(turns)
+                server.publish(3, {"w": np.zeros(2)})
+                with pytest.raises(WorkerError, match=f"version 3.*{needs}"):
+                    for _ in turns:
+                        pass
+            with pytest.raises(TypeError, match=f"version 3.*{needs}"):
+                collector_of(workers, straight, replay_buffer=remote)
+            with collector_of(workers, None, replay_buffer=remote, total_frames=20) as at_random:
+                list(at_random)  # it needs none
+    assert set(buffer[:]["collector", "policy_version"].tolist()) == {-1}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_weights_that_are_given_to_a_policy_without_are_refused(workers: int) -> None:
+    with collector_of(workers, straight) as collector:
+        for given in ({"w": np.zeros(2)}, Weighted(size=2)):
+            with pytest.raises(TypeError, match=r"straight has no way to take weights"):
+                collector.update_policy_weights_(given)
+        next(iter(collector))
+        if workers:  # what was changed in this process cannot come to them
+            with pytest.raises(TypeError, match="straight has no weights to give"):
+                collector.update_policy_weights_()
+        else:
+            collector.update_policy_weights_()
+            assert next(iter(collector))["collector", "policy_version"].tolist() == [1] * 20
+    with collector_of(workers, None) as at_random:
+        at_random.update_policy_weights_()
+        with pytest.raises(TypeError, match="random actions take no weights"):
+            at_random.update_policy_weights_({"w": np.zeros(2)})
+    with collector_of(workers, Weighted(size=2)) as weighted:
+        with pytest.raises(TypeError, match="straight has no weights to give"):
+            weighted.update_policy_weights_(straight)
+
+
+def test_a_policy_that_only_takes_weights_gets_them() -> None:
+    buffer = ReplayBuffer(LazyTensorStorage(5000), batch_size=8)
+    with Server(buffer=buffer, transport=TcpTransport()) as server:
+        server.publish(4, {"w": np.arange(2)})
+        with RemoteReplayBuffer("127.0.0.1", server.port, data_sample=example()) as remote:
+            policy = Remembers()
+            with collector_of(0, policy, replay_buffer=remote, total_frames=20) as collector:
+                list(collector)
+            with pytest.raises(TypeError, match="get_weights"):  # workers need their layout
+                collector_of(1, Remembers(), replay_buffer=remote)
+    assert [x["w"].tolist() for x in policy.seen] == [[0, 1]]
+    assert set(buffer[:]["collector", "policy_version"].tolist()) == {4}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_weights_of_another_module_are_refused_at_the_start(workers: int) -> None:
+    torch = pytest.importorskip("torch")
+    buffer = ReplayBuffer(LazyTensorStorage(5000), batch_size=8)
+    with Server(buffer=buffer, transport=TcpTransport()) as server:
+        server.publish(0, torch.nn.Linear(3, 1).state_dict())
+        with RemoteReplayBuffer("127.0.0.1", server.port, data_sample=example()) as remote:
+            with pytest.raises(LayoutError, match="weight"):
+                collector_of(workers, Holds(torch.nn.Linear(2, 1)), replay_buffer=remote)
 
 
 def test_a_server_with_several_tables_must_be_told_which() -> None:

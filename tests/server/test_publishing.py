@@ -70,6 +70,48 @@ def test_through_a_queue_and_a_table(in_process: bool) -> None:
             learner.close()
 
 
+@pytest.mark.parametrize("in_process", [False, True])
+def test_the_version_after_the_newest(in_process: bool) -> None:
+    """A learner that was started again need not know the last version."""
+    transport = TcpTransport(takes_weights=True, in_process=in_process)
+    row = {"x": 1.0, "next": {"done": False}}
+    buffer = ReplayBuffer(LazyTensorStorage(100, example=row), batch_size=4)
+    with Server(buffer=buffer, transport=transport) as server:
+        with TcpClient(HOST, server.port) as one, RemoteReplayBuffer(HOST, server.port) as other:
+            assert one.publish(None, weights(0)) == 0
+            assert other.publish(None, weights(1)) == 1
+            assert server.publish(None, weights(2)) == 2
+            assert other.publish(7, weights(7)) == 7
+            assert one.publish(None, weights(8)) == 8 == server.weights_version
+            newest = one.weights(7, LIMIT_S)
+            assert newest is not None and newest.version == 8 and same(newest.tree, 8)
+
+
+def test_the_version_after_the_newest_is_given_once() -> None:
+    """Connections that are lost give no version twice, and leave none out."""
+    with Server(items.example(), 4, TcpTransport(takes_weights=True, max_restarts=100)) as server:
+        with TcpClient(HOST, server.port) as learner:
+            for version in range(12):
+                publishing = Task(learner.publish, None, weights(version), LIMIT_S)
+                if version % 3 == 0 and (pid := server.pid) is not None:
+                    os.kill(pid, signal.SIGKILL)
+                assert publishing.result() == version == server.weights_version
+
+
+def test_the_version_after_the_newest_goes_on_when_the_server_is_started_anew() -> None:
+    """Actors have seen the last one: a server that knows none does not begin at 0 again."""
+    transport = TcpTransport(port=free_port(), takes_weights=True)
+    first = Server(items.example(), 4, transport).start()
+    with TcpClient(HOST, transport.port) as learner:
+        for version in range(3):
+            assert learner.publish(None, weights(version)) == version
+        first.close(final=False)
+        waiting = Task(learner.publish, None, weights(3), LIMIT_S)  # asked while none is there
+        with Server(items.example(), 4, transport) as second:
+            assert waiting.result() == 3 == second.weights_version
+            assert learner.publish(None, weights(4)) == 4
+
+
 def test_what_is_refused() -> None:
     with Server(items.example(), 4, TcpTransport(takes_weights=True, max_frame=4096)) as server:
         with TcpClient(HOST, server.port) as client:
@@ -103,8 +145,13 @@ def test_a_server_that_takes_none() -> None:
 
 
 def test_what_makes_no_sense() -> None:
-    taken = []
-    publications = Publications(lambda: lambda version, tree: taken.append(version))
+    taken: list[int] = []
+
+    def take(version: int | None, tree: Any) -> int:
+        taken.append(len(taken) + 1 if version is None else version)
+        return taken[-1]
+
+    publications = Publications(lambda: take)
 
     def payload(head: dict[str, Any], record: bytes) -> bytes:
         return b"".join(wire.described(head, record, Type.PUBLISH, 0))[wire.HEADER_BYTES :]
@@ -126,10 +173,13 @@ def test_what_makes_no_sense() -> None:
         with pytest.raises(wire.Refused):
             publications.take(broken)
     assert not taken
-    publications.take(whole)
-    publications.take(whole)  # asked for again after a loss
+    assert publications.take(whole) == 1
+    assert publications.take(whole) == 1  # asked for again after a loss
     assert taken == [1]
-    publications.take(publication(2, weights(2), 1 << 20))
+    after = publication(None, weights(2), 1 << 20)
+    assert publications.take(after) == 2
+    assert publications.take(whole) == 1  # though another learner has published since
+    assert publications.take(after) == 2
     assert taken == [1, 2]
 
 
@@ -227,10 +277,11 @@ def test_weights_that_come_while_the_server_starts_are_shown(
         done.wait(0.3)  # it need not be: whoever publishes may have to wait for `start`
         return ingest
 
-    def take_and_tell(publications: Publications, payload: bytes) -> None:
+    def take_and_tell(publications: Publications, payload: bytes) -> int:
         arrived.set()
-        take(publications, payload)
+        version = take(publications, payload)
         done.set()
+        return version
 
     port = free_port()
     transport = TcpTransport(port=port, takes_weights=True, in_process=kind == "IngestThread")

@@ -35,6 +35,7 @@ from typing import Any
 from ..client import RemoteReplayBuffer
 from ..collect import BaseCollector, Collector, GymEnv, MultiCollector, SerialEnv
 from ..collect.collection import CollectionSpec
+from ..collect.exploration import seed_torch
 from ..collect.roller import first_rows
 from ..collect.vector import as_env
 from ..errors import ConnectionClosedError, LayoutError, WorkerError
@@ -116,6 +117,7 @@ def _run(args: argparse.Namespace) -> int:
     make_env = _env_of(args.env)
     policy = None if args.policy is None else load_made(args.policy, "--policy")
     env = made(lambda: as_env(_envs(make_env, args.envs)), args.env, "--env")
+    seed_torch(args.seed)
     try:
         layout = _row_layout(env, policy)
         if args.example:

@@ -275,9 +275,9 @@ class RemoteReplayBuffer(Samples[Out_co]):
         """The newest published weights if they are newer than a version; None if none came."""
         return self._client.weights(newer_than, timeout_s)
 
-    def publish(self, version: int, tree: Any, timeout_s: float = 60.0) -> None:
+    def publish(self, version: int | None, tree: Any, timeout_s: float = 60.0) -> int:
         """Makes weights the newest for all clients of the server; see `TcpClient.publish`."""
-        self._client.publish(version, tree, timeout_s)
+        return self._client.publish(version, tree, timeout_s)
 
     # -- life ---------------------------------------------------------------------------------
 

@@ -77,8 +77,10 @@ class Requests:
         self._coming[key] = len(payload)  # last: nobody waits for an answer that cannot come
         return asked
 
-    def stand(self, published: PendingRequest) -> None:
-        """Has weights that were published be so on every server that comes back."""
+    def stand(self, published: PendingRequest, payload: bytes) -> None:
+        """Has weights that were published be so on every server that comes back, by a payload that
+        says the version they got."""
+        published.frame = wire.frame(published.kind, published.number, payload)
         self._standing = published
         self._wanted.pop(published.key, None)  # nobody waits for its answers any more
 
@@ -108,9 +110,9 @@ class Requests:
             if asked.kind == Type.SAMPLE:  # the server may be of another kind
                 payload = self._sample(asked.frame[wire.HEADER_BYTES :])
                 asked.frame = wire.frame(asked.kind, asked.number, payload)
-        newer = any(r.kind == Type.PUBLISH for r in left)  # those are on their way
         self._held = False
-        if stands is not None and takes_weights and not newer:
+        if stands is not None and takes_weights:
+            # Also before newer ones, whose version may be the one after these.
             together = _payload(stands) + sum(map(_payload, left))
             fit = together <= wire.MAX_REQUEST_BYTES and len(left) < wire.MAX_REQUESTS
             self._held = bool(left) and not fit

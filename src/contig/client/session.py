@@ -229,10 +229,15 @@ class Session:
         assert taken is not None
         return taken
 
-    def stand(self, published: PendingRequest) -> None:
-        """Has weights that were published be so on every server that comes back."""
+    def stand(self, published: PendingRequest, payload: bytes) -> None:
+        """Has weights that were published be so on every server that comes back.
+
+        Args:
+            published: the request that published them.
+            payload: of a request that publishes them as the version that they got.
+        """
         with self.lock:
-            self.thread.requests.stand(published)
+            self.thread.requests.stand(published, payload)
 
     # -- the end ------------------------------------------------------------------------------
 

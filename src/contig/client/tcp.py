@@ -35,7 +35,7 @@ from ..wire import Accepted, Type, parse_described
 from ..wire.tls import client_context
 from .connecting import ServerAddress, wait_for_server
 from .items import NO_FIELDS, layout_of, records_of, stacks_of
-from .publishing import publication
+from .publishing import publication, with_version
 from .remote_tape import RemoteTape
 from .replies import read_reply
 from .session import Session
@@ -287,10 +287,17 @@ class TcpClient:
         owned = np.frombuffer(record, np.uint8).copy()
         return Weights(version, unpack_weights(layout, owned))
 
-    def publish(self, version: int, tree: Any, timeout_s: float = 60.0) -> None:
-        """Makes weights (a pytree or state dict) the newest for all clients; returns when they are.
+    def publish(self, version: int | None, tree: Any, timeout_s: float = 60.0) -> int:
+        """Makes weights (a pytree or state dict) the newest for all clients; returns the version.
 
-        A copy is kept: a server that is started anew gets it when this client is back.
+        It returns when the server has them. A copy is kept: a server that is started anew gets it
+        when this client is back.
+
+        Args:
+            version: of the weights; None: the version after the newest that the server has, 0 at
+                first. It is given once, however often the connection is lost meanwhile.
+            tree: the weights.
+            timeout_s: how long to wait for the server.
 
         Raises:
             ValueError: the version is negative, or not larger than the one before; or the server
@@ -307,8 +314,9 @@ class TcpClient:
         payload = publication(version, tree, session.max_frame)
         asked = session.ask(Type.PUBLISH, payload, timeout=timeout_s)
         kind, _, answer = session.collect(asked, timeout_s)
-        read_reply(kind, answer)
-        session.stand(asked)
+        published = int(read_reply(kind, answer)["version"])
+        session.stand(asked, with_version(payload, published))
+        return published
 
     @property
     def asking(self) -> Session:

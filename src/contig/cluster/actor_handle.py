@@ -266,12 +266,13 @@ class Actors:
     def address(self, buffer: Any, number: int) -> Address | None:
         return address_elsewhere(buffer, number)
 
-    def publish(self, version: int, tree: Any) -> None:
+    def publish(self, version: int | None, tree: Any) -> int:
         with self._lock:
             shown = self._weights.publish(version, tree)
             for handle in self._handles.values():
                 if not handle.dead and not handle.ended:
                     handle.publish(shown)
+        return shown.version
 
     def start(self, job: WorkerSpec, events: Events, instead: Any = None) -> ActorHandle:
         import cloudpickle

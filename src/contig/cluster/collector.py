@@ -15,6 +15,7 @@ from typing import Any, TypedDict, Unpack
 from ..batch import Batch
 from ..collect.collection import CollectionSpec
 from ..collect.episode_fields import episode_fields
+from ..collect.exploration import exploration_name
 from ..collect.workers import Supervision
 from ..collect.workers_collector import WorkersCollector
 from .actor_handle import Actors
@@ -40,6 +41,7 @@ class CollectionOptions(TypedDict, total=False):
     auto_register_policy_transforms: bool
     seed: int | None
     fields: Any
+    exploration_type: Any
 
 
 class RayCollector(WorkersCollector):
@@ -67,7 +69,7 @@ class RayCollector(WorkersCollector):
             bundle i; a list of node ids, over which actors go round; or a scheduling strategy.
         sync, cat_results, max_restarts, step_timeout_s, start_timeout_s: as in MultiCollector. An
             actor that Ray has not placed within `start_timeout_s` is an error too.
-        collection: `total_frames`, `trajs_per_batch`, ..., `fields`, as in Collector.
+        collection: `total_frames`, `trajs_per_batch`, ..., `exploration_type`, as in Collector.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ def _spec_of(policy: Any, frames: int, options: CollectionOptions) -> Collection
     given: dict[str, Any] = dict(options)
     given["register_primers"] = given.pop("auto_register_policy_transforms", False)
     given["fields"] = episode_fields(given.get("fields"))
+    given["exploration_type"] = exploration_name(given.get("exploration_type"))
     unknown = sorted(set(given) - {f.name for f in fields(CollectionSpec)})
     if unknown:
         known = ", ".join(CollectionOptions.__annotations__)

@@ -15,7 +15,7 @@ import numpy as np
 from ..convert import plain_tree
 from ..errors import LayoutError
 from ..layout import Layout
-from ..weights.board import Weights, check_version, unpack_weights
+from ..weights.board import Weights, next_version, unpack_weights
 from .engine import ray
 
 __all__ = ["ObjectBoard", "Shown", "WeightsObject"]
@@ -51,16 +51,19 @@ class WeightsObject:
         self.newest: Shown | None = None
         self._layout: Layout | None = None
 
-    def publish(self, version: int, tree: Any) -> Shown:
+    def publish(self, version: int | None, tree: Any) -> Shown:
         """Makes a tree the newest version: one copy, into the object store.
+
+        Args:
+            version: of the weights; None: the version after the newest, 0 at first.
+            tree: the weights.
 
         Raises:
             ValueError: the version is below -1, or not larger than the one before.
             LayoutError: a tree of another layout.
         """
-        check_version(version, least=-1)
-        if self.newest is not None and version <= self.newest.version:
-            raise ValueError(f"version {version} after {self.newest.version}: versions must grow")
+        newest = None if self.newest is None else self.newest.version
+        version = next_version(version, newest, least=-1)
         plain = plain_tree(tree, text=False)[0]
         layout = self._layout = self._layout or Layout(plain)
         try:

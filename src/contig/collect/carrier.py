@@ -86,8 +86,9 @@ class Carrier(Protocol):
     def address(self, buffer: Any, number: int) -> Address | None:
         """How worker i writes to a buffer; None if its batches come back."""
 
-    def publish(self, version: int, tree: Any) -> None:
-        """Makes weights the newest for all workers; copies what it keeps."""
+    def publish(self, version: int | None, tree: Any) -> int:
+        """Makes weights the newest for all workers, and returns their version; copies what it
+        keeps. Without a version it is the one after the newest, 0 at first."""
 
     def start(self, job: WorkerSpec, events: Events, instead: Any = None) -> Handle:
         """A worker at its work.

@@ -22,6 +22,7 @@ class CollectionSpec:
         policy, frames_per_batch, ..., seed: as in `Collector`.
         register_primers: give environments the hidden states that the policy needs.
         fields: of trajectories, from infos.
+        exploration_type: the name of it; None: as whoever calls has set it.
     """
 
     policy: Any
@@ -39,6 +40,7 @@ class CollectionSpec:
     register_primers: bool = False
     seed: int | None = None
     fields: EpisodeFields | None = None
+    exploration_type: str | None = None
 
     def check(self, buffered: bool) -> None:
         """Raises ValueError for what means nothing; frames are checked by their budget.

@@ -17,6 +17,7 @@ from .batcher import Batcher
 from .collection import CollectionSpec, FrameBudget
 from .column_blocks import pad_trajectories
 from .episode_fields import episode_fields
+from .exploration import exploration_name
 from .vector import as_env
 
 __all__ = ["Collector"]
@@ -53,6 +54,8 @@ class Collector(BaseCollector[Batch]):
             names are keys of the info, or a function of the info that returns them (called with an
             empty one at first). Yielded batches have them below `fields`, in each episode's last
             row; a buffer's trajectories get them. Episodes that the collector cuts have zeros.
+        exploration_type: how a policy of TorchRL's chooses its actions, a name ("random", "mode",
+            "mean", "median", "deterministic") or TorchRL's `ExplorationType`; None: "random".
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Collector(BaseCollector[Batch]):
         max_restarts: int = 0,
         seed: int | None = None,
         fields: Any = None,
+        exploration_type: Any = "random",
     ) -> None:
         super().__init__(replay_buffer)
         whole("max_restarts", max_restarts, 0)
@@ -95,6 +99,7 @@ class Collector(BaseCollector[Batch]):
             register_primers=auto_register_policy_transforms,
             seed=seed,
             fields=episode_fields(fields),
+            exploration_type=exploration_name(exploration_type),
         )
         self._spec.check(replay_buffer is not None)
         self.env, self.policy = as_env(env), policy
@@ -109,7 +114,13 @@ class Collector(BaseCollector[Batch]):
         self._acting_on = self._batcher.lanes.version = self._weights.version
         if self._weights.from_elsewhere:
             self._batcher.lanes.poll = self._poll
-            self._weights.begin()
+            try:
+                self._weights.begin()
+                self._poll()  # those that are there already must fit
+            except BaseException:
+                self._told = True
+                self.async_shutdown()
+                raise
 
     def _new_batcher(self) -> Batcher:
         rows = self._spec.frames_per_batch // self.env.num_envs
@@ -143,12 +154,15 @@ class Collector(BaseCollector[Batch]):
         Args:
             policy_or_state: a policy like this one, or its weights; None: the policy was changed
                 in place.
+
+        Raises:
+            TypeError: weights for a policy that has no way to take them.
         """
         self.check()
-        if not self._weights.has_weights:
-            return
-        self._check_open()
         in_place = policy_or_state is None or policy_or_state is self.policy
+        if in_place and self.policy is None:
+            return  # random actions have no versions
+        self._check_open()
         self._weights.update(self.policy if in_place else policy_or_state, in_place)
         if self._thread is None:
             self._poll()

@@ -17,6 +17,7 @@ from typing import Any
 from ..batch import Batch
 from .collection import CollectionSpec
 from .episode_fields import episode_fields
+from .exploration import exploration_name
 from .processes import Processes
 from .workers import Supervision
 from .workers_collector import WorkersCollector
@@ -36,7 +37,7 @@ class MultiCollector(WorkersCollector):
             given several times.
         policy, frames_per_batch, total_frames, replay_buffer, trajs_per_batch, set_truncated,
             init_random_frames, max_frames_per_traj, reset_at_each_iter, device, split_trajs,
-            auto_register_policy_transforms, fields: as in Collector.
+            auto_register_policy_transforms, fields, exploration_type: as in Collector.
         postproc, post_collect_hook: as in Collector; with a buffer they run in the workers.
         seed: worker w with B environments is seeded from ``seed + w * B``.
         sync: as above.
@@ -74,6 +75,7 @@ class MultiCollector(WorkersCollector):
         max_restarts: int = 0,
         seed: int | None = None,
         fields: Any = None,
+        exploration_type: Any = "random",
         step_timeout_s: float = 4.0,
         start_timeout_s: float = 120.0,
     ) -> None:
@@ -95,6 +97,7 @@ class MultiCollector(WorkersCollector):
             register_primers=auto_register_policy_transforms,
             seed=seed,
             fields=episode_fields(fields),
+            exploration_type=exploration_name(exploration_type),
         )
         spec.check(replay_buffer is not None)
         super().__init__(

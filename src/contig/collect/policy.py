@@ -18,6 +18,7 @@ from ..errors import LayoutError
 from ..keys import INIT
 from ..tree import Path, as_path, show_path
 from ..weights.policy import modules_of
+from .exploration import Exploration
 from .random_policy import RandomPolicy
 from .specs import Array, nest
 
@@ -32,10 +33,20 @@ class PolicyRunner:
         action_space: for random ones.
         device: where torch policies get their inputs.
         seed: of random actions.
+        exploration: how TorchRL's policies choose actions: see `exploration_name`; None: as
+            whoever calls has set it.
+
+    Attributes:
+        acting: entered around every call: no gradients, and exploration as it was asked for.
     """
 
     def __init__(
-        self, policy: Any, action_space: Any, device: Any = None, seed: int | None = None
+        self,
+        policy: Any,
+        action_space: Any,
+        device: Any = None,
+        seed: int | None = None,
+        exploration: str | None = None,
     ) -> None:
         self.random = policy is None
         self.policy = RandomPolicy(action_space, seed) if policy is None else policy
@@ -44,7 +55,7 @@ class PolicyRunner:
         self.kind = _kind(self.policy)
         self._device = device
         self._flags: dict[bool, Any] = {}  # tensors of `is_init`, which are always the same two
-        self.no_grad: Any = _no_grad() if self.kind != "numpy" else None
+        self.acting = _Acting(self.kind != "numpy", exploration)
 
     def __call__(self, inputs: dict[Path, Array]) -> dict[Path, Array]:
         """What the policy returns for inputs ``[B, ...]``, by path, as numpy arrays."""
@@ -55,9 +66,11 @@ class PolicyRunner:
         if self.random:
             return self.policy(nest(inputs))
         if self.kind == "numpy":
-            return self.policy(nest({p: v.copy() for p, v in inputs.items()}))
+            arrays = nest({p: v.copy() for p, v in inputs.items()})
+            with self.acting:
+                return self.policy(arrays)
         tensors = {p: self._tensor(v) for p, v in inputs.items()}
-        with self.no_grad:  # made once: that takes longer than entering it
+        with self.acting:
             if self.kind == "torch":
                 return self.policy(nest(tensors))
             tensors[INIT] = tensors[INIT].unsqueeze(-1)
@@ -74,13 +87,14 @@ class PolicyRunner:
         """
         if self.kind == "numpy":
             arrays = {n: x[None].copy() for n, x in zip(names, obs)}
-            return self.policy({**arrays, "is_init": np.array([init])})
+            with self.acting:
+                return self.policy({**arrays, "is_init": np.array([init])})
         flag = self._flags.get(init)
         if flag is None or flag._version:  # nobody may have changed it in place
             flag = self._flags[init] = self._tensor(np.array([init]))
         inputs = {n: self._tensor(x[None]) for n, x in zip(names, obs)}
         inputs["is_init"] = flag
-        with self.no_grad:
+        with self.acting:
             return self.policy(inputs)
 
     def _tensor(self, array: Array) -> Any:
@@ -123,6 +137,29 @@ def _flat_outputs(given: Mapping[Any, Any], prefix: Path) -> dict[Path, Array]:
         else:
             out[path] = as_array(value)
     return out
+
+
+class _Acting:
+    """Entered while a policy acts. Made once: that takes longer than entering it.
+
+    Args:
+        torch: it is a policy of torch's, whose gradients nobody needs.
+        exploration: as in PolicyRunner.
+    """
+
+    def __init__(self, torch: bool, exploration: str | None) -> None:
+        self._no_grad: Any = _no_grad() if torch else None
+        self._exploration = Exploration(exploration)
+
+    def __enter__(self) -> None:
+        self._exploration.__enter__()
+        if self._no_grad is not None:
+            self._no_grad.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._no_grad is not None:
+            self._no_grad.__exit__(*error)
+        self._exploration.__exit__(*error)
 
 
 def _no_grad() -> Any:

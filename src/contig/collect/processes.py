@@ -22,10 +22,10 @@ class Processes:
     def address(self, buffer: Any, number: int) -> Address | None:
         return address_of(buffer, number)
 
-    def publish(self, version: int, tree: Any) -> None:
+    def publish(self, version: int | None, tree: Any) -> int:
         if self._board is None:  # before the first worker starts, which inherits it
             self._board = WeightsBoard.create(tree)
-        self._board.publish(version, tree)
+        return self._board.publish(version, tree)
 
     def start(self, job: WorkerSpec, events: Events, instead: Any = None) -> WorkerHandle:
         board = -1 if self._board is None else self._board.fd

@@ -44,7 +44,9 @@ class Roller:
         if spec.register_primers and spec.policy is not None:
             register_primers(env, spec.policy)
         self.lanes = Lanes(env, keep_trajectories=spec.trajs_per_batch is not None)
-        self._policy = PolicyRunner(spec.policy, env.action_space, spec.device, spec.seed)
+        self._policy = PolicyRunner(
+            spec.policy, env.action_space, spec.device, spec.seed, spec.exploration_type
+        )
         self._actor: Actor | None = None  # once the environment was reset
         self._env, self._rows, self._spec = env, rows, spec
         self._most = spec.max_frames_per_traj
@@ -228,6 +230,7 @@ def first_rows(env: SteppedEnv, spec: CollectionSpec) -> Batch:
         frames_per_batch=1,
         register_primers=spec.register_primers,
         seed=spec.seed,
+        exploration_type=spec.exploration_type,
     )
     roller = Roller(env, 1, probe)
     roller.step()

@@ -29,7 +29,7 @@ class TensorDictLoop:
 
     Args:
         lanes: of a TorchRLEnv, which have made a step already, by the Roller, and are together.
-        actor: without random frames; its policy has `act`, `exploring` and `reads_init`.
+        actor: without random frames; its policy has `act` and `reads_init`.
     """
 
     def __init__(self, lanes: Lanes, actor: Actor) -> None:
@@ -37,7 +37,7 @@ class TensorDictLoop:
         assert blocks is not None and plan is not None
         self._lanes, self._blocks, self._plan = lanes, blocks, plan
         self._policy: Any = actor.policy.policy
-        self._no_grad = actor.policy.no_grad
+        self._acting = actor.policy.acting
         self._env: Any = lanes.env
         place = int(blocks.position[0])
         self._first, batch = blocks.block_at(place)
@@ -51,7 +51,7 @@ class TensorDictLoop:
         ]
 
     def run(self) -> None:
-        with self._no_grad, self._policy.exploring():
+        with self._acting:
             self._run()
 
     def _run(self) -> None:

@@ -24,6 +24,7 @@ from ..process.trace import tell_failure
 from ..weights.board import Weights, WeightsBoard
 from ..weights.policy import set_weights
 from .batcher import Batcher
+from .exploration import seed_torch
 from .places import quiet
 from .relay import batch_parts
 from .sink import open_sink
@@ -67,7 +68,7 @@ class Worker:
     ) -> None:
         self._job, self._reports, self._page, self._board = job, reports, page, board
         self._stopping = False
-        self._version = 0 if board is None else _NONE
+        self._version = job.version if board is None else _NONE
 
     def stop(self) -> None:
         """Makes it stop at its next step. From any thread."""
@@ -79,6 +80,7 @@ class Worker:
         if job.number or job.layout is not None:
             quiet()  # one process says it
         self._page.enter(Stage.MAKING)
+        seed_torch(job.collection.seed)
         env = as_env(job.env)
         if env.num_envs != job.lanes:
             raise ValueError(

@@ -24,6 +24,7 @@ class WorkerSpec(NamedTuple):
         address: where to write; None: batches go back to the collector.
         layout: of rows, as JSON, if the collector knows it.
         board: descriptor of the weights in shared memory, or -1.
+        version: of a policy without weights.
     """
 
     number: int
@@ -34,6 +35,7 @@ class WorkerSpec(NamedTuple):
     address: Address | None
     layout: str | None
     board: int = -1
+    version: int = 0
 
     @property
     def descriptors(self) -> list[int]:

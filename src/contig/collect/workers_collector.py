@@ -13,7 +13,7 @@ from typing import Any
 from ..arguments import whole
 from ..batch import Batch, stack_batches
 from ..errors import ClosedError
-from ..weights.policy import get_weights, set_weights
+from ..weights.policy import get_weights, modules_of, set_weights
 from ..weights.publisher import WeightPublisher
 from .adapters import is_env
 from .base import END, BaseCollector
@@ -64,7 +64,7 @@ class WorkersCollector(BaseCollector[Batch]):
         whole("max_restarts", max_restarts, 0)
         self._spec, self._carrier = spec, carrier
         self.policy, self.num_workers, self.sync = spec.policy, len(envs), sync
-        self._weights = WeightPublisher(self.policy, replay_buffer, carrier.publish)
+        self._weights = WeightPublisher(self.policy, replay_buffer, carrier.publish, gives=True)
         self._start(envs, cat_results, supervision, max_restarts)
 
     # -- before workers start -----------------------------------------------------------------
@@ -89,6 +89,7 @@ class WorkersCollector(BaseCollector[Batch]):
             lanes=lanes,
             address=None,
             layout=None if rows is None else json.dumps(rows.layout.to_json()),
+            version=self._weights.version,
         )
         find = None if buffer is None else lambda number: self._carrier.address(buffer, number)
         return specs_for(envs, like, find)
@@ -135,14 +136,23 @@ class WorkersCollector(BaseCollector[Batch]):
 
         Args:
             policy_or_state: a policy like the collector's, or its weights; None: its policy's own.
+
+        Raises:
+            TypeError: weights for a policy that has no way to take them, or none to give.
         """
         self.check()
-        if not self._weights.has_weights:
+        own = policy_or_state is None or policy_or_state is self.policy
+        if own and not self._weights.has_weights and (self.policy is None or self._is_fixed):
             return
         self._check_open()
-        tree = self._weights.update(self.policy if policy_or_state is None else policy_or_state)
-        if policy_or_state is not None and policy_or_state is not self.policy:
+        tree = self._weights.update(self.policy if own else policy_or_state)
+        if not own:
             set_weights(self.policy, tree)
+
+    @property
+    def _is_fixed(self) -> bool:
+        """Whether the policy consists of nn.Modules, and none of them has any weights."""
+        return bool(modules_of(self.policy))
 
     # -- what is known of them ----------------------------------------------------------------
 

@@ -123,14 +123,14 @@ def as_array(value: Any, path: Path = ()) -> np.ndarray[Any, Any]:
         try:
             return np.asarray(value.numpy())
         except (TypeError, RuntimeError):
-            pass  # on another device, with a gradient, or of a dtype that numpy lacks
+            pass  # on another device, with a gradient, conjugated, or of a dtype numpy lacks
         _refuse_no_array(value, path)
         if getattr(value, "is_meta", False):
             raise ValueError(
                 f"{show_path(path)}: a tensor on the meta device has a shape and no values; move "
                 "the module or the data to a real device first"
             )
-        tensor = value.detach().cpu().contiguous()
+        tensor = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         name = str(tensor.dtype).removeprefix("torch.")
         if name.startswith(_BEYOND_NUMPY):
             import torch

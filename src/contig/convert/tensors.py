@@ -22,8 +22,12 @@ class _Writable:
 
 
 def to_torch(array: np.ndarray[Any, Any]) -> Any:
-    """A tensor over the same memory. Torch has no read-only tensors: do not write to those."""
+    """A tensor over the same memory, or over a copy if torch cannot read it where it is. Torch has
+    no read-only tensors: do not write to those."""
     import torch
+
+    if not _readable(array):
+        array = array.copy()
 
     # One of ml_dtypes, which numpy calls neither built in nor a structure: by its bits.
     foreign = array.dtype.isbuiltin == 2
@@ -32,6 +36,16 @@ def to_torch(array: np.ndarray[Any, Any]) -> Any:
         plain = np.asarray(_Writable(plain))  # or torch would warn
     tensor = torch.from_numpy(plain)
     return tensor.view(getattr(torch, array.dtype.name)) if foreign else tensor
+
+
+def _readable(array: np.ndarray[Any, Any]) -> bool:
+    """Whether torch can read an array where it is: it takes each number, complex ones whole, for
+    aligned to its size and ends the process where that is not so, and refuses other strides."""
+    size = array.dtype.itemsize
+    if array.dtype.kind == "c" and array.__array_interface__["data"][0] % size:
+        return False
+    # Of one row too, whose stride means nothing to numpy: it may be that of a packed record.
+    return array.flags.aligned and all(n >= 0 and n % size == 0 for n in array.strides)
 
 
 def to_torch_all(arrays: Iterable[np.ndarray[Any, Any]]) -> list[Any]:

@@ -276,7 +276,8 @@ def packed(tensors: Sequence[Any]) -> Any:
     whole = torch.zeros(sum(sizes), dtype=torch.uint8, device=tensors[0].device)
     at = 0
     for tensor, size in zip(tensors, sizes):
-        part = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        part = plain.contiguous().reshape(-1).view(torch.uint8)
         whole[at : at + len(part)].copy_(part)
         at += size
     return whole

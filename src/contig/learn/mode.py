@@ -1,19 +1,39 @@
 """Whether recurrent modules take a batch as steps or as sequences.
 
 The mode belongs to the context (`contextvars`): threads and tasks do not see one another's.
+
+TorchRL has a `set_recurrent_mode` of its own. The innermost block of either library holds for the
+modules of both: a block of ours sets TorchRL's mode, too, and where TorchRL is loaded its mode is
+the one that counts.
 """
 
 from __future__ import annotations
 
+import sys
 from contextlib import ContextDecorator
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 __all__ = ["set_recurrent_mode", "recurrent_mode_state"]
 
 Mode = Literal["recurrent", "sequential"]
 
-_MODES: ContextVar[tuple[Mode, ...]] = ContextVar("contig_recurrent_mode", default=())
+
+class _Block(NamedTuple):
+    """A block that was entered.
+
+    Attributes:
+        mode: inside it.
+        theirs: what keeps TorchRL's mode, if that was loaded.
+        before: TorchRL's mode outside.
+    """
+
+    mode: Mode
+    theirs: Any
+    before: bool | None
+
+
+_BLOCKS: ContextVar[tuple[_Block, ...]] = ContextVar("contig_recurrent_mode", default=())
 
 
 class set_recurrent_mode(ContextDecorator):
@@ -21,6 +41,8 @@ class set_recurrent_mode(ContextDecorator):
 
     "recurrent" (or True): rows are sequences, cut where they begin. "sequential" (or False): every
     row is one step of its own; so it is outside of any block. May be nested and shared by threads.
+    It holds for TorchRL's modules, too, if TorchRL was imported before; and inside TorchRL's own
+    `set_recurrent_mode`, contig's modules do as that says.
 
     Args:
         mode: the one inside.
@@ -39,14 +61,34 @@ class set_recurrent_mode(ContextDecorator):
         self.mode: Mode = found
 
     def __enter__(self) -> set_recurrent_mode:
-        _MODES.set((*_MODES.get(), self.mode))
+        theirs = _theirs()
+        before = None if theirs is None else theirs.get_mode()
+        _BLOCKS.set((*_BLOCKS.get(), _Block(self.mode, theirs, before)))
+        if theirs is not None:
+            theirs.set_mode(self.mode == "recurrent")
         return self
 
     def __exit__(self, *error: Any) -> None:
-        _MODES.set(_MODES.get()[:-1])
+        *outer, block = _BLOCKS.get()
+        _BLOCKS.set(tuple(outer))
+        if block.theirs is not None:
+            block.theirs.set_mode(block.before)
 
 
 def recurrent_mode_state() -> Mode:
     """The mode of the calling context: "recurrent" or "sequential"."""
-    modes = _MODES.get()
-    return modes[-1] if modes else "sequential"
+    theirs = _theirs()
+    mode = None if theirs is None else theirs.get_mode()
+    if mode is not None:
+        return "recurrent" if mode else "sequential"
+    blocks = _BLOCKS.get()
+    # TorchRL may have been loaded inside of a block of ours, and knows nothing of it then. If it
+    # was there, somebody has set it back to the default since.
+    inside = bool(blocks) and blocks[-1].theirs is None
+    return blocks[-1].mode if inside else "sequential"
+
+
+def _theirs() -> Any:
+    """What keeps TorchRL's mode, or None if that is not loaded, or has none yet."""
+    module = sys.modules.get("torchrl.modules.tensordict_module.rnn")
+    return getattr(module, "recurrent_mode_state_manager", None)

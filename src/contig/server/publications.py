@@ -4,7 +4,8 @@
     client <--REPLY---  ingest process <-------+
 
 A client that has lost its connection asks again: what it asked for may have been done. So each
-publication has a number of its own, and the last one that was done is not done again.
+publication has a number of its own, and those that were done last are not done again: their answer
+is the version that they got.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from ..weights.board import unpack_weights
 
 __all__ = ["Publications"]
 
+_KNOWN = 1024  # publications that are known again: more than there are learners at one server
+
 
 class Publications:
     """Takes them in, one after another. For one thread.
@@ -27,22 +30,28 @@ class Publications:
         find: gives the server's `publish`, or None if there is no server any more.
     """
 
-    def __init__(self, find: Callable[[], Callable[[int, Any], None] | None]) -> None:
+    def __init__(self, find: Callable[[], Callable[[int | None, Any], int] | None]) -> None:
         self._find = find
-        self._last = 0
+        self._done: dict[int, int] = {}  # versions by publication, oldest first
 
-    def take(self, payload: bytes) -> None:
-        """Does what a PUBLISH says.
+    def take(self, payload: bytes) -> int:
+        """Does what a PUBLISH says, and returns the version that it published.
 
         Raises:
             LayoutError, ValueError: it does not fit, or its version is not larger than the newest.
         """
         head, record = wire.parse_described(payload)
-        version, publication = head.get("version"), head.get("publication")
-        if type(version) is not int or type(publication) is not int or publication < 1:
-            raise ValueError("PUBLISH: expected a version and a publication, whole numbers")
-        if publication == self._last:
-            return
+        version, publication = head.get("version", ...), head.get("publication")
+        if (
+            not (version is None or type(version) is int)
+            or type(publication) is not int
+            or publication < 1
+        ):
+            raise ValueError(
+                "PUBLISH: expected a version (null: the next) and a publication, whole numbers"
+            )
+        if publication in self._done:
+            return self._done[publication]
         described: Any = head.get("layout")  # whatever it is, `from_json` says what is wrong
         layout = Layout.from_json(described).need_fixed("weights")
         if record.nbytes != layout.record_size:
@@ -52,5 +61,8 @@ class Publications:
         publish = self._find()
         if publish is None:
             raise ClosedError("this server is closed")
-        publish(version, unpack_weights(layout, bytes(record)))
-        self._last = publication
+        published = publish(version, unpack_weights(layout, bytes(record)))
+        self._done[publication] = published
+        if len(self._done) > _KNOWN:
+            del self._done[next(iter(self._done))]
+        return published

@@ -314,10 +314,10 @@ class SamplingService:
         try:
             if self._publications is None:
                 raise ValueError("this server takes no weights: TcpTransport(takes_weights=True)")
-            self._publications.take(payload)
+            version = self._publications.take(payload)
         except Exception as error:
             return _failure(error, number)
-        return wire.json_frame(Type.REPLY, {}, number)
+        return wire.json_frame(Type.REPLY, {"version": version}, number)
 
     def _look(self, number: int, payload: bytes) -> list[Any]:
         try:

@@ -89,7 +89,7 @@ def _listen(host: str, port: int, name: str) -> socket.socket:
         raise OSError(error.errno, why) from None
 
 
-def _later(server: Server) -> Callable[[], Callable[[int, Any], None] | None]:
+def _later(server: Server) -> Callable[[], Callable[[int | None, Any], int] | None]:
     """Finds a server's `publish` without keeping the server."""
     return weakref.WeakMethod(server.publish)
 
@@ -323,27 +323,33 @@ class Server:
 
     # -- weights and statistics ---------------------------------------------------------------
 
-    def publish(self, version: int, tree: Any) -> None:
-        """Makes weights (a pytree or state dict) the newest for all clients.
+    def publish(self, version: int | None, tree: Any) -> int:
+        """Makes weights (a pytree or state dict) the newest for all clients; returns the version.
+
+        Args:
+            version: of the weights; None: the version after the newest, 0 at first.
+            tree: the weights.
 
         Raises:
             ValueError: the version is negative, or not larger than the one before.
             LayoutError: a tree of another layout than the ones before.
         """
-        check_version(version)  # before it decides what weights look like
+        if version is not None:
+            check_version(version)  # before it decides what weights look like
         self._run.check_process()
         with self._publishing:
             if self._run.closed:
                 raise ClosedError("this server is closed")
             if self._run.board is None:
                 self._run.board = WeightsBoard.create(tree, f"{self.name}.weights")
-            self._run.board.publish(version, tree)
+            version = self._run.board.publish(version, tree)
             if self._run.ingest is not None:
                 if not self._shown:
                     self._run.ingest.show(self._run.board, f"{self.name}.weights")
                     self._shown = True
                 else:
                     self._run.ingest.tell(op="published")
+            return version
 
     @property
     def weights_version(self) -> int | None:

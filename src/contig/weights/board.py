@@ -40,6 +40,27 @@ def check_version(version: Any, least: int = 0, name: str = "version") -> None:
         raise ValueError(f"{name} {version!r}: a whole number of at least {least}, below 2^63")
 
 
+def next_version(version: int | None, newest: int | None, least: int = 0) -> int:
+    """Returns the version that weights are published as, by every publisher.
+
+    Args:
+        version: as the caller gave it; None: the version after the newest.
+        newest: the newest published version, or None if there is none.
+        least: the least that a caller may give.
+
+    Raises:
+        ValueError: the version is below `least`, or not larger than the newest.
+    """
+    if version is None:
+        version = 0 if newest is None else newest + 1
+    check_version(version, least)
+    if newest is not None and version <= newest:
+        raise ValueError(
+            f"version {version} after {newest}: versions must grow; None is the one after"
+        )
+    return int(version)
+
+
 class WeightsBoard:
     """The newest version of one pytree.
 
@@ -89,27 +110,30 @@ class WeightsBoard:
         """The newest version, or None if nothing was published."""
         return self._native.newest
 
-    def publish(self, version: int, tree: Any) -> None:
-        """Makes a tree the newest version: one copy, however many readers.
+    def publish(self, version: int | None, tree: Any) -> int:
+        """Makes a tree the newest version, and returns the version: one copy for all readers.
+
+        Args:
+            version: of the weights; None: the version after the newest, 0 at first.
+            tree: the weights.
 
         Raises:
             ValueError: the version is below -1, which stands for weights that nobody published
                 (a policy's own), or not larger than the one before.
             LayoutError: a tree of another layout.
         """
-        check_version(version, least=-1)
         try:
             newest = self.newest
         except RuntimeError:
             newest = None  # overwritten, which this mends
-        if newest is not None and version <= newest:
-            raise ValueError(f"version {version} after {newest}: versions must grow")
+        version = next_version(version, newest, least=-1)
         plain = plain_tree(tree, text=False)[0]
         try:
             record = self.layout.pack_one(plain)
         except LayoutError as error:
             raise LayoutError(f"weights of another layout than those before: {error}") from error
         self._native.publish(version, record)
+        return version
 
     def read_record(self) -> tuple[int, Any]:
         """The newest version as packed bytes."""

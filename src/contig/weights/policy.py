@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..convert import plain_tree, to_torch
+from ..errors import LayoutError
 
-__all__ = ["copy_weights", "get_weights", "modules_of", "set_weights"]
+__all__ = ["copy_weights", "get_weights", "modules_of", "policy_name", "refusal", "set_weights"]
 
 
 def modules_of(policy: Any) -> list[Any]:
@@ -57,21 +58,59 @@ def set_weights(policy: Any, tree: Any) -> None:
 
     Raises:
         TypeError: the policy has no way to take them.
+        LayoutError: weights of other names or shapes than those of its nn.Modules.
     """
     modules = modules_of(policy)
     if modules:
-        states = [tree] if len(modules) == 1 else [tree[i] for i in range(len(modules))]
-        for module, state in zip(modules, states):
-            module.load_state_dict({k: _tensor(v) for k, v in state.items()})
+        try:
+            states = [tree] if len(modules) == 1 else [tree[i] for i in range(len(modules))]
+            for module, state in zip(modules, states):
+                module.load_state_dict({k: _tensor(v) for k, v in state.items()})
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+            raise LayoutError(
+                f"{policy_name(policy)} cannot take these weights, which must be like its own "
+                f"state dict: {error}"
+            ) from error
         return
+    taking = _taking(policy)
+    if taking is None:
+        raise TypeError(refusal(policy))
+    taking(tree)
+
+
+def _taking(policy: Any) -> Callable[[Any], Any] | None:
+    """What puts weights into a policy that is no nn.Module and holds none."""
     for name in ("load_state_dict", "set_weights"):
         method = getattr(policy, name, None)
         if callable(method):
-            method(tree)
-            return
-    raise TypeError(
-        f"{type(policy).__name__} has weights but neither load_state_dict nor set_weights to take "
-        "new ones"
+            return method  # type: ignore[no-any-return]
+    return None
+
+
+def policy_name(policy: Any) -> str:
+    """The name of a policy in messages: a function's own, or its class."""
+    return str(getattr(policy, "__name__", type(policy).__name__))
+
+
+def refusal(policy: Any, gives: bool = False) -> str | None:
+    """Returns why new weights cannot be put into a policy, and what it needs, or None if they can.
+
+    Args:
+        policy: None: random actions.
+        gives: it must also give weights, by which workers know what they are like.
+    """
+    if policy is None:
+        return "random actions take no weights: give a policy"
+    modules = bool(modules_of(policy))
+    if get_weights(policy) is None if modules else _taking(policy) is None:
+        what = "to take weights"
+    elif gives and get_weights(policy) is None:
+        what = "to give weights, by which workers know what they are like"
+    else:
+        return None
+    return (
+        f"{policy_name(policy)} has no way {what}: make it an nn.Module with parameters, or give "
+        "it get_weights() and set_weights(weights), or state_dict() and load_state_dict(state)"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ..errors import ClosedError, WorkerError
 from .board import Weights
-from .policy import get_weights
+from .policy import get_weights, policy_name, refusal
 
 __all__ = ["WeightPublisher"]
 
@@ -34,7 +34,7 @@ class _PublishesWeights(Protocol):
 
     @property
     def weights_version(self) -> int | None: ...
-    def publish(self, version: int, tree: Any) -> None: ...
+    def publish(self, version: int | None, tree: Any) -> int: ...
 
 
 class WeightPublisher:
@@ -43,31 +43,30 @@ class WeightPublisher:
     A learner elsewhere counts its own versions: until the first of them arrives, rows say -1.
 
     Args:
-        policy: whose weights.
+        policy: whose weights; None: random actions, which have none and need none.
         buffer: the collector's `replay_buffer`: a server gets what is published, a client of one
             brings weights, and others have nothing to do with them.
         put: makes weights current for whoever acts, under a version; copies what it keeps.
+        gives: the policy must also give weights: those who act get them through a board, which
+            must know what they are like.
 
     Attributes:
         version: the newest.
     """
 
-    def __init__(self, policy: Any, buffer: Any, put: Callable[[int, Any], None]) -> None:
+    def __init__(
+        self, policy: Any, buffer: Any, put: Callable[[int, Any], object], gives: bool = False
+    ) -> None:
         self._policy, self._put = policy, put
+        self._refusal = refusal(policy, gives)
         self._server = buffer if isinstance(buffer, _PublishesWeights) else None
         self._remote = buffer if isinstance(buffer, _BringsWeights) else None
         self._lock = threading.Lock()
         self._feed: _WeightsFeed | None = None
         self.has_weights = get_weights(policy) is not None
-        self.version = 0
-        if not self.has_weights:
-            return
-        if self._remote is not None:
-            self.version = -1
-        elif self._server is not None:
-            newest = self._server.weights_version
-            self.version = 0 if newest is None else newest + 1
-            self._server.publish(self.version, get_weights(policy))
+        self.version = 0 if self._remote is None else _NONE
+        if self.has_weights and self._server is not None:
+            self.version = self._server.publish(None, get_weights(policy))
 
     @property
     def from_elsewhere(self) -> bool:
@@ -75,11 +74,18 @@ class WeightPublisher:
         return self._remote is not None
 
     def begin(self) -> None:
-        """Takes weights from a remote server from now on."""
-        if self.has_weights and self._remote is not None:
+        """Takes weights from a remote server from now on.
+
+        Raises:
+            TypeError: there are some already, and the policy has no way to take them.
+            LayoutError: they are not like the policy's.
+        """
+        if self._policy is not None and self._remote is not None:
             self._feed = _WeightsFeed(self._remote, self._arrive)
 
     def _arrive(self, version: int, tree: Any) -> None:
+        if self._refusal is not None:
+            raise TypeError(f"weights of version {version} are published, and {self._refusal}")
         with self._lock:
             if version > self.version:
                 self._put(version, tree)
@@ -89,16 +95,26 @@ class WeightPublisher:
         """Publishes a policy's weights, or weights, as the next version; returns them.
 
         Args:
-            in_place: whoever acts has them already; `put` gets None.
+            in_place: they are the policy's own, and whoever acts has them already; `put` gets None.
+
+        Raises:
+            TypeError: the policy has no way to take them, or what was given has none to give.
         """
         tree = get_weights(given)
-        if tree is None:
+        if tree is None and not in_place:
+            if callable(given):
+                raise TypeError(
+                    f"{policy_name(given)} has no weights to give: publish an nn.Module, a policy "
+                    "with get_weights() or state_dict(), or the weights"
+                )
             tree = given
+        if self._refusal is not None and not in_place:
+            raise TypeError(self._refusal)
         with self._lock:
             version = self.version + 1
+            if self._server is not None and tree is not None:
+                version = self._server.publish(None, tree)
             self._put(version, None if in_place else tree)
-            if self._server is not None:
-                self._server.publish(version, tree)
             self.version = version
         return tree
 
@@ -106,7 +122,7 @@ class WeightPublisher:
         """Raises WorkerError if weights from a server have stopped to come."""
         failure = None if self._feed is None else self._feed.failure
         if failure is not None:
-            raise WorkerError(f"no weights from the server: {failure}")
+            raise WorkerError(f"weights from the server: {failure}")
 
     def close(self) -> None:
         if self._feed is not None:

@@ -13,7 +13,6 @@ from typing import Any
 
 from tensordict import TensorDict
 from torchrl import collectors as theirs
-from torchrl.envs.utils import ExplorationType
 
 from ...collect import Collector as OwnCollector
 from ...collect import MultiCollector as OwnMultiCollector
@@ -186,7 +185,7 @@ def _deliveries(options: dict[str, Any]) -> Deliveries:
     return Deliveries(options.pop("storing_device", None), padded)
 
 
-def _explored(policy: Any, factory: Any, env: Any, exploration: Any) -> Any:
+def _explored(policy: Any, factory: Any, env: Any) -> Any:
     if policy is not None and factory is not None:
         raise TypeError("policy and policy_factory are two ways to say one thing: give one")
     policy = factory() if factory is not None else policy
@@ -194,7 +193,7 @@ def _explored(policy: Any, factory: Any, env: Any, exploration: Any) -> Any:
         return None
     shape = getattr(env, "batch_dims", env.batch_shape)
     names = [str(path[0]) for path in env.spec.paths]
-    return Explored(policy, shape, dict.fromkeys(names), exploration)
+    return Explored(policy, shape, dict.fromkeys(names))
 
 
 class Collector(_AsTorchRL, OwnCollector):
@@ -210,8 +209,7 @@ class Collector(_AsTorchRL, OwnCollector):
         storing_device: where batches go.
         split_trajs: batches are ``[N, T_max]`` with a mask.
         trajs_per_batch: complete trajectories; padded as well, unless `traj_format` is "cat".
-        exploration_type: while the policy acts.
-        options: other arguments of TorchRL's and contig's.
+        options: other arguments of TorchRL's and contig's, `exploration_type` among them.
     """
 
     def __init__(
@@ -222,13 +220,12 @@ class Collector(_AsTorchRL, OwnCollector):
         policy_factory: Any = None,
         frames_per_batch: int,
         create_env_kwargs: dict[str, Any] | None = None,
-        exploration_type: Any = ExplorationType.RANDOM,
         **options: Any,
     ) -> None:
         env = as_env(_factory(create_env_fn, create_env_kwargs))
         options = _options(options)
         self._deliver_as = _deliveries(options)
-        acting = _explored(policy, policy_factory, env, exploration_type)
+        acting = _explored(policy, policy_factory, env)
         self._deliver_as.marks_init = env.marks_init or options["auto_register_policy_transforms"]
         self.init_random_frames = options["init_random_frames"]
         super().__init__(env, acting, frames_per_batch=frames_per_batch, **options)
@@ -244,7 +241,7 @@ class MultiCollector(_AsTorchRL, OwnMultiCollector):
     Args:
         create_env_fn: for each worker an environment or what makes one; or one for all.
         num_workers: how many, with one for all.
-        policy, policy_factory, frames_per_batch, ..., exploration_type: as in `Collector`.
+        policy, policy_factory, frames_per_batch, ..., replay_buffer: as in `Collector`.
         create_env_kwargs: for all, or one for each.
         sync, cat_results: as in contig.MultiCollector.
         update_at_each_batch: publish the policy's weights before every batch.
@@ -261,7 +258,6 @@ class MultiCollector(_AsTorchRL, OwnMultiCollector):
         frames_per_batch: int,
         create_env_kwargs: Any = None,
         cat_results: str | int | None = None,
-        exploration_type: Any = ExplorationType.RANDOM,
         update_at_each_batch: bool = False,
         **options: Any,
     ) -> None:
@@ -269,7 +265,7 @@ class MultiCollector(_AsTorchRL, OwnMultiCollector):
         options = _options(options)
         self._deliver_as, self._update_each = _deliveries(options), update_at_each_batch
         first = as_env(envs[0])
-        acting = _explored(policy, policy_factory, first, exploration_type)
+        acting = _explored(policy, policy_factory, first)
         self._deliver_as.marks_init = first.marks_init or options["auto_register_policy_transforms"]
         if not is_env(envs[0]):  # it was made here
             first.close()

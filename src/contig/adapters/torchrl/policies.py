@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from tensordict import is_tensor_collection
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
-from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 __all__ = ["Explored", "weights_of"]
 
 
 class Explored(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]  # untyped before 0.15
-    """A policy that gets a TensorDict of the environment's own batch shape, and explores.
+    """A policy that gets a TensorDict of the environment's own batch shape.
 
     Its weights are the policy's own, under their own names.
 
@@ -23,7 +22,6 @@ class Explored(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]  # un
         policy: a TensorDictModule, any function of a TensorDict, or an nn.Module of observations.
         batch_shape: of the environment; ``()``: of one lane, the TensorDict has no batch dims.
         observations: names of what the environment emits.
-        exploration: what `exploration_type` is while it acts.
     """
 
     def __init__(
@@ -31,25 +29,19 @@ class Explored(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]  # un
         policy: Any,
         batch_shape: tuple[int, ...],
         observations: Iterable[str],
-        exploration: Any = ExplorationType.RANDOM,
     ) -> None:
         super().__init__()
         self.policy = policy
         self.in_keys: list[Any] = []
         self.out_keys: list[Any] = ["action"]
-        self._shape, self._exploration = batch_shape, exploration
+        self._shape = batch_shape
         # Not under a name of its own: its weights would be there twice.
         self._call = [_callable(policy, list(observations))]
 
     def forward(self, td: Any) -> Any:
         lanes = td.batch_size
-        with self.exploring():
-            out = self.act(td.reshape(self._shape) if self._shape else td[0])
+        out = self.act(td.reshape(self._shape) if self._shape else td[0])
         return out.reshape(lanes) if self._shape else out.unsqueeze(0)
-
-    def exploring(self) -> Any:
-        """While this is entered, policies explore as they were told to."""
-        return set_exploration_type(self._exploration)
 
     @property
     def reads_init(self) -> bool:
@@ -59,7 +51,7 @@ class Explored(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]  # un
         return keys is None or "is_init" in keys
 
     def act(self, td: Any) -> Any:
-        """The same for a TensorDict of the environment's own, while exploring."""
+        """The same for a TensorDict of the environment's own."""
         out = self._call[0](td)
         return out if is_tensor_collection(out) else td.set("action", torch.as_tensor(out))
 
