@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "native/sys/no_space.h"
+
 #if defined(__linux__) || defined(__APPLE__)
 #include <sys/mman.h>
 #endif
@@ -19,16 +21,12 @@ constexpr int kEmpty = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 #else
 constexpr int kEmpty = MAP_PRIVATE | MAP_ANON;
 #endif
-
-[[noreturn]] void fail(const char* what) {
-  throw std::runtime_error(std::string(what) + ": " + std::strerror(errno));
-}
 }  // namespace
 
 Region::Region(uint64_t bytes) : size_(bytes) {
   // Readable everywhere: a reader that was overtaken may look at addresses without a file.
   void* at = mmap(nullptr, bytes, PROT_READ, kEmpty, -1, 0);
-  if (at == MAP_FAILED) fail("cannot reserve addresses for a storage's files");
+  if (at == MAP_FAILED) throw cannot_map("a storage's files", bytes, errno);
   data_ = static_cast<uint8_t*>(at);
 }
 
@@ -37,14 +35,14 @@ Region::~Region() { munmap(data_, size_); }
 void Region::map(uint64_t offset, int fd, uint64_t bytes) {
   if (offset > size_ || bytes > size_ - offset) throw std::out_of_range("Region.map: outside");
   if (mmap(data_ + offset, bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
-    fail("cannot map a file");
+    throw cannot_map("a file", bytes, errno);
   madvise(data_ + offset, bytes, MADV_RANDOM);
 }
 
 void Region::unmap(uint64_t offset, uint64_t bytes) {
   if (offset > size_ || bytes > size_ - offset) throw std::out_of_range("Region.unmap: outside");
   if (mmap(data_ + offset, bytes, PROT_READ, kEmpty | MAP_FIXED, -1, 0) == MAP_FAILED)
-    fail("cannot unmap a file");
+    throw cannot_map("nothing, in place of a file", bytes, errno);
 }
 
 #else

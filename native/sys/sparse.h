@@ -7,6 +7,8 @@
 #include <new>
 #include <type_traits>
 
+#include "native/sys/no_space.h"
+
 #ifndef _WIN32
 #include <sys/mman.h>
 #endif
@@ -28,7 +30,7 @@ class SparseArray {
     flags |= MAP_NORESERVE;
 #endif
     void* p = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (p == MAP_FAILED) throw std::bad_alloc();
+    if (p == MAP_FAILED) throw cannot_map("memory", bytes_, errno);
     data_ = static_cast<T*>(p);
 #endif
   }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "native/kernels/copy.h"
+#include "native/sys/no_space.h"
 #include "native/sys/pages.h"
 #include "native/tape/blobs.h"
 #include "native/tape/compact_rows.h"
@@ -27,9 +28,6 @@ namespace contig {
 struct Busy : std::runtime_error {
   Busy(uint64_t pid, double timeout_s);
   uint64_t pid;
-};
-struct NoSpace : std::runtime_error {
-  using std::runtime_error::runtime_error;
 };
 
 // Where appended rows come from: packed records, or one column per leaf of the record.

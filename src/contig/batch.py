@@ -40,6 +40,7 @@ from .layout import (
     Layout,
     RaggedBlock,
     block_of,
+    check_leaves,
     columns_of_records,
     spec_of_column,
 )
@@ -138,6 +139,7 @@ class Batch:
     def one(row: Any) -> Batch:
         """A batch of one row, from a tree without batch dims."""
         tree, _ = plain_tree(row)
+        check_leaves(tree)
         paths, values, structure = flatten(tree)
         columns = (one_row(v, p) for p, v in zip(paths, values))
         return Batch.from_tree(unflatten(structure, columns), 1)

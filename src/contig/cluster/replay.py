@@ -35,6 +35,7 @@ from ..replay.shards import read_shards
 from ..replay.statistics import priorities_in
 from ..replay.typed import Out_co, ShardOptions
 from ..sample import RandomSampler, Request, Rng, Sampler
+from ..sample.prioritized import one_each
 from ..sample.shards import decode
 from ..tape import Storage
 from ..tape.episodes import EPISODE
@@ -258,11 +259,7 @@ class RayReplayBuffer(ShardedWrites, Samples[Out_co]):
         """Sets priorities of rows by their `index`; those that were evicted, or lost with their
         shard, are ignored and counted. Each learner has priorities of its own."""
         rows = whole_numbers("index", as_array(index)).reshape(-1)
-        values = np.ascontiguousarray(as_array(priority), float).reshape(-1)
-        if len(values) == 1 and len(rows) != 1:
-            values = np.repeat(values, len(rows))
-        if len(values) != len(rows):
-            raise ValueError(f"{len(values)} priorities for {len(rows)} rows")
+        values = one_each(as_array(priority), len(rows))
         with self._turn:
             self.sampler.note_priority(values)
             self._fleet.update_priority(*decode(rows), values)

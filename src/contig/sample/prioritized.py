@@ -68,11 +68,7 @@ class Priorities:
             ValueError: negative, NaN or of another length; nothing is set then.
         """
         seqs = np.ascontiguousarray(seqs, np.int64).reshape(-1)
-        p = np.ascontiguousarray(priority, float).reshape(-1)
-        if len(p) == 1 and len(seqs) != 1:
-            p = np.repeat(p, len(seqs))
-        if len(p) != len(seqs):
-            raise ValueError(f"{len(p)} priorities for {len(seqs)} rows")
+        p = one_each(priority, len(seqs))
         bad, stale, largest = self.tree(index).prioritize(seqs, p, self.alpha, self.eps)
         if bad >= 0:
             check_priorities(p)
@@ -144,6 +140,14 @@ def _places(rows: int, capacity: int) -> int:
     while places < min(rows, capacity):
         places = min(places * 2, capacity)
     return places
+
+
+def one_each(priority: Any, rows: int) -> Array:
+    """Priorities as flat floats. Raises ValueError if there are not as many as rows."""
+    p = np.ascontiguousarray(priority, float).reshape(-1)
+    if len(p) != rows:
+        raise ValueError(f"{len(p)} priorities for {rows} rows: give one for each")
+    return p
 
 
 def check_priorities(p: Array) -> None:
