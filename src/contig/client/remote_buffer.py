@@ -12,14 +12,13 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
-from ..arguments import seconds, trajectory_ids, whole, whole_numbers
+from ..arguments import one_each, seconds, trajectory_ids, whole, whole_numbers
 from ..batch import Batch
 from ..convert import as_array
 from ..replay.buffer import BufferStats
 from ..replay.output import to_output
 from ..replay.samples import Samples
 from ..replay.typed import Out_co
-from ..sample.prioritized import one_each
 from ..tape.fields import pack_fields
 from ..weights.board import Weights
 from ..wire import Type, pack_set_fields

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import numpy as np
 
-from ..arguments import check_kind, ranks, seconds, trajectory_ids, whole, whole_numbers
+from ..arguments import check_kind, one_each, ranks, seconds, trajectory_ids, whole, whole_numbers
 from ..batch import Batch
 from ..convert import as_array
 from ..errors import ClosedError, EmptyBufferError, NothingEligibleError, ServerError
@@ -35,7 +35,6 @@ from ..replay.shards import read_shards
 from ..replay.statistics import priorities_in
 from ..replay.typed import Out_co, ShardOptions
 from ..sample import RandomSampler, Request, Rng, Sampler
-from ..sample.prioritized import one_each
 from ..sample.shards import decode
 from ..tape import Storage
 from ..tape.episodes import EPISODE

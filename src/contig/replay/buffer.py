@@ -27,7 +27,7 @@ from .arriving import ArrivingBatch
 from .feeding import Feeding
 from .ingress import Ingress
 from .lending import Lending, Lent
-from .output import hooks_of, output_of, to_output, transfers_to
+from .output import advise_output, hooks_of, output_of, to_output, transfers_to
 from .prefetch import Cancelled, Prefetcher
 from .read import read_batch, read_rows
 from .remote_files import folder_to_load, folder_to_save
@@ -166,6 +166,7 @@ class ReplayBuffer(Samples[Out_co]):
             "sample_timeout_s", 60.0 if sample_timeout_s is None else sample_timeout_s
         )
         self.output, self.device = output_of(output, device, self.storage), device
+        self._advises = output is None and self.output == "numpy"  # until the first write
         self._transfers = transfers_to(device, self.storage, prefetch + 2)
         self._output: Callable[[Batch], Out_co] = to_output(
             self.output, device, self._transfers, self.storage.device
@@ -193,8 +194,8 @@ class ReplayBuffer(Samples[Out_co]):
     def add(self, step: Any, fields: Any = None) -> int:
         """Appends one row, which goes on with the trajectory until a done row, and some of the
         trajectory's `fields`. Returns its seq."""
-        if self._closed:
-            self._check_open()
+        if self._closed or self._advises:
+            self._begin_write(step)
         if self.ingress.limiter is None and fields is None:
             return self.ingress.add(step)
         return self.ingress.add(step, self._check_open, fields)
@@ -204,25 +205,31 @@ class ReplayBuffer(Samples[Out_co]):
     ) -> np.ndarray[Any, Any]:
         """Appends one step of B envs, ``[B, ...]``; row b goes on with env b, or `env_ids[b]`. Rows
         that `mask` has False for are not stored, and end nothing. Returns seqs."""
-        self._check_open()
+        self._begin_write(step)
         return self.ingress.add_step(step, env_ids, mask, self._check_open, fields)
 
     def extend(
         self, data: Any, *, continues: bool | None = None, fields: Any = None
     ) -> np.ndarray[Any, Any]:
         """Appends rows, or lanes of rows; see `Writer.extend`. Returns seqs."""
-        self._check_open()
+        self._begin_write(data)
         return self.ingress.extend(data, continues, self._check_open, fields)
 
     def extend_trajectory(self, data: Any, **end: Any) -> np.ndarray[Any, Any]:
         """Appends one whole trajectory; see `Writer.extend_trajectory`. Returns seqs."""
-        self._check_open()
+        self._begin_write(data)
         return self.ingress.extend_trajectory(data, self._check_open, **end)
 
     def set_fields(self, ids: Any, fields: Any) -> int:
         """Changes fields of stored trajectories; see `Storage.set_fields`. How many were there."""
         self._check_open()
         return self.storage.set_fields(ids, fields)
+
+    def _begin_write(self, data: Any) -> None:
+        self._check_open()
+        if self._advises:
+            self._advises = False
+            advise_output(data)
 
     def _check_open(self) -> None:
         """Raises ClosedError after `close`, to writers that wait for room, too."""

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 import numpy as np
 
 from .. import _native
-from ..arguments import check_kind, whole, whole_numbers
+from ..arguments import check_kind, one_each, whole, whole_numbers
 from ..batch import Batch, stack_batches
 from ..convert import as_array
 from ..errors import LayoutError
 from ..keys import RELABELED
 from ..sample import Request, Rng
 from ..sample.hindsight import relabels
-from ..sample.prioritized import check_priorities, one_each
+from ..sample.prioritized import check_priorities
 from .buffer import ReplayBuffer
 from .output import to_output
 from .samples import Samples

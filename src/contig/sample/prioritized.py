@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native
-from ..arguments import number
+from ..arguments import number, one_each
 from ..keys import WEIGHT
 from .base import Array, Draw, Index, Mass, Request, Rng, Sampler
 from .slices import SliceSampler
@@ -140,14 +140,6 @@ def _places(rows: int, capacity: int) -> int:
     while places < min(rows, capacity):
         places = min(places * 2, capacity)
     return places
-
-
-def one_each(priority: Any, rows: int) -> Array:
-    """Priorities as flat floats. Raises ValueError if there are not as many as rows."""
-    p = np.ascontiguousarray(priority, float).reshape(-1)
-    if len(p) != rows:
-        raise ValueError(f"{len(p)} priorities for {rows} rows: give one for each")
-    return p
 
 
 def check_priorities(p: Array) -> None:
