@@ -138,6 +138,15 @@ bool says_no(PyObject* method, PyObject* value) {
   return no;
 }
 
+// Whether it is one of numpy's masked arrays.
+bool is_masked(PyObject* value) {
+  static auto* array = reinterpret_cast<PyTypeObject*>(loaded("numpy", "ndarray"));
+  PyTypeObject* type = Py_TYPE(value);
+  if (type == array || array == nullptr || PyType_IsSubtype(type, array) == 0) return false;
+  static auto* masked = reinterpret_cast<PyTypeObject*>(loaded("numpy.ma", "MaskedArray"));
+  return masked == nullptr || PyType_IsSubtype(type, masked) != 0;
+}
+
 // numpy's kind of a buffer's format, or 0.
 char kind_of(const char* format) {
   if (format == nullptr) return 'u';
@@ -197,6 +206,7 @@ ArrayHold::~ArrayHold() {
 
 bool ArrayHold::take(PyObject* value, Keep keep, LeafArray* out) {
   if (!PyObject_CheckBuffer(value)) return take_tensor(value, keep, out);
+  if (is_masked(value)) return false;  // its memory is not its value
   if (PyObject_GetBuffer(value, &buffer_, PyBUF_STRIDED_RO | PyBUF_FORMAT) != 0) {
     PyErr_Clear();
     buffer_.obj = nullptr;

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cerrno>
+#include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -33,6 +35,16 @@ struct NoSpace : std::runtime_error {
 // A call of the system's that failed, by its number: `errno` unless another one is given.
 [[noreturn]] inline void throw_system_error(const std::string& what, int number = errno) {
   throw std::system_error(number, std::generic_category(), what);
+}
+
+// A mapping of memory or of a file that failed. Without memory or addresses it is NoSpace, with the
+// remedy.
+[[noreturn]] inline void throw_cannot_map(const char* what, uint64_t bytes, int number = errno) {
+  const std::string text = "cannot map " + std::to_string(bytes) + " bytes of " + what;
+  if (number != ENOMEM) throw_system_error(text, number);
+  throw NoSpace(text + ": " + std::strerror(number) +
+                "; the process has no addresses left: raise `ulimit -v`, or use a smaller "
+                "capacity");
 }
 
 }  // namespace contig

@@ -22,21 +22,19 @@ constexpr uint64_t kPage = 4096;
 
 uint64_t round_down(uint64_t n, uint64_t unit) { return n / unit * unit; }
 uint64_t round_up(uint64_t n, uint64_t unit) { return round_down(n + unit - 1, unit); }
-
-[[noreturn]] void fail(int error) { throw_system_error("cannot map memory", error); }
 }  // namespace
 
 FileMapping::FileMapping(int fd, uint64_t offset, uint64_t bytes)
     : size_(round_up(std::max<uint64_t>(bytes, 1), kPage)) {
   struct stat about;
-  if (fstat(fd, &about) != 0) fail(errno);
+  if (fstat(fd, &about) != 0) throw_cannot_map("shared memory", size_, errno);
   const auto length = static_cast<uint64_t>(about.st_size);
   if (length < offset || length - offset < bytes)
     throw std::invalid_argument("cannot map memory: the file is shorter than its header says");
   const uint64_t spare = size_ < kLargePage ? 0 : kLargePage;
   constexpr int kEmpty = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   void* room = mmap(nullptr, size_ + spare, PROT_NONE, kEmpty, -1, 0);
-  if (room == MAP_FAILED) fail(errno);
+  if (room == MAP_FAILED) throw_cannot_map("shared memory", size_, errno);
   data_ = static_cast<uint8_t*>(room);
   if (spare > 0) {  // as far behind a large page's start as in the file
     const uint64_t shift = (offset - reinterpret_cast<uintptr_t>(data_)) % kLargePage;
@@ -49,7 +47,7 @@ FileMapping::FileMapping(int fd, uint64_t offset, uint64_t bytes)
       MAP_FAILED) {
     const int error = errno;
     munmap(data_, size_);
-    fail(error);
+    throw_cannot_map("shared memory", size_, error);
   }
 }
 

@@ -10,7 +10,7 @@ namespace contig {
 constexpr uint64_t kLargePage = 2u << 20;
 
 // Part of a file, mapped for reading and writing, so that large pages of the file can be large
-// pages here. Throws std::runtime_error; std::invalid_argument if the file is shorter.
+// pages here. Throws NoSpace; std::invalid_argument if the file is shorter.
 class FileMapping {
  public:
   FileMapping(int fd, uint64_t offset, uint64_t bytes);

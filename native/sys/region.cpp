@@ -24,7 +24,7 @@ constexpr int kEmpty = MAP_PRIVATE | MAP_ANON;
 Region::Region(uint64_t bytes) : size_(bytes) {
   // Readable everywhere: a reader that was overtaken may look at addresses without a file.
   void* at = mmap(nullptr, bytes, PROT_READ, kEmpty, -1, 0);
-  if (at == MAP_FAILED) throw_system_error("cannot reserve addresses for a storage's files");
+  if (at == MAP_FAILED) throw_cannot_map("a storage's files", bytes);
   data_ = static_cast<uint8_t*>(at);
 }
 
@@ -33,14 +33,14 @@ Region::~Region() { munmap(data_, size_); }
 void Region::map(uint64_t offset, int fd, uint64_t bytes) {
   if (offset > size_ || bytes > size_ - offset) throw std::out_of_range("Region.map: outside");
   if (mmap(data_ + offset, bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
-    throw_system_error("cannot map a file");
+    throw_cannot_map("a file", bytes);
   madvise(data_ + offset, bytes, MADV_RANDOM);
 }
 
 void Region::unmap(uint64_t offset, uint64_t bytes) {
   if (offset > size_ || bytes > size_ - offset) throw std::out_of_range("Region.unmap: outside");
   if (mmap(data_ + offset, bytes, PROT_READ, kEmpty | MAP_FIXED, -1, 0) == MAP_FAILED)
-    throw_system_error("cannot unmap a file");
+    throw_cannot_map("nothing, in place of a file", bytes);
 }
 
 #else

@@ -30,7 +30,7 @@ class SparseArray {
     flags |= MAP_NORESERVE;
 #endif
     void* p = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (p == MAP_FAILED) throw_system_error("cannot map memory for a table");
+    if (p == MAP_FAILED) throw_cannot_map("memory", bytes_, errno);
     data_ = static_cast<T*>(p);
 #endif
   }

@@ -15,6 +15,7 @@ __all__ = [
     "host_name",
     "is_loopback",
     "number",
+    "one_each",
     "port_number",
     "ranks",
     "seconds",
@@ -120,6 +121,14 @@ def whole_numbers(
     if kind != "i" and array.size and (kind != "u" or array.max() >= 2**63):
         raise TypeError(f"{name}: expected whole numbers, got {array.dtype}; give {give}")
     return np.ascontiguousarray(array, np.int64).reshape(-1)
+
+
+def one_each(priority: Any, rows: int) -> np.ndarray[Any, Any]:
+    """Priorities as flat floats. Raises ValueError if there are not as many as rows."""
+    p = np.ascontiguousarray(priority, float).reshape(-1)
+    if len(p) != rows:
+        raise ValueError(f"{len(p)} priorities for {rows} rows: give one for each")
+    return p
 
 
 def trajectory_ids(ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

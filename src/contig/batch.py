@@ -8,12 +8,14 @@ The column of a leaf of any size is a Ragged or a Blob: flat rows, whatever the 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from . import _native
+from .arguments import whole
 from .convert import (
     as_array,
     moved,
@@ -40,6 +42,7 @@ from .layout import (
     Layout,
     RaggedBlock,
     block_of,
+    check_leaves,
     columns_of_records,
     spec_of_column,
 )
@@ -138,6 +141,7 @@ class Batch:
     def one(row: Any) -> Batch:
         """A batch of one row, from a tree without batch dims."""
         tree, _ = plain_tree(row)
+        check_leaves(tree)
         paths, values, structure = flatten(tree)
         columns = (one_row(v, p) for p, v in zip(paths, values))
         return Batch.from_tree(unflatten(structure, columns), 1)
@@ -148,6 +152,8 @@ class Batch:
     def shape(self) -> tuple[int, ...]:
         """Batch dims: ``(rows,)``, or more after `reshape`."""
         return self._shape
+
+    batch_size = shape  # as TensorDict calls it
 
     @property
     def layout(self) -> Layout:
@@ -225,6 +231,28 @@ class Batch:
     def keys(self) -> Iterator[Path]:
         """Paths of all leaves."""
         return iter(self._layout.by_path)
+
+    def items(self) -> Iterator[tuple[Path, Any]]:
+        """Each leaf's path and column."""
+        return ((path, self[path]) for path in self._layout.by_path)
+
+    def split(self, rows: int | Sequence[int]) -> list[Batch]:
+        """The batch in parts along its first dim.
+
+        Args:
+            rows: of each part, the last of which may have fewer; or of one part after another, all
+                rows of the batch together.
+        """
+        total = len(self)
+        if isinstance(rows, (list, tuple)):
+            sizes = [whole("split: each part", n, 0, "a number of rows") for n in rows]
+            if not sizes or sum(sizes) != total:
+                raise ValueError(f"split: {sizes} are {sum(sizes)} rows, and the batch has {total}")
+        else:
+            each = whole("split", rows, 1, "a number of rows")
+            sizes = [min(each, total - at) for at in range(0, total, each)] or [0]
+        ends = np.cumsum([0, *sizes]).tolist()
+        return [self[low:high] for low, high in itertools.pairwise(ends)]
 
     def _rows_at(self, rows: Any) -> Batch:
         if self._layout.ragged:

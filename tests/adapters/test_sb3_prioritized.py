@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from stable_baselines3 import SAC
+from stable_baselines3 import DQN, SAC
 from stable_baselines3.common import buffers as sb3
 
 from contig.adapters.sb3 import (
@@ -221,3 +221,16 @@ def test_other_buffers_and_other_algorithms() -> None:
         device="cpu",
     )
     learner.learn(24)  # draws uniformly, since nobody sets priorities
+
+
+def test_plain_dqn_says_that_it_draws_uniformly(caplog: pytest.LogCaptureFixture) -> None:
+    options: Any = {"buffer_size": 200, "learning_starts": 10, "policy_kwargs": {"net_arch": [8]}}
+    options |= {"replay_buffer_class": PrioritizedReplayBuffer, "seed": 0}
+    learner = DQN("MlpPolicy", "CartPole-v1", **options)
+    learner.learn(100)
+    said = [x.getMessage() for x in caplog.records if x.name == "contig.adapters"]
+    assert len(said) == 1
+    assert "drawn uniformly: use PrioritizedDQN, or call update_priorities(" in said[0]
+    caplog.clear()
+    model(learning_starts=10).learn(100)
+    assert not caplog.records

@@ -186,7 +186,7 @@ def test_frame_ranges():
 def test_it_waits_for_data_and_not_for_ever(tmp_path, caplog):
     with pytest.raises(NothingEligibleError, match=r"0 trajectories, but num_envs=2 .* waited 0.1"):
         RolloutDataset(tmp_path, 2, device="cpu", wait_s=0.1).get_batch()
-    assert "waiting up to 0.1 s for 2" in caplog.text
+    assert "num_envs=2 envs read one each: waiting up to 0.1 s" in caplog.text
     written(tmp_path, [3])
     with pytest.raises(NothingEligibleError, match="1 trajectories, but num_envs=2"):
         RolloutDataset(tmp_path, 2, device="cpu", wait_s=0.0).get_batch()
@@ -432,7 +432,7 @@ def test_not_finite_names_env_and_frame(tmp_path):
 
 
 def test_arguments():
-    for bad in ({"num_envs": 0}, {"dataset_loops": 0}, {"starting_frame_range": [2, 2]}):
+    for bad in ({"num_envs": 0}, {"keep_latest_n_trajs": -1}, {"starting_frame_range": [2, 2]}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             RolloutDataset("x", **bad)
     assert RolloutDataset("x").device.type == ("cuda" if torch.cuda.is_available() else "cpu")

@@ -145,7 +145,7 @@ def test_rows_by_position_from_the_oldest():
     assert len(buffer[3:3]) == 0
 
 
-@pytest.mark.parametrize("index", [2, 8, -1, [3, 8], [2, 3]])
+@pytest.mark.parametrize("index", [2, 8, -6, [3, 8], [2, 3], [-1]])
 def test_rows_that_are_not_stored(index):
     buffer = ReplayBuffer(LazyTensorStorage(5))
     for uid in range(8):

@@ -234,3 +234,44 @@ def test_fewer_dims_than_ndim_are_one_run_with_a_transform_too():
         buffer = ReplayBuffer(storage, transform=transform)
         buffer.extend({"x": np.ones((4, 3), np.float32), "next": {"done": np.zeros((4, 1), bool)}})
         assert storage.episodes()["steps"].tolist() == [4]
+
+
+# -- tensors that come in --------------------------------------------------------------------------
+
+
+STEP = {"obs": torch.zeros(3), "next": {"reward": 1.0, "done": False}}
+ROWS = {"obs": torch.zeros(2, 3), "next": {"reward": np.ones(2), "done": np.zeros(2, bool)}}
+TENSORS = TensorDict({"obs": torch.zeros(2, 3), "next": {"done": torch.zeros(2, 1).bool()}}, [2])
+FIRST_WRITES = {
+    "add": ("torch", lambda b: b.add(STEP)),
+    "add_step": ("torch", lambda b: b.add_step(ROWS)),
+    "extend": ("torch", lambda b: b.extend(ROWS)),
+    "extend_trajectory": ("torch", lambda b: b.extend_trajectory(ROWS)),
+    "a TensorDict": ("tensordict", lambda b: b.extend(TENSORS)),
+    "one of a TensorDict": ("tensordict", lambda b: b.add(TENSORS[0])),
+    "a list of TensorDicts": ("tensordict", lambda b: b.extend([TENSORS[0], TENSORS[1]])),
+}
+
+
+def said(caplog):
+    return [x.getMessage() for x in caplog.records if x.name == "contig.replay"]
+
+
+@pytest.mark.parametrize("verb", FIRST_WRITES)
+def test_the_first_tensors_say_which_output_would_be_tensors(verb, caplog):
+    kind, write = FIRST_WRITES[verb]
+    buffer = ReplayBuffer(LazyTensorStorage(20), batch_size=2)
+    write(buffer)
+    write(buffer)
+    assert len(said(caplog)) == 1
+    assert f'ReplayBuffer(..., output="{kind}")' in said(caplog)[0]
+    assert isinstance(buffer.sample(), Batch)  # the type stays
+
+
+@pytest.mark.parametrize("options", [{"output": "numpy"}, {"output": "torch"}, {"device": "cpu"}])
+def test_who_says_the_output_is_told_nothing(options, caplog):
+    buffer = ReplayBuffer(LazyTensorStorage(20), batch_size=2, **options)
+    buffer.extend(ROWS)
+    TensorDictReplayBuffer(LazyTensorStorage(20)).extend(TENSORS)
+    ReplayBuffer(LazyTensorStorage(20)).extend(rows(range(6), "..t..t"))
+    assert not said(caplog)

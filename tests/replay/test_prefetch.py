@@ -183,7 +183,7 @@ def test_a_waiting_prefetcher_does_not_hold_up(method):
     assert asked.wait(PATIENCE_S)  # the prefetcher now waits for more
     call = Call(getattr(buffer, method))
     ended = call.ended
-    buffer.extend(rows(range(2), ".."))  # lets it go in any case
+    buffer.storage.writer().extend(rows(range(2), ".."))  # lets it go in any case
     assert ended and call.error is None
 
 

@@ -103,7 +103,7 @@ def test_states_must_fit():
     with pytest.raises(LayoutError, match=r"of the actor: shape \[5, 4\], expected \[layers, 5, h"):
         storage.add_transitions(transition(0, ENVS, hidden_states=(torch.zeros(5, 4), None)))
     with pytest.raises(LayoutError, match=r"expected \(actor, critic\)"):
-        storage.add_transitions(transition(0, ENVS, hidden_states=states(0)))
+        storage.add_transitions(transition(0, ENVS, hidden_states=(states(0),) * 3))
     storage.add_transitions(transition(0, ENVS, hidden_states=(states(0), None)))
     with pytest.raises(LayoutError, match="of the actor: missing at this step, given "):
         storage.add_transitions(transition(1, ENVS))

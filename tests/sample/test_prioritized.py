@@ -207,11 +207,13 @@ def test_update_of_a_row_twice_in_one_call() -> None:
     agrees(draw(world, sampler, 3000).seqs.tolist(), {5: 1.0, 6: 2.0})
 
 
-def test_one_priority_for_all() -> None:
+def test_one_priority_for_each() -> None:
     world = seam()
     sampler = PrioritizedSampler(alpha=1.0, eps=0.0)
     buffer = ReplayBuffer(world.storage, sampler, batch_size=10, seed=0)
-    buffer.update_priority([4, 5, 6], 4.0)
+    with pytest.raises(ValueError, match="1 priorities for 3 rows: give one for each"):
+        buffer.update_priority([4, 5, 6], 4.0)
+    buffer.update_priority([4, 5, 6], [4.0] * 3)
     expected = dict.fromkeys(world.stored(), 1.0) | {4: 4.0, 5: 4.0, 6: 4.0}
     agrees(draw(world, sampler, 5000).seqs.tolist(), expected)
 

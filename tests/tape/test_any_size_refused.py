@@ -60,7 +60,9 @@ def test_lists_of_numbers_are_no_arrays() -> None:
     """The error is about them, not about the text beside them."""
     storage = LazyTensorStorage(20)
     rows = {"tokens": [[1], [2, 3]], "note": ["a", "b"], "next": {"done": np.zeros(2, bool)}}
-    with pytest.raises(LayoutError, match=r'^\("tokens", 0, 0\): no leading dim.*contig.Ragged in'):
+    with pytest.raises(
+        LayoutError, match=r'^"tokens": a list is a subtree: use np\.asarray.*contig.Ragged in'
+    ):
         storage.writer().extend(rows)
     assert storage.layout is None
     with pytest.raises(LayoutError, match='^"reward": no leading dim; use add for a single row$'):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -455,3 +456,43 @@ def test_rows_by_what_is_no_number() -> None:
     assert batch[[[0, 1], [3, 4]]]["x"].tolist() == [[0, 1], [3, 4]]
     with pytest.raises(KeyError, match="no leaf"):
         batch[["y"]]
+
+
+# -- what people reach for ------------------------------------------------------------------------
+
+
+def test_items_are_columns_by_their_paths() -> None:
+    batch = made(6)
+    found = dict(batch.items())
+    assert list(found) == list(batch.keys())
+    for path, column in found.items():
+        np.testing.assert_array_equal(column, batch[path])
+
+
+def test_batch_size_is_the_shape() -> None:
+    batch = made(6)
+    assert batch.batch_size == (6,) and batch.reshape(2, 3).batch_size == (2, 3)
+    tensors = torch.zeros(4)[: batch.batch_size[0] // 3]
+    assert len(tensors) == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "lengths"), [(2, [2, 2, 2]), (4, [4, 2]), (9, [6]), ([1, 5], [1, 5]), ((6,), [6])]
+)
+def test_split(size: Any, lengths: list[int]) -> None:
+    parts = made(6).split(size)
+    assert [len(part) for part in parts] == lengths
+    assert rows_of(stack_batches(parts)) == list(range(6))
+    lanes = made(6).reshape(2, 3).split(1)
+    assert [part.shape for part in lanes] == [(1, 3), (1, 3)]
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, [1, 2], [7], [-1, 7], [], "2"])
+def test_split_refuses(size: Any) -> None:
+    with pytest.raises(ValueError, match="split: .*rows"):
+        made(6).split(size)
+
+
+def test_to_a_device() -> None:
+    moved = made(6).to("cpu")
+    assert isinstance(moved["obs"], torch.Tensor) and moved["obs"].shape == (6, 3)

@@ -162,14 +162,7 @@ class _Rollout(Rollout):
         pair = (None, None) if given is None else given
         if self.step == 0:
             return pair
-        return tuple(self._zeros(who) if one is None else one for who, one in enumerate(pair))
-
-    def _zeros(self, who: int) -> Any:
-        kept = self.hidden.kept[who]
-        if kept is None:
-            return None
-        zeros = tuple(torch.zeros_like(tensor[0]) for tensor in kept.tensors)
-        return zeros if kept.pair else zeros[0]
+        return tuple(self.hidden.zeros(who) if one is None else one for who, one in enumerate(pair))
 
 
 class RolloutStorage:

@@ -91,7 +91,7 @@ class Memory(SkrlMemory):  # type: ignore[misc]
                 f"storage: {storage.capacity} rows, expected memory_size * num_envs = "
                 f"{self._capacity}"
             )
-        self.buffer = ReplayBuffer(storage)
+        self.buffer = ReplayBuffer(storage, output="numpy")
         # skrl seeds torch's random numbers: these follow from that seed, too.
         self._random = None if replacement else np.random.default_rng(int(torch.randint(2**62, ())))
         self._count_from(self.buffer.stats().rows_written)

@@ -12,9 +12,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
-import numpy as np
-
-from ..arguments import seconds, trajectory_ids, whole, whole_numbers
+from ..arguments import one_each, seconds, trajectory_ids, whole, whole_numbers
 from ..batch import Batch
 from ..convert import as_array
 from ..replay.buffer import BufferStats
@@ -238,11 +236,7 @@ class RemoteReplayBuffer(Samples[Out_co]):
     def update_priority(self, index: Any, priority: Any) -> None:
         """Sets priorities of rows by their `index`; evicted rows are ignored and counted."""
         seqs = whole_numbers("index", as_array(index))
-        values = np.ascontiguousarray(as_array(priority), np.float64).reshape(-1)
-        if len(values) == 1:
-            values = np.repeat(values, len(seqs))
-        if len(values) != len(seqs):
-            raise ValueError(f"{len(values)} priorities for {len(seqs)} rows")
+        values = one_each(as_array(priority), len(seqs))
         payload = struct.pack("<Q", len(seqs)) + seqs.tobytes() + values.tobytes()
         read_reply(*self._client.asking.request(Type.PRIORITY, payload, self.sample_timeout_s))
 

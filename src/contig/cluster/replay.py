@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import numpy as np
 
-from ..arguments import check_kind, ranks, seconds, trajectory_ids, whole, whole_numbers
+from ..arguments import check_kind, one_each, ranks, seconds, trajectory_ids, whole, whole_numbers
 from ..batch import Batch
 from ..convert import as_array
 from ..errors import ClosedError, EmptyBufferError, NothingEligibleError, ServerError
@@ -258,11 +258,7 @@ class RayReplayBuffer(ShardedWrites, Samples[Out_co]):
         """Sets priorities of rows by their `index`; those that were evicted, or lost with their
         shard, are ignored and counted. Each learner has priorities of its own."""
         rows = whole_numbers("index", as_array(index)).reshape(-1)
-        values = np.ascontiguousarray(as_array(priority), float).reshape(-1)
-        if len(values) == 1 and len(rows) != 1:
-            values = np.repeat(values, len(rows))
-        if len(values) != len(rows):
-            raise ValueError(f"{len(values)} priorities for {len(rows)} rows")
+        values = one_each(as_array(priority), len(rows))
         with self._turn:
             self.sampler.note_priority(values)
             self._fleet.update_priority(*decode(rows), values)

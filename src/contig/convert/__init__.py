@@ -10,7 +10,7 @@
 Only these modules import torch, jax and tensordict, and only inside the functions that need them.
 """
 
-from .arrays import as_array, cast, is_number, leaf_spec, numpy_dtype
+from .arrays import as_array, cast, is_number, is_reward, leaf_spec, numpy_dtype
 from .device_memory import (
     DeviceMemory,
     Place,
@@ -48,6 +48,7 @@ __all__ = [
     "device_of",
     "fits_unseen",
     "is_number",
+    "is_reward",
     "is_tensor",
     "jagged_parts",
     "jagged_tensor",

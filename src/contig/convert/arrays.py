@@ -8,7 +8,7 @@ import numpy as np
 
 from ..tree import Path, show_path
 
-__all__ = ["as_array", "cast", "is_number", "leaf_spec", "numpy_dtype"]
+__all__ = ["as_array", "cast", "is_number", "is_reward", "leaf_spec", "numpy_dtype"]
 
 # Dtypes that torch and jax have and numpy lacks; ml_dtypes gives numpy those.
 _BEYOND_NUMPY = ("bfloat16", "float8", "int4", "uint4")
@@ -63,13 +63,14 @@ def is_number(dtype: np.dtype[Any]) -> bool:
 
 
 def leaf_spec(value: Any, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of a leaf. A Python float, int or bool means float32, int64 or bool.
+    """Shape and dtype of a leaf. A Python float, int or bool means float32, int64 or bool; a reward
+    is a number, whose first value happens to be whole: float32.
 
     Raises:
         ValueError: strings, objects and ragged lists, with a hint.
     """
     if type(value) in _SCALARS:
-        return (), _SCALARS[type(value)]
+        return (), _SCALARS[float if is_reward(path) and type(value) is int else type(value)]
     if type(value).__module__.startswith("torch"):
         _refuse_no_array(value, path)
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
@@ -87,6 +88,11 @@ def leaf_spec(value: Any, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
         ) from error
     except ImportError as error:
         raise ImportError(f"{show_path(path)}: {error}", name=error.name) from None
+
+
+def is_reward(path: Path) -> bool:
+    """Whether a leaf's name says that it is a reward."""
+    return bool(path) and path[-1] in ("reward", "rewards")
 
 
 def _hint(value: Any) -> str:
@@ -114,7 +120,14 @@ def as_array(value: Any, path: Path = ()) -> np.ndarray[Any, Any]:
     Raises:
         ValueError: a tensor that is no array of values: sparse, nested, or on the meta device.
     """
+    if type(value) is np.ndarray:  # nearly always
+        return value
     if isinstance(value, np.ndarray):
+        if isinstance(value, np.ma.MaskedArray):
+            raise ValueError(
+                f"{show_path(path)}: a masked array, and stored rows have no mask; call "
+                ".filled(value), and store the mask as a leaf of its own"
+            )
         return value
     if type(value) in _SCALARS:
         # int64 and float64 here: `cast` decides whether the value fits.

@@ -25,13 +25,14 @@ class ReadingOrder:
     Args:
         source: where they are.
         worker: (rank, of how many): each takes the trajectories of its rank.
-        loops: how often they are handed out.
-        newest: only so many; 0: all.
+        loops: how often they are handed out; less than 1: for ever.
+        newest: only so many, which are waited for; 0: all.
         shuffled: another order in each loop; else the oldest first.
         random: of the orders.
 
     Attributes:
         looped: how often all were handed out.
+        has_newest: whether there are as many as `newest` says.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class ReadingOrder:
         shuffled: bool,
         random: np.random.Generator,
     ) -> None:
-        self.looped = 0
+        self.looped, self.has_newest = 0, newest == 0
         self._source, self._worker = source, worker
         self._loops, self._newest = loops, newest
         self._shuffled, self._random = shuffled, random
@@ -60,6 +61,7 @@ class ReadingOrder:
         are."""
         found = self._source.trajectories()
         if self._newest:
+            self.has_newest = len(found) >= self._newest
             found = found[-self._newest :]
         rank, world = self._worker
         # By number among those seen first, so that a later look shards the old ones as before.
@@ -79,7 +81,7 @@ class ReadingOrder:
         return [names[i] for i in self._random.permutation(len(names))]
 
     def wait_for(self, num_envs: int, wait_s: float, look: Callable[[], bool]) -> None:
-        """Returns when there is a trajectory for every env.
+        """Returns when there is a trajectory for every env, and there are the newest ones.
 
         Raises:
             NothingEligibleError: it takes longer than `wait_s`.
@@ -90,13 +92,16 @@ class ReadingOrder:
             rank, world = self._worker
             share = f" for worker {rank} of {world}" if world > 1 else ""
             have = f"{self._source.describe()}: {len(self._known)} trajectories{share}"
+            wanted = f"num_envs={num_envs} envs read one each"
+            if not self.has_newest:
+                wanted = f"keep_latest_n_trajs={self._newest} are to be read"
             if time.monotonic() >= deadline:
                 raise NothingEligibleError(
-                    f"{have}, but num_envs={num_envs} envs read one each; waited {wait_s} s; "
-                    "record more, or read with fewer envs or workers"
+                    f"{have}, but {wanted}; waited {wait_s} s; record more, or read with fewer "
+                    "envs, workers or trajectories"
                 )
             if not told:
-                log.warning("%s, waiting up to %s s for %d", have, wait_s, num_envs)
+                log.warning("%s, but %s: waiting up to %s s", have, wanted, wait_s)
                 told = True
             time.sleep(_POLL_S)
 
@@ -115,11 +120,13 @@ class ReadingOrder:
         if not self._unused:
             if not self._ended:
                 self.looped += 1
-            self._ended = self.looped >= self._loops
+            self._ended = 1 <= self._loops <= self.looped
             if self._ended:
                 raise StopIteration(
                     f"{self._source.describe()}: read {self._loops} times, as dataset_loops says; "
                     "reset() starts anew"
                 )
+            if not self._known:
+                raise NothingEligibleError(f"{self._source.describe()}: no trajectories any more")
             self._unused.extend(self._ordered(self._known))
         return self._unused.popleft()

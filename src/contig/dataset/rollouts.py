@@ -40,20 +40,23 @@ class RolloutDataset(RolloutFileBase):
       the file says, if it has next observations, else the frame's own.
 
     Args:
-        data_dir: a directory, or a storage (say, a `DiskStorage`): its complete trajectories, also
-            those that are committed later.
+        data_dir: a directory, with trajectories in it or in its sub-directories, or a list of such;
+            or a storage (say, a `DiskStorage`): its complete trajectories, also those that are
+            committed later.
         num_envs: trajectories that are read side by side.
-        dataset_loops: how often the data is handed out.
+        dataset_loops: how often the data is handed out; less than 1: for ever.
         random_shuffle_traj_order: another order in each loop; else the oldest first.
-        keep_latest_n_trajs: how many, the newest; 0: all.
+        keep_latest_n_trajs: how many, the newest, which are waited for; 0: all.
         starting_frame_range: [low, high): a trajectory begins at a random frame of these.
         device: where batches go; None: cuda if there is one.
-        wait_s: how long to wait for as many trajectories as envs.
+        wait_s: how long to wait for as many trajectories as envs, and as are to be kept.
         follow_s: how long to wait for new trajectories at the end of a loop.
         first_frame_done: whether first frames are marked.
         check_finite: refuse frames with a NaN or an infinity; it names the env, file and frame.
         seed: of orders and starting frames.
     """
+
+    Transition = Transition
 
     def __init__(
         self,
@@ -78,11 +81,8 @@ class RolloutDataset(RolloutFileBase):
                 f"starting_frame_range={list(starting_frame_range)}: expected [low, high) with "
                 "0 <= low < high"
             )
-        if dataset_loops < 1 or keep_latest_n_trajs < 0:
-            raise ValueError(
-                f"dataset_loops={dataset_loops}, keep_latest_n_trajs={keep_latest_n_trajs}: "
-                "expected at least 1 loop, and 0 or more trajectories"
-            )
+        if keep_latest_n_trajs < 0:
+            raise ValueError(f"keep_latest_n_trajs={keep_latest_n_trajs}: expected 0 or more")
         self.dataset_loops = dataset_loops
         self.random_shuffle_traj_order = random_shuffle_traj_order
         self.keep_latest_n_trajs = keep_latest_n_trajs
@@ -119,7 +119,8 @@ class RolloutDataset(RolloutFileBase):
 
     # -- files --------------------------------------------------------------------------------
 
-    def get_frame_range(self, filename: str) -> tuple[int, int]:
+    @staticmethod
+    def get_frame_range(filename: str) -> tuple[int, int]:
         """(start, end) from a file's name, ``traj_<start>_<end>.npz``."""
         return frame_range(filename)
 
@@ -127,14 +128,15 @@ class RolloutDataset(RolloutFileBase):
         """The frames with one observation put together from its parts (``obs_<part>``)."""
         if not isinstance(self.source, DirectorySource):
             raise LayoutError("a storage has whole observations: there is nothing to assemble")
-        return self.source.assemble(canonical(traj_data), self.source.path)
+        return self.source.assemble(canonical(traj_data), self.source.paths[0])
 
     def read_dataset_directory(self) -> bool:
-        """Looks for trajectories. True if there are enough for every env.
+        """Looks for trajectories. True if there are enough for every env, and as many as
+        `keep_latest_n_trajs` says.
 
         Trajectories that were not there before are to be read next.
         """
-        return self._order.look() >= self.num_envs
+        return self._order.look() >= self.num_envs and self._order.has_newest
 
     @property
     def num_dataset_looped(self) -> int:

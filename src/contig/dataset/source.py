@@ -63,60 +63,81 @@ def source_of(data: Any) -> FrameSource:
     storage = data if isinstance(data, Storage) else getattr(data, "storage", None)
     if isinstance(storage, Storage):
         return StorageSource(storage)
-    if not isinstance(data, (str, os.PathLike)):
+    paths = list(data) if isinstance(data, (list, tuple)) else [data]
+    if not paths or not all(isinstance(path, (str, os.PathLike)) for path in paths):
         raise TypeError(
-            f"data_dir={type(data).__name__}: expected a directory, or a storage or a "
-            "contig.ReplayBuffer with complete trajectories"
+            f"data_dir={type(data).__name__}: expected a directory or a list of directories, or a "
+            "storage or a contig.ReplayBuffer with complete trajectories"
         )
-    return DirectorySource(Path(data))
+    return DirectorySource(*map(Path, paths))
 
 
 class DirectorySource(FrameSource):
-    """``trajectory_*/traj_<start>_<end>.*`` and, for observations in parts, ``metadata.json``."""
+    """``trajectory_*/traj_<start>_<end>.*`` and, for observations in parts, ``metadata.json``.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._metadata: dict[str, Any] | None = None
+    Args:
+        paths: directories, in which, or in whose sub-directories, trajectories are. Their names are
+            those of their folders, from the directory on; from the root, if there are several.
+    """
+
+    def __init__(self, *paths: Path) -> None:
+        self.paths = paths
+        self._metadata: dict[str, dict[str, Any]] = {}  # by directory
         self._listed: dict[str, tuple[int, list[str]]] = {}  # by folder: its time, its files
 
     def describe(self) -> str:
-        return str(self.path)
+        return ", ".join(map(str, self.paths))
 
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """What ``metadata.json`` says; empty if there is none.
+    def metadata(self, directory: str | os.PathLike[str]) -> dict[str, Any]:
+        """What a directory's ``metadata.json`` says; empty if there is none.
 
         Raises:
             LayoutError: it is damaged.
         """
-        if self._metadata is None:
-            file = self.path / "metadata.json"
-            try:
-                found = json.loads(file.read_bytes())
-            except FileNotFoundError:
-                return {}
-            except ValueError as error:
-                raise LayoutError(f"{file} is damaged: {error}") from None
-            if not isinstance(found, dict):
-                raise LayoutError(f"{file}: expected an object, got {type(found).__name__}")
-            self._metadata = found
-        return self._metadata
+        known = self._metadata.get(os.fspath(directory))
+        if known is not None:
+            return known
+        file = Path(directory, "metadata.json")
+        try:
+            found = json.loads(file.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise LayoutError(f"{file} is damaged: {error}") from None
+        if not isinstance(found, dict):
+            raise LayoutError(f"{file}: expected an object, got {type(found).__name__}")
+        self._metadata[os.fspath(directory)] = found
+        return found
+
+    def _folder(self, name: str) -> str:
+        return name if len(self.paths) > 1 else os.path.join(self.paths[0], name)
 
     def trajectories(self) -> list[str]:
-        if not self.path.is_dir():
-            raise FileNotFoundError(f"{self.path}: no such directory; expected trajectory_* in it")
-        found = []
-        with os.scandir(self.path) as folders:
+        found: list[tuple[int, tuple[int, str], str]] = []
+        for path in self.paths:
+            if not path.is_dir():
+                raise FileNotFoundError(f"{path}: no such directory; expected trajectory_* in it")
+            self._look_in(path, os.fspath(path) if len(self.paths) > 1 else "", found)
+        return [name for *_, name in sorted(found)]
+
+    def _look_in(
+        self, directory: str | Path, name: str, found: list[tuple[int, tuple[int, str], str]]
+    ) -> None:
+        with os.scandir(directory) as folders:
             for folder in folders:
-                if not folder.name.startswith("trajectory_") or not folder.is_dir():
-                    continue
                 try:
+                    if not folder.is_dir():
+                        continue
+                    below = os.path.join(name, folder.name)
+                    if not folder.name.startswith("trajectory_"):
+                        if not folder.is_symlink():  # which may lead back here
+                            self._look_in(folder.path, below, found)
+                        continue
                     when = folder.stat().st_mtime_ns
-                    if self._files(folder.name, when):
-                        found.append((when, _natural(folder.name), folder.name))
+                    if self._files(below, when):
+                        found.append((when, _natural(below), below))
                 except FileNotFoundError:  # removed meanwhile
                     continue
-        return [name for *_, name in sorted(found)]
 
     def _files(self, name: str, when: int) -> list[str]:
         """Files of frames in a folder that was last changed at `when`."""
@@ -124,14 +145,14 @@ class DirectorySource(FrameSource):
         if known is not None and known[0] == when:
             return known[1]
         asked = time.time_ns()
-        listed = [file for file in os.listdir(self.path / name) if _is_frames(file)]
+        listed = [file for file in os.listdir(self._folder(name)) if _is_frames(file)]
         # A file that appears in the same tick of the clock would not be seen: look again then.
         if asked - when > _SETTLED_NS:
             self._listed[name] = (when, listed)
         return listed
 
     def pieces(self, name: str) -> list[Piece]:
-        folder = os.path.join(self.path, name)
+        folder = self._folder(name)
         listed = self._files(name, os.stat(folder).st_mtime_ns)
         out = sorted(Piece(*frame_range(file), file) for file in listed)
         for before, after in itertools.pairwise(out):
@@ -143,10 +164,11 @@ class DirectorySource(FrameSource):
         return out
 
     def load(self, name: str, piece: Piece) -> Frames:
-        path = os.path.join(self.path, name, piece.file)
+        folder = self._folder(name)
+        path = os.path.join(folder, piece.file)
         frames = load_frames(path)
         if "observation" not in frames:
-            frames = self.assemble(frames, path)
+            frames = self.assemble(frames, os.path.dirname(folder), path)
         for needed in ("observation", "action", "reward"):
             if needed not in frames:
                 raise LayoutError(
@@ -154,19 +176,22 @@ class DirectorySource(FrameSource):
                 )
         return frames
 
-    def assemble(self, frames: Frames, where: Any) -> Frames:
-        """Puts the parts of observations (``obs_<part>``) together, in the metadata's order.
+    def assemble(self, frames: Frames, directory: Any, where: Any = None) -> Frames:
+        """Puts the parts of observations (``obs_<part>``) together, in the order of a directory's
+        metadata. `where` the frames are from, for messages; None: the directory.
 
         Raises:
             LayoutError: no metadata, or a part that does not fit it.
         """
-        segments = self.metadata.get("obs_segments")
+        where, metadata = directory if where is None else where, self.metadata(directory)
+        segments = metadata.get("obs_segments")
         if not isinstance(segments, dict):
             raise LayoutError(
-                f"{where}: no observation, and {self.path / 'metadata.json'} has no obs_segments "
-                "that say how to put one together; copy the metadata next to the trajectories"
+                f"{where}: no observation, and {Path(directory, 'metadata.json')} has no "
+                "obs_segments that say how to put one together; copy the metadata next to the "
+                "trajectories"
             )
-        codecs = self.metadata.get("obs_disassemble_mapping") or {}
+        codecs = metadata.get("obs_disassemble_mapping") or {}
         rest, parts = dict(frames), []
         for part, shape in segments.items():
             stored = rest.pop(f"obs_{part}", None)

@@ -5,6 +5,7 @@ from .fit_encoded import Encoded, encoded_rows, fit_encoded
 from .fit_ragged import is_column, pair_of
 from .layout import Layout
 from .leaf import Leaf, LeafSpec, ShapeDtype, as_bytes, plan_leaf, spec_of, spec_of_column
+from .mistakes import check_leaves
 from .ragged_block import RaggedBlock, block_of, columns_of_records
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "ShapeDtype",
     "as_bytes",
     "block_of",
+    "check_leaves",
     "columns_of_records",
     "encoded_rows",
     "fit_encoded",

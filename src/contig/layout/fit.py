@@ -14,6 +14,7 @@ from ..tree import Path, Structure, flatten, show_path
 from .fit_encoded import check_shape, fit_encoded
 from .fit_ragged import fit_ragged, is_column
 from .leaf import FIXED, Leaf
+from .mistakes import mistake_in
 
 __all__ = ["agreed_dims", "difference", "find_leaves", "fit_arrays"]
 
@@ -57,7 +58,8 @@ def find_leaves(
     missing = [p for p in known if p not in given and p not in optional]
     surplus = [p for p in given if p not in known]
     if missing or surplus:
-        raise LayoutError(_structure_error(known, missing, surplus))
+        mistake = mistake_in(tree, missing, surplus, known)
+        raise LayoutError(mistake or _structure_error(known, missing, surplus))
     if not optional and containers != structure:
         raise LayoutError(
             "the tree has the right leaves in other containers: expected "

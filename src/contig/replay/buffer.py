@@ -8,6 +8,7 @@ Thread-safe: any number of threads may write; samplers take turns.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path as FilePath
@@ -26,7 +27,7 @@ from .arriving import ArrivingBatch
 from .feeding import Feeding
 from .ingress import Ingress
 from .lending import Lending, Lent
-from .output import hooks_of, output_of, to_output, transfers_to
+from .output import advise_output, hooks_of, output_of, to_output, transfers_to
 from .prefetch import Cancelled, Prefetcher
 from .read import read_batch, read_rows
 from .remote_files import folder_to_load, folder_to_save
@@ -63,7 +64,8 @@ class ReplayBuffer(Samples[Out_co]):
             to CUDA are in order for the stream that the caller of `sample` computes on, and nobody
             waits for them.
         limiter: keeps sampling and writing in proportion.
-        sample_timeout_s: how long `sample` waits for the first rows while somebody feeds it.
+        sample_timeout_s: how long `sample` waits for the first rows while somebody feeds it, and
+            for the limiter. None: 60 s, and as long as the limiter says.
         rank, world_size: which of several learners this is, that read the same rows with the same
             seed: each has random numbers of its own, and its own part of an epoch.
     """
@@ -144,7 +146,7 @@ class ReplayBuffer(Samples[Out_co]):
         output: str | None = None,
         device: Any = None,
         limiter: RateLimiter | None = None,
-        sample_timeout_s: float = 60.0,
+        sample_timeout_s: float | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -154,10 +156,17 @@ class ReplayBuffer(Samples[Out_co]):
         check_kind("storage", self.storage, Storage, hint)
         check_kind("sampler", self.sampler, Sampler, "give a sampler such as RandomSampler()")
         batch_size = self.sampler.batch_size if batch_size is None else batch_size
-        self.batch_size = None if batch_size is None else whole("batch_size", batch_size, 1, "rows")
+        if batch_size is not None:
+            batch_size = whole("batch_size", batch_size, 1, "rows")
+            self.sampler.request(batch_size)  # raises if it does not fit
+        self.batch_size = batch_size
         prefetch = whole("prefetch", prefetch, 0, "a number of batches")
-        self.sample_timeout_s = seconds("sample_timeout_s", sample_timeout_s)
+        self._ends_limiter = sample_timeout_s is not None  # whichever of the two is shorter
+        self.sample_timeout_s = seconds(
+            "sample_timeout_s", 60.0 if sample_timeout_s is None else sample_timeout_s
+        )
         self.output, self.device = output_of(output, device, self.storage), device
+        self._advises = output is None and self.output == "numpy"  # until the first write
         self._transfers = transfers_to(device, self.storage, prefetch + 2)
         self._output: Callable[[Batch], Out_co] = to_output(
             self.output, device, self._transfers, self.storage.device
@@ -185,28 +194,47 @@ class ReplayBuffer(Samples[Out_co]):
     def add(self, step: Any, fields: Any = None) -> int:
         """Appends one row, which goes on with the trajectory until a done row, and some of the
         trajectory's `fields`. Returns its seq."""
-        return self.ingress.add(step) if fields is None else self.ingress.add(step, fields=fields)
+        if self._closed or self._advises:
+            self._begin_write(step)
+        if self.ingress.limiter is None and fields is None:
+            return self.ingress.add(step)
+        return self.ingress.add(step, self._check_open, fields)
 
     def add_step(
         self, step: Any, env_ids: Any = None, mask: Any = None, fields: Any = None
     ) -> np.ndarray[Any, Any]:
         """Appends one step of B envs, ``[B, ...]``; row b goes on with env b, or `env_ids[b]`. Rows
         that `mask` has False for are not stored, and end nothing. Returns seqs."""
-        return self.ingress.add_step(step, env_ids, mask, fields=fields)
+        self._begin_write(step)
+        return self.ingress.add_step(step, env_ids, mask, self._check_open, fields)
 
     def extend(
         self, data: Any, *, continues: bool | None = None, fields: Any = None
     ) -> np.ndarray[Any, Any]:
         """Appends rows, or lanes of rows; see `Writer.extend`. Returns seqs."""
-        return self.ingress.extend(data, continues, fields=fields)
+        self._begin_write(data)
+        return self.ingress.extend(data, continues, self._check_open, fields)
 
     def extend_trajectory(self, data: Any, **end: Any) -> np.ndarray[Any, Any]:
         """Appends one whole trajectory; see `Writer.extend_trajectory`. Returns seqs."""
-        return self.ingress.extend_trajectory(data, **end)
+        self._begin_write(data)
+        return self.ingress.extend_trajectory(data, self._check_open, **end)
 
     def set_fields(self, ids: Any, fields: Any) -> int:
         """Changes fields of stored trajectories; see `Storage.set_fields`. How many were there."""
+        self._check_open()
         return self.storage.set_fields(ids, fields)
+
+    def _begin_write(self, data: Any) -> None:
+        self._check_open()
+        if self._advises:
+            self._advises = False
+            advise_output(data)
+
+    def _check_open(self) -> None:
+        """Raises ClosedError after `close`, to writers that wait for room, too."""
+        if self._closed:
+            raise ClosedError("this buffer is closed")
 
     @property
     def limiter(self) -> RateLimiter | None:
@@ -221,6 +249,7 @@ class ReplayBuffer(Samples[Out_co]):
 
     def empty(self) -> None:
         """Evicts every row, and throws away what was drawn ahead."""
+        self._check_open()
         self._drain()
         with self._turn:
             self.storage.empty()
@@ -242,8 +271,7 @@ class ReplayBuffer(Samples[Out_co]):
             batch_size: rows; the buffer's own if None.
             of: rows of the whole that this batch is a share of, for samplers of slices.
         """
-        if self._closed:
-            raise ClosedError("this buffer is closed")
+        self._check_open()
         size = self.batch_size
         if batch_size is not None:
             size = whole("batch_size", batch_size, 1, "rows")
@@ -257,7 +285,8 @@ class ReplayBuffer(Samples[Out_co]):
         tape = self.storage.tape
         limiter = self.ingress.limiter
         if limiter is not None:
-            limiter.await_sample(self.storage, size, self._go_on)  # counts them
+            most_s = self.sample_timeout_s if self._ends_limiter else math.inf
+            limiter.await_sample(self.storage, size, self._go_on, most_s)  # counts them
             try:
                 batch = self._read(request)
             except BaseException:
@@ -316,8 +345,7 @@ class ReplayBuffer(Samples[Out_co]):
         self._lending.check()
         if self._prefetcher is not None and self._prefetcher.cancelled():
             raise Cancelled("the batch was drawn ahead and is not wanted any more")
-        if self._closed:
-            raise ClosedError("this buffer is closed")
+        self._check_open()
         for check in self._feeding.watched:
             check()  # raises if the feeder died
 
@@ -342,13 +370,14 @@ class ReplayBuffer(Samples[Out_co]):
         return self._feeding.watch(check)
 
     def __getitem__(self, index: Any) -> Out_co:
-        """Stored rows by seq, or, for a slice, by position from the oldest one."""
+        """Stored rows by seq; -1 is the newest one; for a slice, by position from the oldest."""
         return self._output(read_rows(self.storage, index))
 
     # -- priorities ---------------------------------------------------------------------------
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Sets priorities of rows by their `index` (seqs); evicted rows are ignored and counted."""
+        self._check_open()
         seqs, values = whole_numbers("index", as_array(index)), as_array(priority)
         with self._turn:
             self._index.refresh()

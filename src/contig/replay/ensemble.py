@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 import numpy as np
 
 from .. import _native
-from ..arguments import check_kind, whole, whole_numbers
+from ..arguments import check_kind, one_each, whole, whole_numbers
 from ..batch import Batch, stack_batches
 from ..convert import as_array
 from ..errors import LayoutError
 from ..keys import RELABELED
-from ..sample import Rng
+from ..sample import Request, Rng
 from ..sample.hindsight import relabels
 from ..sample.prioritized import check_priorities
 from .buffer import ReplayBuffer
@@ -138,7 +138,10 @@ class ReplayBufferEnsemble(Samples[Out_co]):
         self.buffers = buffers
         self.sample_from_all = sample_from_all
         self.p = None if p is None else _shares(p, len(buffers))
-        self.batch_size = None if batch_size is None else whole("batch_size", batch_size, 1, "rows")
+        if batch_size is not None:
+            batch_size = whole("batch_size", batch_size, 1, "rows")
+            self._requests(batch_size)  # raises if it does not fit
+        self.batch_size = batch_size
         self._relabels = any(relabels(b.sampler) for b in buffers)
         first = buffers[0]
         output = first.output if output is None else output
@@ -205,29 +208,41 @@ class ReplayBufferEnsemble(Samples[Out_co]):
 
     def _shares(self, size: int) -> list[int]:
         n = len(self.buffers)
+        requests = self._requests(size)
         if self.sample_from_all:
-            if size % n:
-                raise ValueError(f"batch_size {size} is not a multiple of {n} members")
             return [size // n] * n
-        requests = [b.sampler.request(size) for b in self.buffers]
-        if len(set(requests)) > 1:
-            raise ValueError(
-                "members that draw slices of different lengths can only be sampled with "
-                "sample_from_all=True"
-            )
         groups, length = requests[0]
         u = _native.uniform_below(self._rng.words, 0, 2**53, groups) / 2.0**53
         p = np.full(n, 1 / n) if self.p is None else self.p
         picked = np.searchsorted(np.cumsum(p), u, side="right").clip(0, n - 1)
         return [int(c) * length for c in np.bincount(picked, minlength=n)]
 
+    def _requests(self, size: int) -> list[Request]:
+        """What members are asked for, for a batch of so many rows.
+
+        Raises:
+            ValueError: it does not fit them.
+        """
+        n = len(self.buffers)
+        if self.sample_from_all:
+            if size % n:
+                raise ValueError(f"batch_size {size} is not a multiple of {n} members")
+            return [b.sampler.request(size // n) for b in self.buffers]
+        requests = [b.sampler.request(size) for b in self.buffers]
+        if len(set(requests)) > 1:
+            raise ValueError(
+                "members that draw slices of different lengths can only be sampled with "
+                "sample_from_all=True"
+            )
+        return requests
+
     def update_priority(self, index: Any, priority: Any, buffer_ids: Any) -> None:
         """Sets priorities of rows by `index` (seqs) and `buffer_ids`, as a sample has them."""
         seqs = whole_numbers("index", as_array(index))
         ids = whole_numbers("buffer_ids", as_array(buffer_ids), "`buffer_ids` as a sample has it")
-        values = as_array(priority).reshape(-1)
-        if not len(seqs) == len(values) == len(ids):
-            raise ValueError(f"{len(seqs)} rows, {len(values)} priorities, {len(ids)} buffer_ids")
+        values = one_each(as_array(priority), len(seqs))
+        if len(ids) != len(seqs):
+            raise ValueError(f"{len(ids)} buffer_ids for {len(seqs)} rows: give one for each")
         known = (ids >= 0) & (ids < len(self.buffers))
         if not known.all():
             raise ValueError(f"buffer_ids: {ids[~known][0]} is none of {len(self.buffers)} members")

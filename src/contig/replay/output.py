@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..batch import Batch
-from ..convert import Transfers, device_of
+from ..convert import Transfers, device_of, is_tensor, tensordict_shape
 from ..keys import TRAJ_LENGTH
 from ..tape import DeviceRows, Storage
-from ..tree import Nested
+from ..tree import Nested, flatten
 from .arriving import ArrivingBatch
 
-__all__ = ["hooks_of", "info_of", "output_of", "to_output", "transfers_to"]
+__all__ = ["advise_output", "hooks_of", "info_of", "output_of", "to_output", "transfers_to"]
+
+
+log = logging.getLogger("contig.replay")
 
 
 def output_of(kind: str | None, device: Any, storage: Storage) -> str:
@@ -68,6 +72,22 @@ def to_output(
         return then(batch)
 
     return send_then
+
+
+def advise_output(data: Any) -> None:
+    """Logs which output would give tensors, if data has some: without any, samples are numpy's."""
+    if isinstance(data, (list, tuple)) and data:
+        data = data[0]
+    kind = "torch"
+    if tensordict_shape(data) is not None:
+        kind = "tensordict"
+    elif isinstance(data, Batch) or not any(is_tensor(leaf) for leaf in flatten(data)[1]):
+        return
+    log.warning(
+        "the rows are tensors, and samples are a Batch of numpy arrays: for tensors write "
+        'ReplayBuffer(..., output="%s"), or output="numpy" if that is meant',
+        kind,
+    )
 
 
 def _lengths(of_rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -216,24 +216,51 @@ def whole_groups(draw: Draw, gone: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
 
 
 def read_rows(storage: Storage, index: Any) -> Batch:
-    """Rows by seq, or, for a slice, by position from the oldest one.
+    """Rows by seq, or, for a slice, by position from the oldest one; -1 is the newest.
 
     Raises:
         IndexError: they are not stored, or not any more.
     """
-    head, tail, _, _ = storage.tape.snapshot()
     if isinstance(index, str):
         raise TypeError(f"rows are reached by seq; for the leaf {index!r} of all, buffer[:]")
-    if isinstance(index, slice):
-        seqs = np.arange(tail, head, dtype=np.int64)[index]
-    else:
+    place = index if isinstance(index, slice) else None
+    if place is None:
         seqs = whole_numbers("rows by seq", as_array(index))
+        if np.ndim(index) == 0 and seqs[0] < 0:  # no seq is: it counts from the newest
+            place = slice(int(seqs[0]), int(seqs[0]) + 1 or None)
+    if place is None:
+        batch, lost = _rows_at(storage, seqs, index)
+    else:  # rows that are evicted meanwhile are not at their places any more: others are
+        for _ in range(_OVERTAKEN):
+            batch, lost = _rows_in(storage, place, index)
+            if not lost:
+                return batch
+        with storage.held():
+            batch, lost = _rows_in(storage, place, index)
+    if lost:
+        raise IndexError(f"rows below {lost} were evicted while they were read")
+    return batch
+
+
+def _rows_in(storage: Storage, place: slice, index: Any) -> tuple[Batch, int]:
+    head, tail, _, _ = storage.tape.snapshot()
+    seqs = np.arange(min(tail, head), head, dtype=np.int64)[place]
+    if not len(seqs) and not isinstance(index, slice):
+        raise IndexError(f"rows {tail} to {head - 1} are stored, asked for {index!r}")
+    return _gathered(storage, seqs)
+
+
+def _rows_at(storage: Storage, seqs: np.ndarray[Any, Any], index: Any) -> tuple[Batch, int]:
+    head, tail, _, _ = storage.tape.snapshot()
     if len(seqs) and (int(seqs.min()) < tail or int(seqs.max()) >= head):
         raise IndexError(f"rows {tail} to {head - 1} are stored, asked for {index!r}")
+    return _gathered(storage, seqs)
+
+
+def _gathered(storage: Storage, seqs: np.ndarray[Any, Any]) -> tuple[Batch, int]:
+    """Rows by seq, and the seq below which some were evicted meanwhile, or 0."""
     batch, lost = storage.gather(np.ascontiguousarray(seqs))
     if isinstance(lost, np.ndarray):  # some are damaged, others perhaps evicted
         bad = ", ".join(str(x) for x in seqs[lost][:8]) + (", ..." if lost.sum() > 8 else "")
         raise IndexError(f"rows {bad} are damaged and set aside: `contig inspect` says why")
-    if lost:
-        raise IndexError(f"rows below {lost} were evicted while they were read")
-    return batch  # type: ignore[no-any-return]
+    return batch, int(lost)

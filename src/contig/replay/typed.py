@@ -37,7 +37,7 @@ class BufferOptions(TypedDict, total=False):
     prefetch: int
     seed: int | None
     limiter: RateLimiter | None
-    sample_timeout_s: float
+    sample_timeout_s: float | None
     rank: int
     world_size: int
 

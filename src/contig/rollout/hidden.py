@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from .rows import take_rows
 __all__ = ["HiddenStates"]
 
 Tensor = torch.Tensor
-States = tuple[tuple[Tensor, ...], bool] | None  # and whether they came as a tuple
+States = tuple[tuple[Tensor, ...], Any] | None  # and what they came in, see `_made`
 
 _WHOSE = ("actor", "critic")
 
@@ -23,14 +23,16 @@ class _Kept(NamedTuple):
     """States of one network, ``[T, layers, N, hidden]``: one tensor of a GRU, two of an LSTM."""
 
     tensors: tuple[Tensor, ...]
-    pair: bool
+    kind: Any  # what they come in
 
 
 class HiddenStates:
-    """States before each step, of an actor and a critic. Either may have none."""
+    """States before each step, of an actor and a critic. Either may have none. They come out in
+    what they came in: a pair, a named tuple, or, of an actor only, a tensor."""
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
+        self._kind: Any = tuple  # what the two come in
         self.kept: list[_Kept | None] = [None, None]
 
     @property
@@ -51,10 +53,12 @@ class HiddenStates:
         """
         if given is None:
             given = (None, None)
+        elif isinstance(given, torch.Tensor):
+            given = (given, None)
         if not isinstance(given, (tuple, list)) or len(given) != 2:
             raise LayoutError(
                 "hidden_states: expected (actor, critic), each None, a tensor or a tuple of "
-                f"tensors, got {type(given).__name__}"
+                f"tensors, or one tensor, got {type(given).__name__}"
             )
         return [self._of_one(who, value, fresh) for who, value in enumerate(given)]
 
@@ -84,27 +88,30 @@ class HiddenStates:
         if kept is not None:
             expected = [(list(t.shape[1:]), t.dtype) for t in kept.tensors]
             came = [(list(t.shape), t.dtype) for t in tensors]
-            if came != expected or pair != kept.pair:
+            if came != expected or pair != (kept.kind is not None):
                 raise LayoutError(
-                    f"{name}: {_shown(came, pair)}, expected {_shown(expected, kept.pair)} as at "
+                    f"{name}: {_shown(came, pair)}, expected "
+                    f"{_shown(expected, kept.kind is not None)} as at "
                     "first"
                 )
-        return tensors, pair
+        return tensors, type(value) if pair else None
 
-    def write(self, row: int, rows: int, states: list[States]) -> None:
-        """Writes what `check` returned."""
-        for who, given in enumerate(states):
-            if given is None:
+    def write(self, row: int, rows: int, states: list[States], given: Any = ()) -> None:
+        """Writes what `check` returned for what was `given`."""
+        if any(states):
+            self._kind = None if isinstance(given, torch.Tensor) else type(given)
+        for who, state in enumerate(states):
+            if state is None:
                 self.kept[who] = None
                 continue
-            tensors, pair = given
+            tensors, kind = state
             kept = self.kept[who]
-            if kept is None or kept.pair != pair or not _fit(kept.tensors, tensors):
+            if kept is None or kept.kind is not kind or not _fit(kept.tensors, tensors):
                 with torch.inference_mode(False):  # such tensors could not be written to elsewhere
                     new = tuple(
                         torch.zeros(rows, *t.shape, dtype=t.dtype, device=t.device) for t in tensors
                     )
-                kept = self.kept[who] = _Kept(new, pair)
+                kept = self.kept[who] = _Kept(new, kind)
             for mine, tensor in zip(kept.tensors, tensors):
                 mine[row].copy_(tensor)
 
@@ -112,18 +119,25 @@ class HiddenStates:
         """Replaces every tensor."""
         for who, kept in enumerate(self.kept):
             if kept is not None:
-                self.kept[who] = _Kept(tuple(function(t) for t in kept.tensors), kept.pair)
+                self.kept[who] = _Kept(tuple(function(t) for t in kept.tensors), kept.kind)
 
     def ordered(self, order: Callable[[Tensor], Tensor]) -> HiddenStates:
         """The same rows in another order."""
         out = HiddenStates(self.num_envs)
-        out.kept = list(self.kept)
+        out.kept, out._kind = list(self.kept), self._kind
         out.change(order)
         return out
 
-    def at(self, steps: Tensor, envs: Tensor) -> tuple[Any, Any]:
+    def at(self, steps: Tensor, envs: Tensor) -> Any:
         """States before some steps of some envs, ``[layers, n, hidden]`` for each network."""
-        return (self._at(0, steps, envs), self._at(1, steps, envs))
+        return _made(self._kind, [self._at(who, steps, envs) for who in range(len(_WHOSE))])
+
+    def zeros(self, who: int) -> Any:
+        """What a network's states are after it was reset; None if it has none."""
+        kept = self.kept[who]
+        if kept is None:
+            return None
+        return _made(kept.kind, [torch.zeros_like(tensor[0]) for tensor in kept.tensors])
 
     def _at(self, who: int, steps: Tensor, envs: Tensor) -> Any:
         kept = self.kept[who]
@@ -137,7 +151,14 @@ class HiddenStates:
             rows = (steps * layers + layer) * count + envs
             found = take_rows(tensor.reshape(-1, width), rows.reshape(-1))
             out.append(found.view(layers, -1, width))
-        return tuple(out) if kept.pair else out[0]
+        return _made(kept.kind, out)
+
+
+def _made(kind: Any, parts: Sequence[Any]) -> Any:
+    """Parts in what they came in: a tuple, a list or a named tuple, or None: the first alone."""
+    if kind is None:
+        return parts[0]
+    return kind._make(parts) if hasattr(kind, "_make") else kind(parts)
 
 
 def _fit(kept: tuple[Tensor, ...], given: tuple[Tensor, ...]) -> bool:

@@ -15,6 +15,7 @@ from ..arguments import number
 from .rows import FilledRows
 from .storage import RolloutStorage
 from .stored import Stored
+from .transition import mini_batch_type
 
 __all__ = ["ActionLabelRollout", "QueueRolloutStorage"]
 
@@ -104,6 +105,8 @@ class QueueRolloutStorage(RolloutStorage):
 class ActionLabelRollout(QueueRolloutStorage):
     """A QueueRolloutStorage that also keeps `action_labels` (``[N, ...]``): say, an expert's
     actions. Its minibatches have them as their last field."""
+
+    MiniBatch = mini_batch_type(("action_labels",))
 
     action_labels = Stored("action_labels")
     _needed = (*QueueRolloutStorage._needed, "action_labels")

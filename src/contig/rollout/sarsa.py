@@ -18,6 +18,7 @@ from ..errors import LayoutError
 from .field import Field, FieldView
 from .rows import FilledRows
 from .storage import RolloutStorage
+from .transition import mini_batch_type
 
 __all__ = ["SarsaRolloutStorage"]
 
@@ -36,8 +37,10 @@ class SarsaRolloutStorage(RolloutStorage):
     observation. It may be left out, except at the last step: the next transition brings it. Where
     a done step leaves it out, its next observation is that of the next episode.
 
-    Minibatches have `next_obs`, `next_critic_obs`, `rewards` and `dones` as their last fields.
+    Minibatches have `rewards`, `dones`, `next_obs` and `next_critic_obs` as their last fields.
     """
+
+    MiniBatch = mini_batch_type(("rewards", "dones", "next_obs", "next_critic_obs"))
 
     _more_observations = 1
     _carried = (*RolloutStorage._carried, "rewards", "dones")

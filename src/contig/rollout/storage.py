@@ -58,8 +58,8 @@ class RolloutStorage:
         obs_shape: shape of a row, nested dicts of shapes, or an example step ``[N, ...]``: a
             tensor, nested dicts or a TensorDict of tensors. Shapes alone leave the dtype to the
             first step.
-        critic_obs_shape: the same of privileged observations; None: the critic sees what the
-            actor sees.
+        critic_obs_shape: the same of privileged observations; None or [None]: the critic sees what
+            the actor sees.
         actions_shape: shape of an action.
         num_rewards: kinds of reward, R.
         device: of all tensors.
@@ -133,7 +133,8 @@ class RolloutStorage:
         else:
             self._random.manual_seed(whole("seed", seed, 0, "None or a whole number"))
         seen = {"observations": obs_shape}
-        if critic_obs_shape is not None:
+        has_none = isinstance(critic_obs_shape, (list, tuple)) and [*critic_obs_shape] == [None]
+        if critic_obs_shape is not None and not has_none:
             seen["critic_observations"] = critic_obs_shape
         sizes = (num_envs, num_rewards, self.device, self.num_rows)
         self._fields = RolloutFields(*sizes, seen, actions_shape, self._more_observations)
@@ -180,11 +181,12 @@ class RolloutStorage:
         """Writes a step after looking at each field."""
         fresh = self.window.rows == 0
         checked = self._fields.check_step(self._given(transition), self.num_rows, fresh)
-        states = self.hidden.check(self._states(transition), fresh)
+        hidden = self._states(transition)
+        states = self.hidden.check(hidden, fresh)
         if self.check_finite:
             self._fields.check_finite(checked, self.step)
         self._fields.write(row, checked)
-        self.hidden.write(row, self.num_rows, states)
+        self.hidden.write(row, self.num_rows, states, hidden)
         self._repeat = self._like(transition)
 
     def _like(self, transition: Any) -> Repeat | None:

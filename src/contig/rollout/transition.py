@@ -54,7 +54,8 @@ class Transition:
         final_values: values of the states in which episodes timed out, shaped as `values`.
         distribution_params: tensors ``[N, ...]`` in a tuple or a dict, beside or in place of
             `action_mean` and `action_sigma`.
-        hidden_states: (actor, critic), each None, ``[layers, N, hidden]`` or a tuple of two such.
+        hidden_states: (actor, critic), each None, ``[layers, N, hidden]`` or a tuple of two such;
+            or one tensor. Minibatches have them in what they come in, a named tuple for one.
         privileged_actions: a teacher's, for distillation.
         action_labels: see `ActionLabelRollout`.
         next_observations, next_critic_observations: see `SarsaRolloutStorage`.

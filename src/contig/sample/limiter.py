@@ -97,16 +97,23 @@ class RateLimiter:
         return max(first, more, 0)
 
     def await_sample(
-        self, storage: Storage, rows: int, go_on: Callable[[], None] = lambda: None
+        self,
+        storage: Storage,
+        rows: int,
+        go_on: Callable[[], None] = lambda: None,
+        most_s: float = math.inf,
     ) -> None:
-        """Waits until rows may be sampled, and counts them. `go_on` may raise to end the wait."""
-        self._await(storage, rows, self.take_samples, ("sample", "writers are"), go_on)
+        """Waits until rows may be sampled, and counts them. `go_on` may raise to end the wait, and
+        it takes at most so many seconds, if `timeout_s` is longer."""
+        timeout_s = min(self.timeout_s, most_s)
+        self._await(storage, rows, self.take_samples, ("sample", "writers are"), go_on, timeout_s)
 
     def await_insert(
         self, storage: Storage, rows: int, go_on: Callable[[], None] = lambda: None
     ) -> None:
         """Waits until rows may be appended; the append counts them. `go_on` may raise to end it."""
-        self._await(storage, rows, self.can_insert, ("insert", "samplers are"), go_on)
+        what = ("insert", "samplers are")
+        self._await(storage, rows, self.can_insert, what, go_on, self.timeout_s)
 
     def _await(
         self,
@@ -115,9 +122,10 @@ class RateLimiter:
         allowed: Callable[[Storage, int], bool],
         words: tuple[str, str],
         go_on: Callable[[], None],
+        timeout_s: float,
     ) -> None:
         what, who = words
-        deadline = time.monotonic() + self.timeout_s
+        deadline = time.monotonic() + timeout_s
         while True:
             seen = storage.tape.wake_word
             if allowed(storage, rows):
@@ -125,7 +133,7 @@ class RateLimiter:
             left = deadline - time.monotonic()
             if not self.block or left <= 0:
                 tape = storage.tape
-                waited = f" within {self.timeout_s} s" if self.block else ""
+                waited = f" within {timeout_s} s" if self.block else ""
                 raise RateLimitError(
                     f"cannot {what} {rows} rows{waited}: {who} behind ({tape.inserted} rows "
                     f"inserted, {tape.sampled} sampled, {self.samples_per_insert} samples per "

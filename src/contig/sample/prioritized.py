@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native
-from ..arguments import number
+from ..arguments import number, one_each
 from ..keys import WEIGHT
 from .base import Array, Draw, Index, Mass, Request, Rng, Sampler
 from .slices import SliceSampler
@@ -68,11 +68,7 @@ class Priorities:
             ValueError: negative, NaN or of another length; nothing is set then.
         """
         seqs = np.ascontiguousarray(seqs, np.int64).reshape(-1)
-        p = np.ascontiguousarray(priority, float).reshape(-1)
-        if len(p) == 1 and len(seqs) != 1:
-            p = np.repeat(p, len(seqs))
-        if len(p) != len(seqs):
-            raise ValueError(f"{len(p)} priorities for {len(seqs)} rows")
+        p = one_each(priority, len(seqs))
         bad, stale, largest = self.tree(index).prioritize(seqs, p, self.alpha, self.eps)
         if bad >= 0:
             check_priorities(p)

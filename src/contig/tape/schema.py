@@ -11,7 +11,7 @@ from .. import _native
 from ..codecs import codec_of
 from ..errors import LayoutError
 from ..keys import INDEX
-from ..layout import Layout, plan_leaf
+from ..layout import Layout, check_leaves, plan_leaf
 from ..tree import Path, show_path
 from .boundaries import Boundaries, dual_ops, optional_flags
 from .decoding import Coded, Decoder
@@ -192,13 +192,12 @@ def row_layout(tree: Any, batch_ndim: int) -> tuple[Layout, int]:
     Raises:
         LayoutError: some leaf has none, and there should be one.
     """
+    check_leaves(tree)
     if not batch_ndim:
         return Layout(tree), 0
     full = Layout.of_rows(tree)
     ndim = min([batch_ndim, *(len(x.shape) for x in full.leaves if not x.ragged)])
     if ndim == 0:
         scalar = next(x.path for x in full.leaves if not x.shape and not x.ragged)
-        listed = any(isinstance(key, int) for key in scalar)  # a list of numbers is no array
-        hint = "; lists must be arrays, or contig.Ragged in the storage's example" if listed else ""
-        raise LayoutError(f"{show_path(scalar)}: no leading dim; use add for a single row{hint}")
+        raise LayoutError(f"{show_path(scalar)}: no leading dim; use add for a single row")
     return full.row(ndim), ndim

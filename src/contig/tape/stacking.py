@@ -179,10 +179,11 @@ def _batch_dims(schema: Schema, tree: Any, ndim: int) -> tuple[int, ...] | None:
     the layout's own check words the error."""
     leaf: Leaf = schema.first_leaf
     value = _value_at(tree, leaf.path)
-    if value is _MISSING:  # a flag that may be left out
+    if value is _MISSING or value is None:  # a flag that may be left out, or by mistake
         others = sorted(schema.layout.leaves, key=lambda x: (x.ragged, x.variable))
         found = ((x, _value_at(tree, x.path)) for x in others)
-        leaf, value = next((x for x in found if x[1] is not _MISSING), (leaf, _MISSING))
+        there = (x for x in found if x[1] is not _MISSING and x[1] is not None)
+        leaf, value = next(there, (leaf, _MISSING))
         if value is _MISSING:
             return None
     dims = _dims_of(leaf, value)

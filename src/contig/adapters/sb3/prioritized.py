@@ -8,6 +8,7 @@ buffer.update_priorities(data.indices, td_error)
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,11 @@ from .nstep import StepsReplayBuffer
 
 __all__ = ["PrioritizedReplayBuffer", "PrioritizedReplayBufferSamples"]
 
+log = logging.getLogger("contig.adapters")
+
 Array = np.ndarray[Any, Any]
+
+_DRAWS = 10  # batches without priorities: who sets them does it after each, or after a few
 
 
 class PrioritizedReplayBufferSamples(NamedTuple):
@@ -48,7 +53,7 @@ class PrioritizedReplayBuffer(StepsReplayBuffer):
     """Rows in proportion to their priority, of one step or of several, of any observation space.
 
     New rows have the largest priority so far. An algorithm that does not set priorities draws
-    uniformly; `PrioritizedDQN` sets them.
+    uniformly, and the log says so once; `PrioritizedDQN` sets them.
 
     Args:
         args, kwargs: as in `ReplayBuffer`.
@@ -70,6 +75,7 @@ class PrioritizedReplayBuffer(StepsReplayBuffer):
     ) -> None:
         self.alpha, self.eps = alpha, eps
         self.initial_beta = self._beta = number("beta", beta, 0, 1)
+        self._draws_unset = 0  # draws before anybody has set a priority
         super().__init__(*args, n_steps=n_steps, gamma=gamma, **kwargs)
 
     def _row_sampler(self) -> Sampler:
@@ -87,6 +93,16 @@ class PrioritizedReplayBuffer(StepsReplayBuffer):
         sampler.beta = self._beta = number("beta", value, 0, 1)
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
+        if 0 <= self._draws_unset < _DRAWS:
+            self._draws_unset += 1
+            if self._draws_unset == _DRAWS:
+                log.warning(
+                    "%s: %d batches were drawn and no priority was set, so rows are drawn "
+                    "uniformly: use PrioritizedDQN, or call update_priorities(data.indices, "
+                    "td_errors) after each batch",
+                    type(self).__name__,
+                    _DRAWS,
+                )
         return self._samples(self._draw(batch_size), env)
 
     def _samples(self, batch: Batch, env: Any, **more: Any) -> Any:
@@ -112,6 +128,7 @@ class PrioritizedReplayBuffer(StepsReplayBuffer):
             indices: `indices` of the samples; rows evicted meanwhile are left out.
             td_errors: one for each, or several (of each critic): the largest counts.
         """
+        self._draws_unset = -1
         rows = as_array(indices)
         sizes = np.abs(as_array(td_errors)).reshape(len(rows), -1).max(-1)
         # A priority of 0 would mean never again.

@@ -70,7 +70,7 @@ class StepBuffer:
         self._layout = Layout(self._rows.example())
         # Without an example: the first rows show whether observations are stacks of frames.
         self.storage = LazyTensorStorage(self.buffer_size * self.n_envs)
-        self._buffer = TapeBuffer(self.storage, self._make_sampler(), seed=_seed())
+        self._buffer = TapeBuffer(self.storage, self._make_sampler(), seed=_seed(), output="numpy")
         self._tracks = Tracks(self.storage, self.n_envs)
 
     def _make_sampler(self) -> Sampler:
