@@ -162,6 +162,18 @@ void add_env_rows(FrameBuilder& b, EnvRunsHandle& envs, nb::list arrays, Seqs le
   envs.runs.commit();
 }
 
+// What a frame's run of one packed row is to say: its flags and the id of its trajectory.
+nb::tuple tell_row(EnvRunsHandle& envs, Record record, int64_t next_id) {
+  envs.marks.check(record.shape(0));
+  Rows row;
+  row.n = 1;
+  row.records = record.data();
+  const int64_t env = 0;
+  const WireRun& run =
+      envs.runs.tell(1, &env, envs.marks.of(row, record.shape(0)), next_id).front();
+  return nb::make_tuple(run.flags, run.traj_id);
+}
+
 void check_plan(const FrameBuilder& b, const Plan& plan) {
   if (plan.record_size() != b.record_size())
     throw std::invalid_argument("pack: a plan for other records");
@@ -197,7 +209,12 @@ bool pack_rich_row(FrameBuilder& b, const Plan& plan, nb::handle tree, uint32_t 
 
 void bind_gathering(nb::module_& m) {
   nb::class_<EnvRunsHandle>(m, "EnvRuns")
-      .def(nb::init<nb::dict, bool>(), nb::arg("marks"), nb::arg("id_alone"));
+      .def(nb::init<nb::dict, bool>(), nb::arg("marks"), nb::arg("id_alone"))
+      .def("tell_row", &tell_row, nb::arg("record").noconvert(), nb::arg("next_id"))
+      .def(
+          "commit", [](EnvRunsHandle& envs, uint64_t ended) { envs.runs.commit(ended); },
+          nb::arg("ended") = 0)
+      .def("let_go", [](EnvRunsHandle& envs) { envs.runs.let_go(); });
   nb::class_<OutFrame>(m, "OutFrame", nb::type_slots(out_slots))
       .def_ro("first", &OutFrame::first)
       .def_ro("items", &OutFrame::items)

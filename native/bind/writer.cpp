@@ -245,7 +245,7 @@ void WriterHandle::append_part(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_con
   Rows rows;
   rows.n = size > 0 ? records.shape(0) / size : 0;
   if (rows.n == 0 || rows.n * size != records.shape(0) ||
-      (flags & ~(kBegins | kTerminated | kTruncated)) != 0)
+      (flags & ~(kBegins | kEnded | kRowIds | kStarts)) != 0)
     throw std::invalid_argument("append_part: expected whole rows and known flags");
   rows.records = records.data();
   set_blobs(blobs, &rows);

@@ -19,6 +19,11 @@ enum RunFlag : uint64_t {
   kTold = 64,
   // On the wire only: fields of its trajectories are in the frame.
   kHasFields = 128,
+  // On the wire only: its id is the sender's name for the trajectory, and its rows carry the one
+  // that the index has.
+  kRowIds = 256,
+  // On the wire only, with kRowIds: its first row is the trajectory's first one, if no beginning.
+  kStarts = 512,
 };
 
 }  // namespace contig

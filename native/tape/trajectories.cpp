@@ -262,6 +262,18 @@ size_t Trajectories::bytes() const {
          by_id_.bucket_count() * sizeof(void*);
 }
 
+void Trajectories::let_go() {
+  ++stamp_;
+  const auto release = [this](Slot& slot) {
+    const bool orphan = open(slot) || (slot.orphan && !slot.track.known);
+    slot = Slot{};
+    slot.orphan = orphan;
+  };
+  for (Slot& slot : lanes_) release(slot);
+  for (Slot& slot : envs_) release(slot);
+  for (auto& item : by_id_) release(item.second);
+}
+
 void Trajectories::prune(uint64_t index_tail) {
   // Ids that ended, and, if there are very many that never did, those of which no row is left. An
   // open one is kept as long as possible: forgotten, it would seem to begin when it goes on.

@@ -97,6 +97,8 @@ class Trajectories {
   // env i. Without ids, envs and lanes have nothing to do with each other.
   void add_rows(uint64_t from, uint64_t n, const int64_t* envs, const Marks& marks, Continue rule,
                 const Given& given = {});
+  // Of every open trajectory: what comes of it is no beginning.
+  void let_go();
   bool known(const Slot& slot) const { return slot.stamp == stamp_ || slot.track.known; }
   bool open(const Slot& slot) const { return known(slot) && !ended(slot); }
   bool ended(const Slot& slot) const;

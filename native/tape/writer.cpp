@@ -14,31 +14,41 @@ void Writer::start(const Rows& rows) {
   prepare(tape_.header().index_tail.load(std::memory_order_acquire));
 }
 
-void Writer::add_run(Slot& slot, uint64_t from, uint64_t n, const Marks& marks, const Told& told,
-                     bool starts) {
-  Run run{&slot.track, n, told.flags, starts, 0, told.traj_id, told.version};
-  for (uint64_t row = from; row < from + n; ++row) run.reward += marks.reward.sum(row);
-  if (told.given) told.given.to(&run, 0, from + n - 1);
+void Writer::add_told(Slot& slot, uint64_t from, uint64_t n, const Marks& marks, const Told& told,
+                      bool starts) {
+  const uint64_t end = from + n, ended = told.flags & kEnded;
+  const bool own_versions = told.version == -1 && marks.version;
+  for (uint64_t row = from, until; row < end; row = until) {
+    const int64_t version = own_versions ? marks.version.integer(row) : told.version;
+    until = own_versions ? marks.version.next_other(version, row + 1, end) : end;
+    const bool first = row == from;
+    const uint64_t flags = (first ? told.flags & kBegins : 0) | (until == end ? ended : 0);
+    Run run{&slot.track, until - row, flags, first && starts, 0, told.traj_id, version};
+    run.reward = marks.reward.add_to(0, row, until);
+    if (told.given) told.given.to(&run, 0, until - 1);
+    runs_.push_back(run);
+  }
   slot.stamp = stamp_;
-  slot.ended = (told.flags & kEnded) != 0;
-  runs_.push_back(run);
+  slot.ended = ended != 0;
 }
 
 void Writer::add_whole(uint64_t from, uint64_t n, const Marks& marks, const Told& told) {
   // No lane goes on from it, and none before it goes on in it.
   Slot& slot = by_id_[Key{kNone, 0}];
-  add_run(slot, from, n, marks, Told{told.flags | kBegins, told.traj_id, told.version, told.given},
-          true);
+  const Told whole{told.flags | kBegins, told.traj_id, told.version, told.given};
+  add_told(slot, from, n, marks, whole, true);
   slot.ended = true;
 }
 
 void Writer::add_part(uint64_t from, uint64_t n, const Marks& marks, const Told& told,
                       uint64_t last_entry) {
   Slot& slot = by_id_[Key{kNone - 1, told.traj_id}];
-  const bool begins = (told.flags & kBegins) != 0;
+  Told part = told;
+  if ((told.flags & kRowIds) != 0 && marks.id) part.traj_id = marks.id.integer(from);
+  const bool begins = (told.flags & (kBegins | kStarts)) != 0;
   // Also behind a done row: where ids alone decide, that is no end.
-  const bool goes_on = !begins && (known(slot) || resume(&slot, told.traj_id, last_entry));
-  add_run(slot, from, n, marks, told, !goes_on);
+  const bool goes_on = !begins && (known(slot) || resume(&slot, part.traj_id, last_entry));
+  add_told(slot, from, n, marks, part, !goes_on);
 }
 
 void Writer::give_fields(size_t first, const uint8_t* given, uint64_t size, uint64_t steps) {
@@ -134,15 +144,7 @@ uint64_t Writer::commit(const Sender& sender, bool stored, const BlobRoom& room)
 
 void Writer::restart(uint64_t id) {
   id_ = id;
-  ++stamp_;
-  const auto let_go = [this](Slot& slot) {
-    const bool orphan = open(slot) || (slot.orphan && !slot.track.known);
-    slot = Slot{};
-    slot.orphan = orphan;
-  };
-  for (Slot& slot : lanes_) let_go(slot);
-  for (Slot& slot : envs_) let_go(slot);
-  for (auto& item : by_id_) let_go(item.second);
+  let_go();
 }
 
 std::vector<Writer::Open> Writer::open_trajectories() const {

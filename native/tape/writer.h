@@ -11,8 +11,9 @@ namespace contig {
 
 // Rows of one trajectory, boundaries told by the caller.
 struct Told {
-  uint64_t flags;  // kBegins, kTerminated, kTruncated
-  int64_t traj_id, version;
+  uint64_t flags;  // kBegins, kTerminated, kTruncated, kRowIds, kStarts
+  int64_t traj_id;
+  int64_t version;  // -1: of each row, what the row says
   Given given = {};
 };
 
@@ -78,8 +79,10 @@ class Writer : Trajectories {
  private:
   void forget_restored();
   Append append_of(const Sender& sender, bool stored, const BlobRoom& room);
-  void add_run(Slot& slot, uint64_t from, uint64_t n, const Marks& marks, const Told& told,
-               bool starts);
+  // One run, or several if the rows carry different versions.
+  void add_told(Slot& slot, uint64_t from, uint64_t n, const Marks& marks, const Told& told,
+                bool starts);
+  // `traj_id`: as the index has it.
   bool resume(Slot* slot, int64_t traj_id, uint64_t last_entry) const;
   bool track_of(uint64_t entry, Track* track, int64_t* traj_id) const;
 

@@ -17,7 +17,9 @@ class EnvRuns : Trajectories {
   // `next_id` and the n - 1 ids behind it are nobody else's. Nothing counts until it is committed.
   const std::vector<WireRun>& tell(uint64_t n, const int64_t* envs, const Marks& marks,
                                    int64_t next_id, bool with_fields = false);
-  void commit();
+  // `ended`: how the last of these trajectories ended, where no mark of its row says so.
+  void commit(uint64_t ended = 0);
+  using Trajectories::let_go;
 
  private:
   std::vector<WireRun> told_;

@@ -144,30 +144,50 @@ def scripts(draw: Any, streams: bool = True) -> tuple[str, list[tuple[Any, ...]]
 
 
 class Local:
-    """A ReplayBuffer of this process; streamed trajectories are written when they end."""
+    """A ReplayBuffer of this process; streamed steps go through writers of their own, or, if rows
+    have no flags that could say it, as whole trajectories when they end."""
 
     def __init__(self, buffer: ReplayBuffer) -> None:
         self.buffer = buffer
         self.add, self.extend = buffer.add, buffer.extend
         self.whole = buffer.extend_trajectory
+        self._writers = [buffer.storage.writer(), buffer.storage.writer()]
         self._steps: dict[int, list[Any]] = {0: [], 1: []}
+        layout = buffer.storage.layout
+        assert layout is not None
+        self._flag = layout.by_path.get(("next", "done"))
 
     def step(self, writer: int, tree: Any) -> None:
+        if self._flag is not None:
+            self._flush(writer, False, False)
         self._steps[writer].append(tree)
 
+    def _flush(self, writer: int, terminated: bool, truncated: bool) -> None:
+        assert self._flag is not None
+        shape = self._flag.shape
+        for row in self._steps[writer]:
+            done = (terminated or truncated, terminated, truncated)
+            flags = {name: np.full(shape, value) for name, value in zip(FLAGS, done)}
+            self._writers[writer].add({**row, "next": {**row["next"], **flags}})
+        self._steps[writer] = []
+
     def end(self, writer: int, terminated: bool, truncated: bool) -> None:
-        rows = self._steps[writer]
-        if rows:
-            end = {"terminated": terminated, "truncated": truncated or not terminated}
-            self.buffer.extend_trajectory(stack(rows), **end)
+        end = (terminated, truncated or not terminated)
+        if self._flag is not None:
+            self._flush(writer, *end)
+        elif self._steps[writer]:
+            told = dict(zip(("terminated", "truncated"), end))
+            self.buffer.extend_trajectory(stack(self._steps[writer]), **told)
         self._steps[writer] = []
 
     def settle(self) -> None:
         pass
 
     def finish(self) -> None:
-        for rows in self._steps.values():
-            if rows:
+        for writer, rows in self._steps.items():
+            if self._flag is not None:
+                self._flush(writer, False, False)
+            elif rows:
                 self.buffer.extend_trajectory(stack(rows), terminated=False, truncated=False)
 
 

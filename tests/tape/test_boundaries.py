@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from contig import LayoutError, LazyTensorStorage, ReplayBuffer, SliceSampler
+from contig.testing import steps
 from tests.tape.rows import pieces, row, rows
 
 
@@ -354,11 +355,28 @@ def test_a_differing_key_after_the_first_row_names_both(key):
     ReplayBuffer(storage, SliceSampler(slice_len=2, **{key: "mine"}))
 
 
-def test_the_key_found_by_itself_may_be_named_later_and_no_other():
+@pytest.mark.parametrize("how", ["row", "example"])
+@pytest.mark.parametrize("key", ["episode", "uid"])
+def test_a_traj_key_that_comes_too_late_is_refused_and_the_error_says_what_counts(how, key):
+    """Dones cut what is written, so the key would not decide alone, not even the one of the ids."""
+    data = rows(range(3), "...", episode=np.array([0, 0, 1]))
+    storage = LazyTensorStorage(20, example=steps.first(data) if how == "example" else None)
+    if how == "row":
+        storage.writer().extend(data)
+    with pytest.raises(ValueError) as error:
+        ReplayBuffer(storage, SliceSampler(slice_len=2, traj_key=key))
+    text = str(error.value)
+    assert f'asks for traj_key "{key}"' in text and "without traj_key" in text
+    assert 'where "episode" changes, after rows with ("next", "done")' in text
+    assert "written with" not in text
+    ReplayBuffer(storage, SliceSampler(slice_len=2))
+
+
+def test_a_key_that_decides_alone_anyway_may_be_named_later():
     storage = LazyTensorStorage(20)
-    storage.writer().extend(rows(range(3), "...", episode=np.array([0, 0, 1])))
+    storage.writer().extend({"x": np.arange(4), "episode": np.array([0, 0, 1, 1])})
     ReplayBuffer(storage, SliceSampler(slice_len=2, traj_key="episode"))
-    with pytest.raises(ValueError, match=r'\("collector", "traj_ids"\).*"episode"'):
+    with pytest.raises(ValueError, match=r'("collector", "traj_ids").*"episode"'):
         ReplayBuffer(storage, SliceSampler(slice_len=2, traj_key=("collector", "traj_ids")))
 
 
@@ -458,10 +476,10 @@ def test_flags_of_agents_beside_a_flag_of_the_row(n):
 # -- whole trajectories ----------------------------------------------------------------------------
 
 
-def test_extend_trajectory_is_one_trajectory_whatever_its_marks():
+def test_extend_trajectory_is_one_trajectory_whatever_ids_its_rows_have_if_it_is_given_one():
     storage = LazyTensorStorage(20)
     writer = storage.writer()
-    seqs = writer.extend_trajectory(rows(range(4), ".t.t", **ids([1, 2, 3, 4])), traj_id=42)
+    seqs = writer.extend_trajectory(rows(range(4), "...t", **ids([1, 2, 3, 4])), traj_id=42)
     assert seqs.tolist() == [0, 1, 2, 3]
     assert pieces(storage) == [[0, 1, 2, 3]]
     (line,) = storage.episodes()

@@ -53,9 +53,12 @@ class RemoteTape:
         self._rows = _Rows(session, schema, self._ids)
         self._writer = Writer(self._rows)  # type: ignore[arg-type]
 
-    def next_id(self) -> int:
-        """A trajectory id that nobody else has. Raises if nothing can be sent any more."""
+    def check(self) -> None:
+        """Raises if nothing can be sent any more."""
         self._session.check()
+
+    def next_id(self) -> int:
+        """A trajectory id that nobody else has."""
         return self._ids.take(1)
 
     def add(self, tree: Any, fields: Any = None) -> None:

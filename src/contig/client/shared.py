@@ -12,6 +12,7 @@ from __future__ import annotations
 import secrets
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +92,7 @@ class SharedClient:
         self._board: WeightsBoard | None = None
         self._queue: BatchQueue | None = None
         self._ingress: Ingress | None = None
+        self._writers: weakref.WeakSet[StreamWriter] = weakref.WeakSet()
         self._closed = self._gone = False
         self.blocked = 0
         layout = layout_of(data_sample)
@@ -203,7 +205,9 @@ class SharedClient:
 
     def writer(self) -> StreamWriter:
         """A writer of single steps, which are grouped by trajectory; for one thread."""
-        return StreamWriter(_SharedTape(self, self._ready().storage))
+        writer = StreamWriter(_SharedTape(self, self._ready().storage))
+        self._writers.add(writer)
+        return writer
 
     def _append(self, verb: Callable[..., Any], *given: Any, **end: Any) -> None:
         """One append to a tape, as soon as its limiter lets it through."""
@@ -283,11 +287,20 @@ class SharedClient:
                 return None
 
     def close(self, timeout: float | None = None) -> None:
-        """Lets go of the server's memory; there is nothing to wait for."""
+        """Appends what its writers hold and lets go of the server's memory; there is nothing to
+        wait for.
+
+        Raises:
+            ConnectionClosedError: the server is gone, and a writer held a step.
+        """
         seconds_or_none("timeout", timeout)
-        self._closed = True
-        self._let_go()
-        self._found.close()
+        try:
+            for writer in list(self._writers):
+                writer.close_now()
+        finally:
+            self._closed = True
+            self._let_go()
+            self._found.close()
 
     def _let_go(self) -> None:
         storage = None if self._ingress is None else self._ingress.storage
@@ -318,8 +331,10 @@ class _SharedTape:
         self._native = storage.native_writer(schema)
         self._ids = secrets.randbelow(2**63 - 1)
 
-    def next_id(self) -> int:
+    def check(self) -> None:
         self._client._ready()
+
+    def next_id(self) -> int:
         self._ids = (self._ids + 1) & (2**63 - 1)
         return self._ids
 

@@ -18,6 +18,7 @@ import secrets
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -114,6 +115,7 @@ class TcpClient:
             raise
         self._session = Session(self._thread)
         self._tape = None if schema is None else RemoteTape(self._session, schema, self.producer)
+        self._writers: weakref.WeakSet[StreamWriter] = weakref.WeakSet()
         self._asking: Session | None = None
         self._opening_asking = threading.Lock()
         self._reading = threading.Lock()  # one GET at a time
@@ -186,7 +188,9 @@ class TcpClient:
 
     def writer(self) -> StreamWriter:
         """A writer of single steps, which are grouped by trajectory; for one thread."""
-        return StreamWriter(self._need_tape())
+        writer = StreamWriter(self._need_tape())
+        self._writers.add(writer)
+        return writer
 
     @property
     def fields(self) -> Layout | None:
@@ -332,7 +336,7 @@ class TcpClient:
     # -- life ---------------------------------------------------------------------------------
 
     def close(self, timeout: float | None = 30.0) -> None:
-        """Sends what is left, waits for its acks, and disconnects.
+        """Sends what is left, what its writers hold included, waits for its acks, and disconnects.
 
         Raises:
             TimeoutError, ConnectionClosedError: some items were not acked.
@@ -341,7 +345,11 @@ class TcpClient:
         if self._thread.forked:
             return  # the connection is the parent's
         try:
-            self._session.close(timeout)
+            try:
+                for writer in list(self._writers):
+                    writer.close_now()
+            finally:
+                self._session.close(timeout)
         finally:
             with self._opening_asking:
                 if self._asking is not None:

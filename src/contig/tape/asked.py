@@ -15,7 +15,7 @@ from ..tree import Path, flatten, show_path
 from .boundaries import complete_flags, fill_flags, merged_keys
 from .encoded_once import encoded_once
 from .encoding import Codecs, codecs_of, codecs_to_json, coded_row, with_next
-from .ending import End, end_rows
+from .ending import Whole
 from .recognition import recognised, with_axes
 from .schema import Schema, row_layout
 from .sharing import Sharing, paying, settled
@@ -76,7 +76,7 @@ class Asked:
         return coded_row(row, self._row_codecs(row), tree, ndim), ndim
 
     def row(
-        self, tree: Any, batch_ndim: int, capacity: int, end: End | None = None
+        self, tree: Any, batch_ndim: int, capacity: int, whole: Whole | None = None
     ) -> tuple[Layout, Asked]:
         """The layout of the rows that the first data is of, and what else is to be asked of them:
         the stacks that are recognised.
@@ -84,7 +84,7 @@ class Asked:
         Args:
             tree, batch_ndim: the data, and how many leading dims it has.
             capacity: of the storage.
-            end: of a whole trajectory, what is said of how it ended.
+            whole: what is said of a whole trajectory.
 
         Raises:
             LayoutError, ValueError: data that would be refused: it must not fix the layout.
@@ -93,8 +93,8 @@ class Asked:
         schema = Schema(complete_flags(row), *self.keys)
         columns, batch = schema.layout.columns(tree, ndim, schema.flag_paths)
         check_bytes(schema.layout, columns, self.ring(capacity, schema.layout))
-        if end is not None and batch[0]:
-            end_rows(schema, list(columns), batch[0], end)
+        if whole is not None and batch[0]:
+            whole.settle(schema, list(columns), batch[0])
         fill_flags(schema.layout, schema.boundaries.flags, columns)
         return row, self.looked_at(schema.layout, columns)
 

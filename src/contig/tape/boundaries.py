@@ -145,18 +145,41 @@ class Boundaries:
         return {"traj_key": self.traj_key, "end_key": self.end_key}
 
     def conflict(self, traj_key: Any, end_key: Any) -> str | None:
-        """Why a sampler with these keys cannot read data written with those, or None."""
+        """Why a sampler that asks for these keys cannot read such rows, or None."""
         for name, wanted, used in (
-            ("traj_key", traj_key, self.id),
+            ("traj_key", traj_key, self.id if self._ids_alone else None),
             ("end_key", end_key, self.done if self.id is None or self.end_key else None),
         ):
             if wanted is not None and as_path(wanted) != used:
-                was = "none" if used is None else show_path(used)
+                given = getattr(self, name)
+                was = f"without {name}" if given is None else f"with {name} {show_path(given)}"
                 return (
-                    f"the sampler asks for {name} {show_path(as_path(wanted))}, but the rows were "
-                    f"written with {name} {was}; give the buffer this sampler before the first row"
+                    f"the sampler asks for {name} {show_path(as_path(wanted))}, but the storage "
+                    f"has its layout already, {was}: its trajectories {self._rule}. Give the "
+                    "storage this sampler before its first row, and no example, or leave "
+                    f"{name} out"
                 )
         return None
+
+    @property
+    def _ids_alone(self) -> bool:
+        """Whether nothing but an id says where trajectories begin and end."""
+        return self.traj_key is not None or (
+            self.done is None and self.flags is None and self.init is None
+        )
+
+    @property
+    def _rule(self) -> str:
+        """Where trajectories begin, in words."""
+        places = [] if self.id is None else [f"where {show_path(self.id)} changes"]
+        if self.id is None or not self._ids_alone:
+            if self.done is not None:
+                places.append(f"after rows with {show_path(self.done)}")
+            elif self.flags is not None:
+                places.append("after terminated and truncated rows")
+            if self.init is not None:
+                places.append(f"at rows with {show_path(self.init)}")
+        return f"begin {', '.join(places)}" if places else "are whole appends"
 
 
 def complete_flags(layout: Layout) -> Layout:

@@ -19,7 +19,7 @@ from ..layout import Layout
 from ..tree import show_path
 from .asked import Asked
 from .encoding import Codecs, check_codecs
-from .ending import End
+from .ending import Whole
 from .fields import check_fields
 from .fits import warn_if_too_large
 from .schema import Schema
@@ -144,12 +144,12 @@ class DescribedTape:
     # -- fixing it ----------------------------------------------------------------------------
 
     def define(
-        self, tree: Any, batch_ndim: int, fields: Layout | None = None, end: End | None = None
+        self, tree: Any, batch_ndim: int, fields: Layout | None = None, whole: Whole | None = None
     ) -> Schema:
         """Fixes the layout from the first data, of rows with that many leading dims; and that of
-        fields, if trajectories are to have any. `end`: what is said of how a whole trajectory
-        ended. Data that would be refused changes nothing."""
-        layout, self.asked = self.asked.row(tree, batch_ndim, self.capacity, end)
+        fields, if trajectories are to have any. `whole`: what is said of a whole
+        trajectory. Data that would be refused changes nothing."""
+        layout, self.asked = self.asked.row(tree, batch_ndim, self.capacity, whole)
         return self.publish(layout, fields)
 
     def publish_like(self, rows: Batch, fields: Layout | None = None) -> Schema:

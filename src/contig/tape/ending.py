@@ -16,11 +16,11 @@ import numpy as np
 
 from ..errors import LayoutError
 from ..keys import FLAGS
-from ..tree import show_path
+from ..tree import Path, show_path
 from .boundaries import fill_flags
 from .schema import Schema
 
-__all__ = ["End", "end_rows", "last_version", "record_columns", "zero_flags"]
+__all__ = ["End", "Whole", "end_rows", "record_columns", "zero_flags"]
 
 Array = np.ndarray[Any, Any]
 _TERMINATED, _TRUNCATED = 2, 4
@@ -106,10 +106,80 @@ def zero_flags(schema: Schema, columns: list[Any], rows: int) -> bool:
     return True
 
 
-def last_version(schema: Schema, columns: list[Any]) -> int:
-    """The policy's version that the last row carries, or -1."""
-    path = schema.boundaries.version
-    return -1 if path is None else int(columns[schema.layout.number[path]].reshape(-1)[-1])
+class Whole(NamedTuple):
+    """What a caller says of rows that are one whole trajectory.
+
+    Attributes:
+        end: how it ended.
+        traj_id: its id; None: the rows say it.
+        is_grid: the rows are of a grid of steps and envs: episodes lie inside, and marks in rows
+            say nothing of the whole.
+    """
+
+    end: End = End()
+    traj_id: int | None = None
+    is_grid: bool = False
+
+    def settle(self, schema: Schema, columns: list[Any], rows: int) -> End:
+        """How the trajectory ended. Completes the flags of its rows, as new columns.
+
+        Raises:
+            LayoutError: the caller says something else than a done row, or the rows are of several
+                trajectories.
+        """
+        end = end_rows(schema, columns, rows, self.end)
+        if not self.is_grid:
+            self._check_one(schema, columns, rows)
+        return end
+
+    def _check_one(self, schema: Schema, columns: list[Any], rows: int) -> None:
+        marks = schema.boundaries
+        if marks.id is None or marks.traj_key is None:  # else ids decide alone
+            for path, places in _inner_ends(schema, columns).items():
+                if places.size:
+                    row = int(places[0])
+                    what = "begins one" if path == marks.init else "is done"
+                    raise _several(path, f"row {row} {what}", rows)
+        ids = self._ids(schema, columns)
+        others = np.flatnonzero(ids != ids[:1])
+        if others.size:
+            assert marks.id is not None
+            row = int(others[0])
+            raise _several(marks.id, f"row {row} has the id {ids[row]}, row 0 {ids[0]}", rows)
+
+    def _ids(self, schema: Schema, columns: list[Any]) -> Array:
+        """The ids of the rows, as far as they count."""
+        path, number = schema.boundaries.id, schema.layout.number
+        if self.traj_id is not None or path is None or columns[number[path]] is None:
+            return np.empty(0)
+        return np.asarray(columns[number[path]].reshape(-1))
+
+    def id_of(self, schema: Schema, columns: list[Any]) -> int:
+        """The trajectory's id, or -1."""
+        if self.traj_id is not None:
+            return self.traj_id
+        ids = self._ids(schema, columns)
+        return int(ids[0]) if len(ids) else -1
+
+
+def _inner_ends(schema: Schema, columns: list[Any]) -> dict[Path, Array]:
+    """Rows at which another trajectory ends or begins, by the leaf that says so."""
+    marks, number = schema.boundaries, schema.layout.number
+    ends = [(*(marks.flags or ()), flag) for flag in ("terminated", "truncated")]
+    found: dict[Path, Array] = {}
+    for path in [*(ends if marks.done is None else [marks.done]), marks.init]:
+        if path is not None and path in number and columns[number[path]] is not None:
+            values = columns[number[path]].reshape(-1)
+            later = path == marks.init
+            found[path] = np.flatnonzero(values[1:] if later else values[:-1]) + later
+    return found
+
+
+def _several(path: Path, what: str, rows: int) -> LayoutError:
+    return LayoutError(
+        f"{show_path(path)}: {what}, of {rows} rows that were given as one whole trajectory: these "
+        "are several episodes: use extend"
+    )
 
 
 def record_columns(schema: Schema, record: Array) -> list[Array | None]:

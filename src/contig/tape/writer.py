@@ -18,13 +18,13 @@ from ..layout import Layout
 from ..tree import Path
 from .boundaries import check_given, fill_flags
 from .encoding import Encoder
-from .ending import End, end_rows, last_version
+from .ending import End, Whole
 from .env_step import EnvStep, check_total
 from .fields import Given, RowFields, first_fields, pack_fields
 from .schema import Schema
 from .stacking import batch_ndim_of, lanes_of, stack_rows
 
-__all__ = ["Writer"]
+__all__ = ["Writer", "extend_grid"]
 
 # Looked up once: that takes longer than handing one over.
 _NEW, _IF_OPEN, _TOLD = Continue
@@ -45,7 +45,7 @@ class Appendable(Protocol):
     def check_open(self) -> None: ...
 
     def define(
-        self, tree: Any, batch_ndim: int, fields: Layout | None = None, end: End | None = None
+        self, tree: Any, batch_ndim: int, fields: Layout | None = None, whole: Whole | None = None
     ) -> Schema: ...
 
     @property
@@ -201,22 +201,32 @@ class Writer:
         policy_version: int | None = None,
         fields: Any = None,
     ) -> np.ndarray[Any, Any]:
-        """One whole trajectory ``[T, ...]``, whatever marks the data has inside, and its fields, a
-        mapping.
+        """One whole trajectory ``[T, ...]``, and its fields, a mapping.
 
         How it ended is what the arguments say, else what its last row says; without arguments and
         without done flags in the data, it is truncated. Arguments may close what the last row
-        leaves open, and must not contradict a done row.
+        leaves open, and must not contradict a done row. Without `policy_version` the rows' own
+        count.
+
+        Raises:
+            LayoutError: a mark in the rows says that they are several trajectories: a done row
+                before the last, an `is_init` behind the first, or another id, unless `traj_id` is
+                given. `extend` takes those.
         """
+        whole = Whole(End(terminated, truncated), traj_id)
+        return self._extend_whole(data, whole, policy_version, fields)
+
+    def _extend_whole(
+        self, data: Any, whole: Whole, policy_version: int | None, fields: Any
+    ) -> np.ndarray[Any, Any]:
         tree, shape = _tree_of(data, self._storage.schema)
         if shape is not None and len(shape) != 1:
             raise LayoutError(f"a trajectory is [T, ...], got batch shape {list(shape)}")
-        told = End(terminated, truncated)
-        given = _NOTHING if fields is None else self._given(tree, 1, fields, (0,), told)
-        schema = self._ready(tree, 1, told)
-        if traj_id is not None and policy_version is not None and self._takes_whole(schema):
-            flags = (told if told.is_said else End(False, True)).flags
-            arguments = (self._plan, tree, flags, traj_id, policy_version)
+        given = _NOTHING if fields is None else self._given(tree, 1, fields, (0,), whole)
+        schema = self._ready(tree, 1, whole)
+        if policy_version is not None and self._takes_whole(schema, whole):
+            flags = (whole.end if whole.end.is_said else End(False, True)).flags
+            arguments = (self._plan, tree, flags, whole.traj_id, policy_version)
             first = self._native.extend_whole(*arguments, **given)
             if first >= 0:
                 return self._seqs(first, self._native.last_rows)
@@ -224,32 +234,26 @@ class Writer:
         rows = batch[0]
         if rows == 0:
             return np.empty(0, np.int64)
-        end = end_rows(schema, columns, rows, told)
-        version = last_version(schema, columns) if policy_version is None else policy_version
+        end = whole.settle(schema, columns, rows)
         arrays, offsets, blobs = schema.layout.apart(columns)
         first = self._native.append_whole(
             arrays,
             offsets,
             rows,
             end.flags,
-            self._traj_id(schema, columns) if traj_id is None else traj_id,
-            version,
+            whole.id_of(schema, columns),
+            -1 if policy_version is None else policy_version,
             *blobs,
             **given,
         )
         return self._seqs(first, rows)
 
-    def _takes_whole(self, schema: Schema) -> bool:
-        """Whether nothing in the rows of a trajectory says how it ended, so that nobody has to look
-        at them before they are stored."""
-        return self._encoder is None and schema.boundaries.flags is None
-
-    @staticmethod
-    def _traj_id(schema: Schema, columns: list[Any]) -> int:
-        """The id that the rows of a trajectory carry, or -1."""
-        if schema.boundaries.id is None:
-            return -1
-        return int(columns[schema.layout.number[schema.boundaries.id]].reshape(-1)[0])
+    def _takes_whole(self, schema: Schema, whole: Whole) -> bool:
+        """Whether nothing in the rows says where a trajectory begins or ends, so that nobody has to
+        look at them before they are stored."""
+        marks = schema.boundaries
+        no_marks = marks.flags is None and (whole.is_grid or not marks.any)
+        return self._encoder is None and whole.traj_id is not None and no_marks
 
     def append_records(self, records: np.ndarray[Any, Any], lanes: int = 1) -> np.ndarray[Any, Any]:
         """Packed rows ``[N, record_size]``, as another contig part made them."""
@@ -264,11 +268,11 @@ class Writer:
 
     # -- how ----------------------------------------------------------------------------------
 
-    def _ready(self, tree: Any, batch_ndim: int, end: End | None = None) -> Schema:
+    def _ready(self, tree: Any, batch_ndim: int, whole: Whole | None = None) -> Schema:
         self._storage.check_open()
         schema = self._storage.schema
         if schema is None:
-            schema = self._storage.define(plain_tree(tree)[0], batch_ndim, end=end)
+            schema = self._storage.define(plain_tree(tree)[0], batch_ndim, whole=whole)
         self._bind(schema)
         return schema
 
@@ -278,14 +282,14 @@ class Writer:
         batch_ndim: int,
         fields: Any,
         shape: tuple[int, ...] | None = None,
-        end: End | None = None,
+        whole: Whole | None = None,
     ) -> dict[str, Given]:
         """Fields as an argument of native writers. If they come with the first rows, the layout is
         fixed with them.
 
         Args:
             shape: batch dims of the tree, time the last of them; None: to be found out.
-            end: what is said of a whole trajectory's end.
+            whole: what is said of a whole trajectory.
         """
         self._storage.check_open()
         schema, plain = self._storage.schema, plain_tree(tree)[0]
@@ -295,7 +299,7 @@ class Writer:
             known = first_fields(fields, lanes)
         given = fields if isinstance(fields, RowFields) else pack_fields(known, fields, lanes)
         if schema is None:
-            self._storage.define(plain, batch_ndim, known, end)
+            self._storage.define(plain, batch_ndim, known, whole)
         return _NOTHING if given is None else {"fields": given}
 
     def _bind(self, schema: Schema) -> None:
@@ -393,6 +397,15 @@ class Writer:
 
     def __reduce__(self) -> Any:
         return _writer_of, (self._storage, self.open_trajectories)
+
+
+def extend_grid(
+    writer: Writer, data: Any, traj_id: int, policy_version: int, fields: Any
+) -> np.ndarray[Any, Any]:
+    """Appends the flattened rows of a grid of steps and envs as one trajectory, which is truncated.
+    The episodes of the envs lie inside, so no mark in the rows counts."""
+    whole = Whole(End(None, True), traj_id, is_grid=True)
+    return writer._extend_whole(data, whole, policy_version, fields)
 
 
 def _writer_of(storage: Any, orphans: list[Any]) -> Writer:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..batch import Batch
 
-__all__ = ["Array", "Step", "episode", "identity", "interleaved", "raises", "row"]
+__all__ = ["Array", "Step", "episode", "first", "identity", "interleaved", "raises", "row"]
 
 Array = np.ndarray[Any, Any]
 Step = tuple[int, int]  # episode, t
@@ -50,7 +50,7 @@ def episode(
 
 def row(number: int, t: int, *, end: str | None = None, version: int = 0) -> dict[str, Any]:
     """One row, without a leading dim."""
-    return _first(episode(number, 1, start=t, end=end, version=version))  # type: ignore[no-any-return]
+    return first(episode(number, 1, start=t, end=end, version=version))
 
 
 def interleaved(
@@ -111,5 +111,6 @@ def _rows(
     }
 
 
-def _first(tree: Any) -> Any:
-    return {k: _first(v) for k, v in tree.items()} if isinstance(tree, dict) else tree[0]
+def first(tree: dict[str, Any], t: int = 0) -> dict[str, Any]:
+    """One row of rows: the first, or row `t`."""
+    return {k: first(v, t) if isinstance(v, dict) else v[t] for k, v in tree.items()}

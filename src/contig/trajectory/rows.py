@@ -28,6 +28,7 @@ from ..tape import LazyTensorStorage, Storage
 from ..tape.disk import DiskStorage
 from ..tape.disk.extents import row_stride
 from ..tape.fields import fields_layout
+from ..tape.writer import extend_grid
 from .contents import Contents
 from .entry import TrajectoryEntry, entries_in, field_values, fields_for
 from .folder import has_rows
@@ -123,13 +124,7 @@ class TrajectoryRows(MixedRows):
         newest = self._recent.newest_version
         version = self._versions.get(entry.model_weights_id, newest + 1)
         self._make_room(record, entry.num_samples, fields)
-        seqs = self.extend_trajectory(
-            tree,
-            truncated=True,
-            traj_id=entry.trajectory_id,
-            policy_version=version,
-            fields=values,
-        )
+        seqs = extend_grid(self.ingress.writer, tree, entry.trajectory_id, version, values)
         self.record = record
         self._note(entry._replace(first=int(seqs[0]), version=version))
         self._let_go()

@@ -30,7 +30,7 @@ from ...tree import Path
 from ..asked import Asked, check_bytes
 from ..boundaries import complete_flags, fill_flags
 from ..encoding import codecs_of
-from ..ending import End, end_rows
+from ..ending import Whole
 from ..fields import fields_layout
 from ..folding import ExtraLeaf, FoldedSteps, Recipe, fold_of
 from ..memory import new_tape
@@ -172,7 +172,7 @@ class DeviceStorage(Storage):
         return self._memory
 
     def define(
-        self, tree: Any, batch_ndim: int, fields: Layout | None = None, end: End | None = None
+        self, tree: Any, batch_ndim: int, fields: Layout | None = None, whole: Whole | None = None
     ) -> Schema:
         row, ndim = self.asked.row_of(tree, batch_ndim)
         check_leaves(row)
@@ -185,8 +185,8 @@ class DeviceStorage(Storage):
             as_array(given[x.path]) if x.path in given and x.path in schema.flag_paths else None
             for x in schema.layout.leaves
         ]
-        if end is not None and rows.rows:
-            end_rows(schema, list(flags), rows.rows, end)
+        if whole is not None and rows.rows:
+            whole.settle(schema, list(flags), rows.rows)
         fill_flags(schema.layout, schema.boundaries.flags, flags)
         return self.publish(row, fields)
 

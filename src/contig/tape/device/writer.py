@@ -17,7 +17,7 @@ from ...layout import Encoded, Layout
 from ...ragged import Ragged
 from ...tree import Path, nested
 from ..boundaries import check_given
-from ..ending import End
+from ..ending import Whole
 from ..env_step import EnvStep, check_total
 from ..fields import RowFields, first_fields, pack_fields
 from ..schema import Schema
@@ -66,7 +66,7 @@ class DeviceTape(Protocol):
     def check_open(self) -> None: ...
 
     def define(
-        self, tree: Any, batch_ndim: int, fields: Layout | None = None, end: End | None = None
+        self, tree: Any, batch_ndim: int, fields: Layout | None = None, whole: Whole | None = None
     ) -> Schema: ...
 
     def check_bytes(self, layout: Layout, rows: Rows) -> None: ...
@@ -93,7 +93,7 @@ class _Marks:
         return self._storage.fields
 
     def define(
-        self, tree: Any, batch_ndim: int, fields: Layout | None = None, end: End | None = None
+        self, tree: Any, batch_ndim: int, fields: Layout | None = None, whole: Whole | None = None
     ) -> Schema:
         raise AssertionError("marks are defined with the rows that they belong to")
 
@@ -171,14 +171,17 @@ class DeviceWriter(Writer):
             rows, lambda marks: self._extend_marks(marks, rows.batch, continues, fields)
         )
 
-    def extend_trajectory(self, data: Any, **end: Any) -> Array:
-        verb = super().extend_trajectory
+    def _extend_whole(
+        self, data: Any, whole: Whole, policy_version: int | None, fields: Any
+    ) -> Array:
+        verb = super()._extend_whole
         tree, shape = self._tree(data)
         if shape is not None and len(shape) != 1:
             raise LayoutError(f"a trajectory is [T, ...], got batch shape {list(shape)}")
-        told = End(end.get("terminated"), end.get("truncated"))
-        rows, fields = self._fit(tree, 1, end.pop("fields", None), (), end=told)
-        return self._write_rows(rows, lambda marks: verb(marks, fields=fields, **end), at_once=True)
+        rows, fields = self._fit(tree, 1, fields, (), whole=whole)
+        return self._write_rows(
+            rows, lambda marks: verb(marks, whole, policy_version, fields), at_once=True
+        )
 
     def append_records(self, records: Array, lanes: int = 1) -> Array:
         raise TypeError(
@@ -230,7 +233,7 @@ class DeviceWriter(Writer):
         fields: Any,
         lanes: tuple[int, ...] | None,
         fewer: bool = False,
-        end: End | None = None,
+        whole: Whole | None = None,
     ) -> tuple[Rows, RowFields | None]:
         """The rows, whose layout is fixed if they are the first; and their fields as they are now,
         checked: an error that came with the marks would be somebody else's.
@@ -238,7 +241,7 @@ class DeviceWriter(Writer):
         Args:
             lanes: dims of the lanes, for fields; None: to be found out.
             fewer: whether there may be fewer batch dims.
-            end: what is said of a whole trajectory's end.
+            whole: what is said of a whole trajectory.
         """
         storage = self._device_tape
         storage.check_open()
@@ -252,7 +255,7 @@ class DeviceWriter(Writer):
             given = pack_fields(known, fields, lanes)  # before they fix anything
             fields = None if given is None else RowFields(*given)
         if schema is None:
-            schema = storage.define(tree, ndim, known, end)
+            schema = storage.define(tree, ndim, known, whole)
             ndim = batch_ndim_of(schema, tree, ndim) if fewer else ndim
         marks = storage.parts.marks.by_path
         return fit(schema, storage.memory.device, tree, ndim, marks), fields
