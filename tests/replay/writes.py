@@ -210,6 +210,7 @@ class Writes(RuleBasedStateMachine):
         if self.form.flags is not None and how != "flags":
             last = {"told terminated": "t", "told truncated": "u", "nothing": "u"}[how]
             ends = "." * (len(ends) - 1) + last
+        ends = "." * (len(ends) - 1) + ends[-1]  # rows of several are refused
         lane = self.rows(who, [ends], frozenset(FLAGS), [5])[0]
         given = frozenset(FLAGS) if how == "flags" else frozenset()
         data = build(self.form, lane, given=given)

@@ -114,7 +114,13 @@ class WriteRoute(ABC):
 
 
 class RouteCase(NamedTuple):
-    """A situation, the verb that writes it, and in pieces of how many rows."""
+    """What a route is checked with at a time.
+
+    Attributes:
+        situation: its rows.
+        verb: what writes them.
+        sizes: how many rows each piece has, in turns; empty: as many as the verb takes.
+    """
 
     situation: Situation
     verb: str
