@@ -13,7 +13,7 @@ from typing import Any
 from ..arguments import whole
 from ..batch import Batch, stack_batches
 from ..errors import ClosedError
-from ..weights.policy import get_weights, modules_of, set_weights
+from ..weights.policy import get_weights, set_weights
 from ..weights.publisher import WeightPublisher
 from .adapters import is_env
 from .base import END, BaseCollector
@@ -135,24 +135,20 @@ class WorkersCollector(BaseCollector[Batch]):
         """Publishes weights to all workers, with one copy; they act on them at their next step.
 
         Args:
-            policy_or_state: a policy like the collector's, or its weights; None: its policy's own.
+            policy_or_state: a policy like the collector's, or its weights; None: its policy's own,
+                if it has any.
 
         Raises:
-            TypeError: weights for a policy that has no way to take them, or none to give.
+            TypeError: weights for a policy that has no way to take them.
         """
         self.check()
         own = policy_or_state is None or policy_or_state is self.policy
-        if own and not self._weights.has_weights and (self.policy is None or self._is_fixed):
-            return
+        if own and not self._weights.has_weights:
+            return  # there is nothing that workers could be given
         self._check_open()
         tree = self._weights.update(self.policy if own else policy_or_state)
         if not own:
             set_weights(self.policy, tree)
-
-    @property
-    def _is_fixed(self) -> bool:
-        """Whether the policy consists of nn.Modules, and none of them has any weights."""
-        return bool(modules_of(self.policy))
 
     # -- what is known of them ----------------------------------------------------------------
 

@@ -272,14 +272,12 @@ def packed(tensors: Sequence[Any]) -> Any:
     """The bytes of tensors of one device in one tensor of it."""
     import torch
 
-    sizes = [_room(x) for x in tensors]
-    whole = torch.zeros(sum(sizes), dtype=torch.uint8, device=tensors[0].device)
-    at = 0
-    for tensor, size in zip(tensors, sizes):
-        plain = tensor.detach().resolve_conj().resolve_neg()
-        part = plain.contiguous().reshape(-1).view(torch.uint8)
-        whole[at : at + len(part)].copy_(part)
-        at += size
+    size = sum(_room(x) for x in tensors)
+    whole = torch.zeros(size, dtype=torch.uint8, device=tensors[0].device)
+    # By views of the result: bytes of a tensor cannot be seen if its strides are odd, which those
+    # of a single row may be, or if it is conjugated.
+    for part, tensor in zip(unpacked(whole, tensors), tensors):
+        part.copy_(tensor.detach())
     return whole
 
 

@@ -1,7 +1,8 @@
 """OrderedStreams: the streams of a device where there is none, for tests of who waits for whom.
 
     side stream     copies when somebody waits for it, as late as it may
-    current stream  does at once what it is given: tensors of the CPU are its device's
+    current stream  does at once what it is given: tensors of the CPU are its device's, or
+                    those of another device that has no streams
 
 Each thread has a current stream of its own, and `on` gives it another one. `mark` and `is_after`
 say whether what a stream is given now comes behind something that another one was given.
@@ -54,13 +55,17 @@ class _Stream:
 class OrderedStreams:
     """Streams whose work is done no earlier than it has to be. Thread-safe.
 
+    Args:
+        device: of torch, whose streams these are said to be.
+
     Attributes:
         calls: what was asked for, in order: (name, stream's name).
         blocks: memory of page-locked blocks that were made.
         kept: tensors whose memory another stream uses.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: Any = "cpu") -> None:
+        self._device = device
         self.calls: list[tuple[str, str]] = []
         self.blocks: list[Any] = []
         self.kept: list[Any] = []
@@ -147,9 +152,10 @@ class OrderedStreams:
 
         with self._lock:
             self._note("to_device", stream)
-            tensor, memory = torch.full_like(block, _NOT_THERE), self._memory(block)
-            source = block.numpy() if memory is None else memory
-            stream.queue.append(lambda: _copy(tensor.numpy(), source))
+            memory = self._memory(block)
+            tensor = torch.full_like(block, _NOT_THERE, device=self._device)
+            source = block if memory is None else torch.from_numpy(memory)
+            stream.queue.append(lambda: _copy(tensor, source))
             if stream is self.current():
                 stream.run()
             return tensor
@@ -158,7 +164,7 @@ class OrderedStreams:
         """Copies a tensor into a block, when the stream has come to it."""
         with self._lock:
             self._note("to_host", stream)
-            stream.queue.append(lambda: _copy(block.numpy(), tensor.numpy()))
+            stream.queue.append(lambda: _copy(block, tensor))
 
     def record(self, stream: Any) -> Any:
         """An event that is over when the stream has done all that it has so far."""
@@ -207,7 +213,10 @@ class OrderedStreams:
 
 
 def _copy(target: Any, source: Any) -> None:
-    target[...] = source
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():  # it is done by the stream, whoever waits for that
+        target.copy_(source)
 
 
 def _learn(known: _Known, more: _Known) -> None:
