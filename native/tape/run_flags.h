@@ -19,6 +19,8 @@ enum RunFlag : uint64_t {
   kTold = 64,
   // On the wire only: fields of its trajectories are in the frame.
   kHasFields = 128,
+  // On the wire only: what the sender says is open are trajectories of the item, and not lanes.
+  kSeveral = 256,
 };
 
 }  // namespace contig

@@ -20,7 +20,7 @@ Refusal check_runs(const Frame& f, const uint8_t* body, bool with_fields, uint64
   for (uint32_t i = 0; i < f.runs; ++i) {
     const WireRun run = read_run(body + i * kRunBytes);
     const bool marked = (run.flags & kMarked) != 0;
-    uint32_t known = marked ? kMarked | kGoesOn | kTold : kBegins | kTerminated | kTruncated;
+    uint32_t known = marked ? kMarked | kGoesOn | kTold | kSeveral : kBegins | kTerminated | kTruncated;
     if (with_fields) known |= kHasFields;
     if (run.rows == 0 || (run.flags & ~known) != 0) return Refusal::shape;
     if (marked ? run.lanes == 0 || run.lanes > kMaxLanes || run.rows % run.lanes != 0

@@ -13,6 +13,7 @@ _Slices = tuple[Array, Array, Array, Array]  # seqs; lengths, burn-in rows and e
 
 ROBUST_LOCKS: bool
 FLAG_BITS: int
+MOST_RUN_ROWS: int
 RANKED: int
 MOST_FIELD_LEAVES: int
 MOST_FIELD_BYTES: int
@@ -301,6 +302,9 @@ class Tape:
     def notify(self) -> None: ...
     def snapshot(self) -> tuple[int, int, int, int]: ...
     def read_index(self) -> tuple[Array, int, int]: ...
+    def last_runs(self, by_id: bool, ended_ids: bool) -> tuple[Array, Array]:
+        """(writers, entries): of each lane of each producer, its last run."""
+
     def gather_records(self, seqs: Array, out: Array) -> int: ...
     def clear(self) -> None: ...
     def restore(
@@ -369,7 +373,12 @@ def can_fold(kind: str, itemsize: int, /) -> bool: ...
 
 class Writer:
     def __init__(
-        self, tape: Tape, marks: dict[str, Any], id_alone: bool, stage: bool = False
+        self,
+        tape: Tape,
+        marks: dict[str, Any],
+        id_alone: bool,
+        stage: bool = False,
+        number: int = 0,
     ) -> None: ...
     def staged(self) -> Any: ...
     def staged_blobs(self) -> Any: ...
@@ -386,6 +395,8 @@ class Writer:
     def open_bytes(self) -> int: ...
     def orphan(self, open: list[tuple[int, int, bool]], /) -> None: ...
     def adopt(self, env: int, entry: int, /) -> bool: ...
+    def take_up(self, entries: Array) -> None: ...
+    def miss_items(self) -> None: ...
     # `fields`: (records [n, size], masks [n]), one for all lanes or one for each.
     def add(self, plan: Plan, tree: Any, fields: _Given | None = None) -> int: ...
     def extend(
@@ -720,11 +731,21 @@ class OutFrame:
 class EnvRuns:
     def __init__(self, marks: dict[str, Any], id_alone: bool) -> None: ...
 
+class OpenLanes:
+    def __init__(self, marks: dict[str, Any], id_alone: bool) -> None: ...
+
 class FrameBuilder:
     def __init__(self, record_size: int, padded: bool, first: int, frame_bytes: int) -> None: ...
     def pack(self, plan: Plan, tree: Any) -> bool: ...
     def pack_row(
-        self, plan: Plan, tree: Any, flags: int, traj_id: int, version: int, lanes: int
+        self,
+        plan: Plan,
+        tree: Any,
+        flags: int,
+        traj_id: int,
+        version: int,
+        lanes: int,
+        open: OpenLanes | None = None,
     ) -> bool: ...
     def set_variable(self, offsets: Array) -> None: ...
     # `fields` as the wire has them, uint8 [n, bytes]: one for all, or one for each lane. `most`
@@ -739,6 +760,7 @@ class FrameBuilder:
         lanes: int,
         fields: Array | None,
         most: int,
+        open: OpenLanes | None = None,
     ) -> bool: ...
     def add_records(self, records: Array) -> None: ...
     def add_run(
@@ -765,6 +787,7 @@ class FrameBuilder:
         may_grow: bool,
         fields: Array | None = None,
         blobs: list[Any] = ...,
+        open: OpenLanes | None = None,
     ) -> None: ...
     def add_env_rows(
         self,
