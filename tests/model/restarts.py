@@ -65,7 +65,7 @@ class Client:
         self.open: set[tuple[int, int]] = set()
 
     def add(self, rows: list[Row]) -> None:
-        open_before, seen = set(self.open), set()
+        open_before, seen = set(self.open), set[tuple[int, int]]()
         first = last = None
         several, goes = False, set[int]()
         for row in rows:
