@@ -11,6 +11,7 @@
 #include "native/wire/env_runs.h"
 #include "native/wire/frame_builder.h"
 #include "native/wire/inflight.h"
+#include "native/wire/open_lanes.h"
 
 namespace contig {
 
@@ -28,7 +29,10 @@ PyType_Slot out_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(out_buffer)
 
 WireRun wire_run(uint64_t rows, uint32_t flags, int64_t traj_id, int64_t version, uint32_t lanes) {
   if (rows == 0 || rows > UINT32_MAX) throw std::invalid_argument("a run has 1 to 2^32 - 1 rows");
-  return WireRun{static_cast<uint32_t>(rows), flags, traj_id, version, lanes, 0};
+  // Of marked rows, which trajectories are open instead of an id. Nobody knows here.
+  const int64_t nobody_knows = (flags & kTold) != 0 ? -1 : 0;
+  const int64_t id = (flags & kMarked) != 0 ? nobody_knows : traj_id;
+  return WireRun{static_cast<uint32_t>(rows), flags, id, version, lanes, 0};
 }
 
 // Fields as the wire has them: mask and record of each.
@@ -118,6 +122,31 @@ struct EnvRunsHandle {
   EnvRuns runs;
 };
 
+// Which trajectories a client has open, with the marks of its records.
+struct OpenLanesHandle {
+  OpenLanesHandle(nb::dict marks, bool id_alone) : marks(marks, id_alone) {}
+  MarkSpecs marks;
+  OpenLanes lanes;
+};
+
+// Marked rows that their sender says more of, if it can.
+class MarkedRun {
+ public:
+  MarkedRun(OpenLanesHandle* open, const Rows& rows, uint64_t record_size, WireRun* run)
+      : open_(open) {
+    if (open_ == nullptr) return;
+    open_->marks.check(record_size);
+    open_->lanes.tell(open_->marks.of(rows, record_size), run);
+  }
+  bool may_grow() const { return open_ == nullptr || open_->lanes.may_grow(); }
+  void commit() {
+    if (open_ != nullptr) open_->lanes.commit();
+  }
+
+ private:
+  OpenLanesHandle* const open_;
+};
+
 // Rows of columns, for a frame: their leaves, and the bytes of leaves of any size.
 class ColumnRows {
  public:
@@ -136,11 +165,13 @@ class ColumnRows {
 
 void add_columns(FrameBuilder& b, nb::list arrays, Seqs leaves, uint64_t n, uint32_t flags,
                  int64_t traj_id, int64_t version, uint32_t lanes, bool may_grow,
-                 GivenFields fields, nb::list blobs) {
-  const WireRun run = with_fields(wire_run(n, flags, traj_id, version, lanes), fields);
+                 GivenFields fields, nb::list blobs, OpenLanesHandle* open) {
+  WireRun run = with_fields(wire_run(n, flags, traj_id, version, lanes), fields);
   const ColumnRows columns(b, arrays, leaves, n, blobs);
+  MarkedRun marked(open, columns.rows(), b.record_size(), &run);
   Filling filling(b, columns.rows(), 1, extras_of(fields, columns.bytes()));
-  filling.run(run, may_grow);
+  filling.run(run, may_grow && marked.may_grow());
+  marked.commit();
 }
 
 void add_env_rows(FrameBuilder& b, EnvRunsHandle& envs, nb::list arrays, Seqs leaves, Seqs whose,
@@ -179,13 +210,23 @@ void check_plan(const FrameBuilder& b, const Plan& plan) {
     throw std::invalid_argument("pack: a plan for other records");
 }
 
+Rows one_row(const uint8_t* record) {
+  Rows rows;
+  rows.n = 1;
+  rows.records = record;
+  return rows;
+}
+
 // One row of fixed leaves; false: the plan does not understand it.
 bool pack_row(FrameBuilder& b, const Plan& plan, nb::handle tree, uint32_t flags, int64_t traj_id,
-              int64_t version, uint32_t lanes) {
+              int64_t version, uint32_t lanes, OpenLanesHandle* open) {
   check_plan(b, plan);
   Filling filling(b, 1);
   if (!plan.pack(tree.ptr(), filling.at)) return false;
-  filling.run(wire_run(1, flags, traj_id, version, lanes), true);
+  WireRun run = wire_run(1, flags, traj_id, version, lanes);
+  MarkedRun marked(open, one_row(filling.at), b.record_size(), &run);
+  filling.run(run, marked.may_grow());
+  marked.commit();
   return true;
 }
 
@@ -193,17 +234,19 @@ bool pack_row(FrameBuilder& b, const Plan& plan, nb::handle tree, uint32_t flags
 // together, which is known only when they are packed.
 bool pack_rich_row(FrameBuilder& b, const Plan& plan, nb::handle tree, uint32_t flags,
                    int64_t traj_id, int64_t version, uint32_t lanes, GivenFields fields,
-                   uint64_t most) {
+                   uint64_t most, OpenLanesHandle* open) {
   check_plan(b, plan);
-  const WireRun run = with_fields(wire_run(1, flags, traj_id, version, lanes), fields);
+  WireRun run = with_fields(wire_run(1, flags, traj_id, version, lanes), fields);
   thread_local std::vector<uint8_t> record, bytes;
   record.assign(b.record_size(), 0);
   bytes.clear();
   if (!plan.pack(tree.ptr(), record.data(), nullptr, &bytes) || bytes.size() > most) return false;
+  MarkedRun marked(open, one_row(record.data()), b.record_size(), &run);
   Filling filling(b, 1, 1, extras_of(fields, bytes.size()));
   std::memcpy(filling.at, record.data(), record.size());
   filling.bytes(bytes.data(), bytes.size());
-  filling.run(run, true);
+  filling.run(run, marked.may_grow());
+  marked.commit();
   return true;
 }
 
@@ -215,6 +258,8 @@ void bind_gathering(nb::module_& m) {
           "commit", [](EnvRunsHandle& envs, uint64_t ended) { envs.runs.commit(ended); },
           nb::arg("ended") = 0)
       .def("let_go", [](EnvRunsHandle& envs) { envs.runs.let_go(); });
+  nb::class_<OpenLanesHandle>(m, "OpenLanes")
+      .def(nb::init<nb::dict, bool>(), nb::arg("marks"), nb::arg("id_alone"));
   nb::class_<OutFrame>(m, "OutFrame", nb::type_slots(out_slots))
       .def_ro("first", &OutFrame::first)
       .def_ro("items", &OutFrame::items)
@@ -235,10 +280,12 @@ void bind_gathering(nb::module_& m) {
            nb::arg("padded"), nb::arg("first"), nb::arg("frame_bytes"))
       .def("pack", &pack, nb::arg("plan"), nb::arg("tree").none())
       .def("pack_row", &pack_row, nb::arg("plan"), nb::arg("tree").none(), nb::arg("flags"),
-           nb::arg("traj_id"), nb::arg("version"), nb::arg("lanes"))
+           nb::arg("traj_id"), nb::arg("version"), nb::arg("lanes"),
+           nb::arg("open").none() = nb::none())
       .def("pack_rich_row", &pack_rich_row, nb::arg("plan"), nb::arg("tree").none(),
            nb::arg("flags"), nb::arg("traj_id"), nb::arg("version"), nb::arg("lanes"),
-           nb::arg("fields").noconvert().none(), nb::arg("most"))
+           nb::arg("fields").noconvert().none(), nb::arg("most"),
+           nb::arg("open").none() = nb::none())
       .def(
           "add_records",
           [](FrameBuilder& b, Record records) {
@@ -270,7 +317,7 @@ void bind_gathering(nb::module_& m) {
       .def("add_columns", &add_columns, nb::arg("arrays"), nb::arg("leaves").noconvert(),
            nb::arg("n"), nb::arg("flags"), nb::arg("traj_id"), nb::arg("version"), nb::arg("lanes"),
            nb::arg("may_grow"), nb::arg("fields").noconvert() = nb::none(),
-           nb::arg("blobs") = nb::list())
+           nb::arg("blobs") = nb::list(), nb::arg("open").none() = nb::none())
       .def("add_env_rows", &add_env_rows, nb::arg("envs"), nb::arg("arrays"),
            nb::arg("leaves").noconvert(), nb::arg("whose").noconvert(), nb::arg("next_id"),
            nb::arg("fields").noconvert() = nb::none(), nb::arg("blobs") = nb::list(),

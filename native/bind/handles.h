@@ -129,6 +129,7 @@ class MarkSpecs {
   MarkSpecs(nb::dict marks, bool id_alone);
   // Throws if one of them ends past the record.
   void check(uint64_t record_size) const;
+  bool by_id() const;  // whether rows say which trajectory they belong to
   Marks of(const Rows& rows, size_t record_size) const;
   // Of compact rows: those that are in slots are gathered first, into `values`.
   Marks of_compact(const Rows& rows, const SharedForm& form,
@@ -145,7 +146,8 @@ void check_envs(const Seqs& envs, uint64_t rows);
 class WriterHandle {
  public:
   // With `stage`, rows are not appended but encoded for somebody else to store: see `staged`.
-  WriterHandle(TapeHandle& tape, nb::dict marks, bool id_alone, bool stage);
+  // `number`: the writer's, of a producer that has one; 0: any.
+  WriterHandle(TapeHandle& tape, nb::dict marks, bool id_alone, bool stage, uint64_t number);
 
   // Each returns the first seq, or -1 if the plan did not understand the tree.
   int64_t add(const Plan& plan, nb::handle tree, nb::handle fields);
@@ -196,6 +198,8 @@ class WriterHandle {
   size_t open_bytes() const { return writer_.bytes(); }
   void orphan(nb::list open);
   bool adopt(uint64_t env, uint64_t entry);
+  void miss_items() { writer_.miss_items(); }
+  void take_up(const Seqs& entries);  // a producer's last runs: see `last_runs` of a tape
 
  private:
   Marks marks(const Rows& rows) {

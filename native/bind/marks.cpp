@@ -51,6 +51,12 @@ MarkSpecs::MarkSpecs(nb::dict marks, bool id_alone) : id_alone_(id_alone) {
   }
 }
 
+bool MarkSpecs::by_id() const {
+  for (const auto& item : specs_)
+    if (item.first == r_id) return true;
+  return false;
+}
+
 void MarkSpecs::check(uint64_t record_size) const {
   for (const auto& item : specs_)
     check_place(item.second.offset, item.second.bytes, record_size, "Writer");

@@ -3,8 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cerrno>
-#include <system_error>
+#include <unordered_map>
 
 #include "handles.h"
 #include "native/sys/region.h"
@@ -139,6 +138,57 @@ uint64_t read_blobs(const TapeHandle& t, uint64_t position, Bytes out) {
   return t.tape.header().tail.load(std::memory_order_relaxed);
 }
 
+// Of what tells apart the trajectories that a producer has open at a time.
+struct LaneKey {
+  uint64_t writer, lane, id;
+  bool operator==(const LaneKey& o) const {
+    return writer == o.writer && lane == o.lane && id == o.id;
+  }
+};
+struct LaneKeyHash {
+  size_t operator()(const LaneKey& k) const {
+    uint64_t h = k.writer * 0x9E3779B97F4A7C15ull;
+    h = (h ^ k.lane) * 0xD6E8FEB86659FD93ull;
+    return (h ^ k.id) * 0x9E3779B97F4A7C15ull;
+  }
+};
+
+// The last run of each lane of each producer: where a writer of this process goes on. Of lanes
+// whose rows have ids, of each id; those that ended only with `ended_ids`. Of an id that two open
+// trajectories of one producer have, none: nobody could tell whose rows come next.
+nb::object last_runs(const TapeHandle& t, bool by_id, bool ended_ids) {
+  struct Last {
+    uint64_t ordinal;
+    int64_t entry;  // -1: it is not gone on with
+  };
+  std::vector<int64_t> writers, entries;
+  {
+    NoGil no_gil;
+    std::unordered_map<LaneKey, Last, LaneKeyHash> found;
+    const Snapshot s = t.tape.snapshot();
+    uint64_t w[W::count];
+    for (uint64_t number = s.index_head; number-- > s.index_tail;) {
+      if (t.tape.read_entry_words(number, s.head, w) != Tape::Read::ok) continue;
+      const uint64_t lane = lane_of(w[W::steps_flags]);
+      if (lane == 0) continue;
+      const bool named = by_id || lane == kNamedLane;
+      const bool ended = (w[W::steps_flags] & kEnded) != 0;
+      const bool counts = !named || ended_ids || !ended;
+      const LaneKey key{w[W::writer], lane, named ? w[W::traj_id] : 0};
+      const int64_t entry = counts ? static_cast<int64_t>(number) : -1;
+      const auto [at, is_last] = found.try_emplace(key, Last{w[W::ordinal], entry});
+      if (!is_last && lane == kNamedLane && !ended && at->second.ordinal != w[W::ordinal])
+        at->second.entry = -1;
+    }
+    for (const auto& [key, last] : found) {
+      if (last.entry < 0) continue;
+      writers.push_back(static_cast<int64_t>(key.writer));
+      entries.push_back(last.entry);
+    }
+  }
+  return nb::make_tuple(to_array(writers), to_array(entries));
+}
+
 bool wait(TapeHandle& t, uint32_t seen, double timeout_s) {
   NoGil no_gil;
   return wait_change(t.tape.header().wake_word, t.tape.header().waiters, seen, timeout_s);
@@ -156,6 +206,7 @@ nb::object map_file(int fd, uint64_t offset, uint64_t bytes) {
 void bind_tape(nb::module_& m) {
   m.attr("ROBUST_LOCKS") = bool(CONTIG_ROBUST);
   m.attr("FLAG_BITS") = kFlagBits;
+  m.attr("MOST_RUN_ROWS") = kMostRunRows;
   m.attr("RANKED") = W::kRanked;
   m.def("entry_fields", &entry_fields);
   nb::enum_<RunFlag>(m, "RunFlag", nb::is_arithmetic())
@@ -165,7 +216,8 @@ void bind_tape(nb::module_& m) {
       .value("CUT", kCut)
       .value("MARKED", kMarked)
       .value("GOES_ON", kGoesOn)
-      .value("TOLD", kTold);
+      .value("TOLD", kTold)
+      .value("SEVERAL", kSeveral);
   m.def("control_bytes", &Tape::control_bytes);
   m.def("table_bytes", &Tape::table_bytes);
   m.def("map_file", &map_file, nb::arg("fd"), nb::arg("offset"), nb::arg("nbytes"));
@@ -270,7 +322,7 @@ void bind_tape(nb::module_& m) {
       .def("seen",
            [](TapeHandle& t, uint64_t producer, uint64_t next) {
              return with_lock(t.tape, t.lock_timeout_s, 0,
-                              [&] { return t.tape.seen(producer, next).seq; });
+                              [&] { return t.tape.seen(producer, next); });
            })
       .def("skip",
            [](TapeHandle& t, uint64_t producer, uint64_t next) {
@@ -291,6 +343,8 @@ void bind_tape(nb::module_& m) {
            [](TapeHandle& t) { wake(t.tape.header().wake_word, t.tape.header().waiters); })
       .def("snapshot", &snapshot)
       .def("read_index", &read_index)
+      .def("last_runs", &last_runs, nb::arg("by_id"), nb::arg("ended_ids"),
+           "(writers, entries): of each lane of each producer, its last run.")
       .def("gather_records", &gather_packed, nb::arg("seqs").noconvert(),
            nb::arg("out").noconvert())
       .def("clear",

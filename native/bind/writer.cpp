@@ -62,9 +62,10 @@ void check_envs(const Seqs& envs, uint64_t rows) {
       throw std::invalid_argument("envs: expected numbers from 0 to MOST_ENVS - 1");
 }
 
-WriterHandle::WriterHandle(TapeHandle& tape, nb::dict marks, bool id_alone, bool stage)
+WriterHandle::WriterHandle(TapeHandle& tape, nb::dict marks, bool id_alone, bool stage,
+                           uint64_t number)
     : tape_(tape),
-      writer_(tape.tape, random_id()),
+      writer_(tape.tape, number != 0 ? number : random_id()),
       marks_(marks, id_alone),
       stage_(stage),
       thread_(thread_number()),
@@ -255,7 +256,7 @@ void WriterHandle::append_part(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_con
   const Marks m = marks(rows);
   with_lock(tape_.tape, tape_.lock_timeout_s, records.shape(0), [&] {
     writer_.start(rows);
-    writer_.add_part(0, rows.n, m, Told{flags, traj_id, version, given}, kNone);
+    writer_.add_part(0, rows.n, m, Told{flags, traj_id, version, given});
     if (!stage_) writer_.commit();
     return 0;
   });
@@ -327,6 +328,16 @@ bool WriterHandle::adopt(uint64_t env, uint64_t entry) {
   return with_lock(tape_.tape, tape_.lock_timeout_s, 0, [&] { return writer_.adopt(env, entry); });
 }
 
+void WriterHandle::take_up(const Seqs& entries) {
+  const Turn turn(busy_);
+  claim();
+  with_lock(tape_.tape, tape_.lock_timeout_s, 0, [&] {
+    for (size_t i = 0; i < entries.shape(0); ++i)
+      writer_.take_up(static_cast<uint64_t>(entries.data()[i]), marks_.by_id());
+    return 0;
+  });
+}
+
 void bind_writer(nb::module_& m) {
 #if defined(__linux__) || defined(__APPLE__)
   pthread_atfork(nullptr, nullptr, [] { fork_generation.fetch_add(1); });
@@ -341,8 +352,9 @@ void bind_writer(nb::module_& m) {
       .value("LEADING_DIMS", WriterHandle::Lanes::leading_dims)
       .value("EACH_ROW", WriterHandle::Lanes::each_row);
   nb::class_<WriterHandle>(m, "Writer")
-      .def(nb::init<TapeHandle&, nb::dict, bool, bool>(), nb::arg("tape"), nb::arg("marks"),
-           nb::arg("id_alone"), nb::arg("stage") = false, nb::keep_alive<1, 2>())
+      .def(nb::init<TapeHandle&, nb::dict, bool, bool, uint64_t>(), nb::arg("tape"),
+           nb::arg("marks"), nb::arg("id_alone"), nb::arg("stage") = false, nb::arg("number") = 0,
+           nb::keep_alive<1, 2>())
       .def("staged", &WriterHandle::staged)
       .def("staged_blobs", &WriterHandle::staged_blobs)
       .def("commit_staged", &WriterHandle::commit_staged)
@@ -354,6 +366,8 @@ void bind_writer(nb::module_& m) {
       .def_prop_ro("open_bytes", &WriterHandle::open_bytes)
       .def("orphan", &WriterHandle::orphan)
       .def("adopt", &WriterHandle::adopt)
+      .def("take_up", &WriterHandle::take_up, nb::arg("entries"))
+      .def("miss_items", &WriterHandle::miss_items)
       .def("add", &WriterHandle::add, nb::arg("plan"), nb::arg("tree").none(),
            nb::arg("fields") = nb::none())
       .def("extend", &WriterHandle::extend, nb::arg("plan"), nb::arg("tree").none(),

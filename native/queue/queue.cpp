@@ -18,7 +18,7 @@ constexpr auto relaxed = std::memory_order_relaxed;
 constexpr auto acquire = std::memory_order_acquire;
 constexpr auto release_order = std::memory_order_release;
 constexpr size_t kPage = 4096, kGroup = 16;
-constexpr uint64_t kFormat = 3;
+constexpr uint64_t kFormat = 4;
 
 uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 

@@ -65,7 +65,6 @@ uint64_t Producers::take(uint64_t id, uint64_t seq) {
   // belongs to nobody.
   p.id.store(kNobody, release);
   p.seq.store(seq, release);
-  p.entry.store(~uint64_t{0}, release);
   p.pinned.store(1, release);
   p.id.store(id, release);
   return mine;

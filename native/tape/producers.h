@@ -20,7 +20,6 @@ constexpr uint64_t kProducers = 2 * kMaxConnections;
 struct Producer {
   std::atomic<uint64_t> id;      // 0: free, as all behind it; kNobody: it is changing hands
   std::atomic<uint64_t> seq;     // items taken so far
-  std::atomic<uint64_t> entry;   // of a tape: the entry its last item went to
   std::atomic<uint64_t> used;    // the clock when it last came, sent or left
   std::atomic<uint64_t> pinned;  // by the process that holds its connection
 };

@@ -24,6 +24,8 @@ enum RunFlag : uint64_t {
   kRowIds = 256,
   // On the wire only, with kRowIds: its first row is the trajectory's first one, if no beginning.
   kStarts = 512,
+  // On the wire only: what the sender says is open are trajectories of the item, and not lanes.
+  kSeveral = 1024,
 };
 
 }  // namespace contig

@@ -71,10 +71,8 @@ void Tape::repair() {
     e.steps_flags.store(h_->undo_steps_flags.load(relaxed) | kCut, release);
   }
   const uint64_t producer = h_->undo_producer.load(relaxed);
-  if (producer != kNone) {
+  if (producer != kNone)
     producers_[producer].seq.store(h_->undo_producer_seq.load(relaxed), release);
-    producers_[producer].entry.store(h_->undo_producer_entry.load(relaxed), release);
-  }
   h_->trajectories.store(h_->undo_trajectories.load(relaxed), release);
   h_->index_head.store(h_->undo_index_head.load(relaxed), release);
   h_->undo_head.store(kNone, release);
@@ -103,10 +101,9 @@ void Tape::copy_in(const Rows& rows, uint64_t skip, uint64_t seq) {
   }
 }
 
-Tape::Seen Tape::seen(uint64_t producer, uint64_t next) {
-  if (producers_.find(producer) == kProducers) return {next, kNone};
-  const Producer& p = producers_[producers_.take(producer, next)];
-  return {p.seq.load(relaxed), p.entry.load(relaxed)};
+uint64_t Tape::seen(uint64_t producer, uint64_t next) {
+  if (producers_.find(producer) == kProducers) return next;
+  return producers_[producers_.take(producer, next)].seq.load(relaxed);
 }
 
 void Tape::skip(uint64_t producer, uint64_t next) {
@@ -151,8 +148,7 @@ Tape::Room Tape::find_room(const Append& a) const {
   }
   while (r.index_tail < r.index_head) {
     const Entry& oldest = entry(r.index_tail);
-    const uint64_t end =
-        oldest.first.load(relaxed) + (oldest.steps_flags.load(relaxed) >> kFlagBits);
+    const uint64_t end = oldest.first.load(relaxed) + run_rows(oldest.steps_flags.load(relaxed));
     if (end > r.tail && r.index_head + r.new_runs - r.index_tail <= capacity) break;
     r.tail = std::max(r.tail, std::min(end, r.head));
     ++r.index_tail;
@@ -184,7 +180,8 @@ bool Tape::grows_newest(const Append& a, const Room& r) const {
   if (lead.field_mask != 0 && changes_fields(r.index_head - 1, lead)) return false;
   const Entry& newest = entry(r.index_head - 1);
   const uint64_t sf = newest.steps_flags.load(relaxed);
-  return newest.first.load(relaxed) + (sf >> kFlagBits) == r.head && (sf & kCut) == 0 &&
+  return newest.first.load(relaxed) + run_rows(sf) == r.head && (sf & kCut) == 0 &&
+         run_rows(sf) + lead.rows <= kMostRunRows &&
          static_cast<int64_t>(newest.version.load(relaxed)) == lead.version;
 }
 
@@ -199,7 +196,6 @@ void Tape::write_undo(const Append& a, const Room& r, bool grows, uint64_t produ
   h_->undo_producer.store(a.producer != 0 ? producer : kNone, relaxed);
   if (a.producer != 0) {
     h_->undo_producer_seq.store(producers_[producer].seq.load(relaxed), relaxed);
-    h_->undo_producer_entry.store(producers_[producer].entry.load(relaxed), relaxed);
   }
   h_->undo_head.store(r.head, release);
   std::atomic_thread_fence(release);
@@ -240,7 +236,6 @@ uint64_t Tape::append(const Append& a) {
   const uint64_t index_head = write_runs(a, r, grows, first_stamp);
   if (a.producer != 0) {
     Producer& p = producers_[producer];
-    p.entry.store(index_head - 1, release);
     producers_.use(producer);
     p.seq.store(a.producer_seq, release);
   }
@@ -279,7 +274,8 @@ uint64_t Tape::write_runs(const Append& a, const Room& r, bool grows, uint64_t s
         s.writer.store(a.writer, relaxed);
         s.time_ns.store(now, relaxed);
       }
-      write_run(number++, run, seq, rows, dropped, r.index_tail, slot);
+      const uint64_t lane = a.producer != 0 && run.lane <= kNamedLane ? run.lane : 0;
+      write_run(number++, run, seq, rows, dropped, r.index_tail, slot, lane);
     }
     seq += rows;
     if (form_) keep_slots(run.track, seq - r.head - 1);
@@ -294,14 +290,15 @@ void Tape::grow_newest(const Run& run, uint64_t rows) {
   t.steps += rows;
   t.ret += run.reward;
   t.flags = static_cast<uint32_t>(run.flags);
-  const uint64_t steps = (sf >> kFlagBits) + rows;
-  e.steps_flags.store(steps << kFlagBits | (sf & kBegins) | run.flags, release);
+  const uint64_t steps = run_rows(sf) + rows;
+  const uint64_t kept = sf & (~uint64_t{0} << kLaneShift | kBegins);
+  e.steps_flags.store(kept | steps << kFlagBits | run.flags, release);
   e.ret.store(bits_of(t.ret), release);
   if (fields_.size() != 0) keep_fields(&t);
 }
 
 void Tape::write_run(uint64_t number, const Run& run, uint64_t first, uint64_t rows,
-                     uint64_t dropped, uint64_t index_tail, uint64_t stamp) {
+                     uint64_t dropped, uint64_t index_tail, uint64_t stamp, uint64_t lane) {
   Track& t = *run.track;
   if (run.starts) t = Track{};
   // What is too far for a link is as good as evicted: a trajectory of which nothing is left.
@@ -343,7 +340,7 @@ void Tape::write_run(uint64_t number, const Run& run, uint64_t first, uint64_t r
   }
   Entry& e = entry(number);
   e.first.store(first, relaxed);
-  e.steps_flags.store(rows << kFlagBits | flags, relaxed);
+  e.steps_flags.store(lane << kLaneShift | rows << kFlagBits | flags, relaxed);
   e.ret.store(bits_of(t.ret), relaxed);
   e.version.store(static_cast<uint64_t>(run.version), relaxed);
   e.traj_id.store(static_cast<uint64_t>(run.traj_id), relaxed);

@@ -77,6 +77,7 @@ struct Run {
   int64_t traj_id, version;
   const uint8_t* fields = nullptr;  // those leaves of the record that the mask has are given
   uint64_t field_mask = 0;
+  uint64_t lane = 0;  // of a producer's: see `lane_of`
 };
 
 struct Append {
@@ -161,12 +162,9 @@ class Tape {
   // What rows need of the ring of bytes. Throws if theirs are not in packed order, or if one has
   // more than the ring.
   BlobRoom blob_room(const Rows& rows) const;
-  // With the lock: a producer's items so far, `next` if it is not known; and its last entry. It is
-  // connected: one that is known stays so.
-  struct Seen {
-    uint64_t seq, entry;
-  };
-  Seen seen(uint64_t producer, uint64_t next);
+  // With the lock: a producer's items so far, `next` if it is not known. It is connected: one that
+  // is known stays so.
+  uint64_t seen(uint64_t producer, uint64_t next);
   void skip(uint64_t producer, uint64_t next);  // with the lock: items below will not come
   // With the lock: a producer's connection is gone; all those of a process that is no more; what a
   // producer has sent according to a file.
@@ -392,7 +390,7 @@ class Tape {
   uint64_t write_runs(const Append& a, const Room& r, bool grows, uint64_t slot);
   void grow_newest(const Run& run, uint64_t rows);
   void write_run(uint64_t number, const Run& run, uint64_t first, uint64_t rows, uint64_t dropped,
-                 uint64_t index_tail, uint64_t stamp);
+                 uint64_t index_tail, uint64_t stamp, uint64_t lane);
 
   Header* h_;
   Word* map_;

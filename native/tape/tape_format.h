@@ -25,16 +25,23 @@ constexpr uint64_t kMagic = 0x31657061746E6F63ull;  // "contape1", little-endian
 constexpr uint64_t kFormat = 6;
 constexpr uint64_t kNone = ~0ull;
 
-// Flags of a run (`RunFlag`) are the low byte of `steps_flags`.
-constexpr int kFlagBits = 8;
+// `steps_flags` is lane << 44 | rows << 8 | flags. Flags of a run are `RunFlag`.
+constexpr int kFlagBits = 8, kLaneShift = 44;
 constexpr uint64_t kFlagMask = (1 << kFlagBits) - 1;
+constexpr uint64_t kMostRunRows = (uint64_t{1} << (kLaneShift - kFlagBits)) - 1;
+inline uint64_t run_rows(uint64_t steps_flags) { return steps_flags >> kFlagBits & kMostRunRows; }
+
+// The lane of a producer's run: with the producer's number, which is the run's writer, it tells a
+// later server process where this producer goes on. 0: nobody goes on from it.
+constexpr uint64_t kFirstLane = 1, kFirstEnv = uint64_t{1} << 19, kNamedLane = (1 << 20) - 1;
+inline uint64_t lane_of(uint64_t steps_flags) { return steps_flags >> kLaneShift; }
 
 // One run: rows of one trajectory that are adjacent on the tape. Immutable once committed, except
 // that the newest entry's `steps_flags` and `ret` change while its own writer grows it. One cache
 // line: steps of many envs are an entry for each row.
 struct alignas(64) Entry {
   Word first;         // seq of the first row
-  Word steps_flags;   // rows << kFlagBits | flags
+  Word steps_flags;   // lane, rows and flags
   Word ret;           // return of the trajectory up to this run's end, double
   Word version;       // policy version, int64
   Word traj_id;       // id as given by the data, int64, -1 if none
@@ -124,7 +131,7 @@ struct alignas(64) Header {
   // What the last append was about to change; valid while undo_head == head.
   alignas(64) Word undo_head;
   Word undo_index_head, undo_trajectories, undo_entry, undo_steps_flags, undo_ret;
-  Word undo_producer, undo_producer_seq, undo_producer_entry;
+  Word undo_producer, undo_producer_seq;
 
   alignas(64) std::atomic<uint32_t> wake_word;
   std::atomic<uint32_t> waiters;

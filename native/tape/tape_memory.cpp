@@ -329,7 +329,7 @@ void Tape::retire(uint64_t tail) {
   tail = std::min(std::max(tail, h_->tail.load(relaxed)), h_->head.load(relaxed));
   while (index_tail < index_head) {
     const Entry& oldest = entry(index_tail);
-    if (oldest.first.load(relaxed) + (oldest.steps_flags.load(relaxed) >> kFlagBits) > tail) break;
+    if (oldest.first.load(relaxed) + run_rows(oldest.steps_flags.load(relaxed)) > tail) break;
     ++index_tail;
   }
   h_->tail.store(tail, release);

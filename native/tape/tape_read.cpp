@@ -42,7 +42,7 @@ bool Tape::read_entry(uint64_t number, EntryView* out) const {
   const Entry& e = entry(number);
   out->first = e.first.load(relaxed);
   const uint64_t sf = e.steps_flags.load(acquire);
-  out->steps = sf >> kFlagBits;
+  out->steps = run_rows(sf);
   out->flags = sf & kFlagMask;
   const uint64_t links = e.links.load(relaxed);
   out->prev = linked(number, links >> 32);

@@ -104,7 +104,7 @@ void Tape::plan_entries(const Rows* rows, uint64_t tail, const uint64_t* entries
   std::vector<uint64_t> led_to(n * k, kNone), before(k);
   for (uint64_t i = 0; i < n; ++i) {
     const uint64_t* e = entries + i * W::count;
-    const uint64_t end = e[W::first] + (e[W::steps_flags] >> kFlagBits);
+    const uint64_t end = e[W::first] + run_rows(e[W::steps_flags]);
     const uint64_t first = std::max(e[W::first], tail + plan_.rows());
     if (first >= end) continue;
     if (first != tail + plan_.rows() || end - tail > rows->n)

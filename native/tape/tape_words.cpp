@@ -63,7 +63,7 @@ Tape::Read Tape::read_entry_words(uint64_t number, uint64_t h, uint64_t out[W::c
     std::atomic_thread_fence(acquire);
     if (number < h_->index_tail.load(relaxed)) return Read::gone;
     if (out[W::first] >= h) return Read::gone;  // not committed when h was loaded
-    if (sf == again && out[W::first] + (sf >> kFlagBits) <= h)
+    if (sf == again && out[W::first] + run_rows(sf) <= h)
       return h == loaded ? Read::ok : Read::grew;
     h = h_->head.load(acquire);  // it is growing: start again
   }

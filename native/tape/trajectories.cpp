@@ -165,25 +165,29 @@ void Trajectories::prepare(uint64_t index_tail) {
 }
 
 void Trajectories::add_lanes(uint64_t from, uint64_t n, uint64_t lanes, const Marks& marks,
-                             Continue rule, const Given& given) {
+                             Continue rule, const Given& given, const SenderOpen& sender) {
   // The first slot is a single lane's: rows one after another never go on with one of several.
   const uint64_t first = !marks.id && lanes > 1 ? 1 : 0;
   if (!marks.id && lanes_.size() < first + lanes) lanes_.resize(first + lanes);
   const uint64_t steps = n / lanes;
+  in_item_.clear();
   for (uint64_t lane = 0; lane < lanes; ++lane) {
     const size_t runs = runs_.size();
-    split_lane(marks, lanes_, first + lane, from + lane * steps, steps, rule);
+    const LaneRows rows{first + lane, from + lane * steps, steps, sender, sender.has(lane)};
+    split_lane(marks, lanes_, rows, rule);
     if (given) give(runs, given, lane, from + lane * steps);
   }
 }
 
 void Trajectories::add_rows(uint64_t from, uint64_t n, const int64_t* envs, const Marks& marks,
-                            Continue rule, const Given& given) {
+                            Continue rule, const Given& given, const SenderOpen& sender) {
+  in_item_.clear();
   for (uint64_t i = 0; i < n; ++i) {
     const uint64_t env = envs != nullptr ? static_cast<uint64_t>(envs[i]) : i;
     if (!marks.id && envs_.size() <= env) envs_.resize(env + 1);
     const size_t runs = runs_.size();
-    split_lane(marks, envs_, env, from + i, 1, rule);
+    const LaneRows rows{env, from + i, 1, sender, sender.has(i)};
+    split_lane(marks, envs_, rows, rule);
     if (given) give(runs, given, i, from + i);
   }
 }
@@ -195,8 +199,10 @@ void Trajectories::give(size_t first_run, const Given& given, uint64_t lane, uin
   }
 }
 
-void Trajectories::split_lane(const Marks& marks, std::deque<Slot>& slots, uint64_t lane,
-                              uint64_t from, uint64_t steps, Continue rule) {
+void Trajectories::split_lane(const Marks& marks, std::deque<Slot>& slots, const LaneRows& rows,
+                              Continue rule) {
+  const auto [lane, from, steps, sender, leads_open] = rows;
+  const uint64_t lane_tag = lane + (&slots == &envs_ && !marks.id ? kFirstEnv : kFirstLane);
   Slot* slot = marks.id ? nullptr : &slots[lane];
   int64_t id = -1, version = -1;
   for (uint64_t t = 0; t < steps; ++t) {
@@ -223,12 +229,20 @@ void Trajectories::split_lane(const Marks& marks, std::deque<Slot>& slots, uint6
       if (t == 0 && !marks.id && was_open && rule == Continue::no) starts = true;
       begins = starts && (!marks.init || init || after_end);
       // Told to continue what this writer does not hold: it is no beginning.
-      const bool told = t == 0 && !marks.id && rule == Continue::told;
+      const bool told = t == 0 && !marks.id && rule == Continue::told && !sender.is_known;
       if (told && !was_open && !after_end && !init) begins = false;
     }
+    bool is_open = t == 0 && leads_open;
+    if (sender.by_trajectory) {
+      const size_t number = in_item_.size();
+      is_open = in_item_.insert(slot).second && sender.has(number);
+    }
+    // Open for the sender and unknown here: its beginning is on another tape, or evicted.
+    if (starts && is_open && missed_ && !known(*slot)) begins = false;
     if (slot->orphan && slot->stamp != stamp_ && !slot->track.known && !init) begins = false;
     if (starts || new_run) {
       Run run{&slot->track, 0, begins ? kBegins : uint64_t{0}, starts, 0, id, row_version};
+      run.lane = lane_tag;
       runs_.push_back(run);
       version = row_version;
     }

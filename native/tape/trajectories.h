@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "native/tape/tape.h"
@@ -41,6 +42,16 @@ struct Marks {
 // Does the first row of a lane continue the lane's trajectory when no mark says otherwise?
 // `told`: the caller says so, so if this writer holds no such trajectory, it is no beginning.
 enum class Continue { no, if_open, told };
+
+// What the sender of an item says it has open, as bits; those 64 apart share one: lanes whose first
+// row goes on with an earlier item's trajectory; or, with `by_trajectory`, which trajectories of
+// the item do, in the order in which they come. A writer that does not know such a trajectory did
+// not get its beginning.
+struct SenderOpen {
+  uint64_t bits = 0;
+  bool by_trajectory = false, is_known = false;
+  bool has(uint64_t number) const { return (bits >> (number % 64) & 1) != 0; }
+};
 
 // Fields that an append gives: one record and mask for all of its trajectories, or one for each
 // lane (or row of a step), or for each row, of which a run's last one counts. They stay where they
@@ -92,11 +103,11 @@ class Trajectories {
   void prepare(uint64_t index_tail);
   // Rows [from, from + n) as lanes, one after another; boundaries by their marks.
   void add_lanes(uint64_t from, uint64_t n, uint64_t lanes, const Marks& marks, Continue rule,
-                 const Given& given = {});
+                 const Given& given = {}, const SenderOpen& sender = {});
   // Rows [from, from + n), each the next one of its env: of the one that `envs` says, or row i of
   // env i. Without ids, envs and lanes have nothing to do with each other.
   void add_rows(uint64_t from, uint64_t n, const int64_t* envs, const Marks& marks, Continue rule,
-                const Given& given = {});
+                const Given& given = {}, const SenderOpen& sender = {});
   // Of every open trajectory: what comes of it is no beginning.
   void let_go();
   bool known(const Slot& slot) const { return slot.stamp == stamp_ || slot.track.known; }
@@ -108,14 +119,21 @@ class Trajectories {
   std::deque<Slot> envs_;   // the same of steps
   std::unordered_map<Key, Slot, KeyHash> by_id_;
   uint64_t stamp_ = 0;
+  bool missed_ = false;  // some of what was sent before is not known here
 
  private:
-  void split_lane(const Marks& marks, std::deque<Slot>& slots, uint64_t lane, uint64_t from,
-                  uint64_t steps, Continue rule);
+  // Where a lane's rows are, and what its sender says of what was before them.
+  struct LaneRows {
+    uint64_t lane, from, steps;
+    SenderOpen sender;
+    bool leads_open;  // the sender says so of the first row
+  };
+  void split_lane(const Marks& marks, std::deque<Slot>& slots, const LaneRows& rows, Continue rule);
   // To the runs of a lane from this one on, whose first row is `row`.
   void give(size_t first_run, const Given& given, uint64_t lane, uint64_t row);
   void prune(uint64_t index_tail);
 
+  std::unordered_set<const Slot*> in_item_;  // of an item that says more than of lanes
   size_t prune_at_ = 1024;
 };
 

@@ -106,7 +106,7 @@ bool View::describe(uint32_t slot, Changed* out) const {
   ++work_;
   if (!extent_of(slot, Window{}, &x)) return false;
   if (tape_.read_entry_words(x.last, at_.head, words) != Tape::Read::ok) return false;
-  const uint64_t end = words[EntryWords::first] + (words[EntryWords::steps_flags] >> kFlagBits);
+  const uint64_t end = words[EntryWords::first] + run_rows(words[EntryWords::steps_flags]);
   const auto put = [&](Changed::Column column, uint64_t value) {
     out->columns[column].push_back(static_cast<int64_t>(value));
   };

@@ -53,7 +53,7 @@ void View::find_runs(const int64_t* seqs, size_t n, uint64_t length, uint64_t* n
       Search& s = searches[i];
       if (s.high - s.low <= 1) continue;
       const uint64_t first = s.entry->first.load(relaxed);
-      const uint64_t steps = s.entry->steps_flags.load(relaxed) >> kFlagBits;
+      const uint64_t steps = run_rows(s.entry->steps_flags.load(relaxed));
       if (s.seq - first < steps) {  // it is this one: no need to see where the next one begins
         s.low = s.mid, s.high = s.mid + 1, s.low_first = first, s.end = first + steps;
         continue;
@@ -76,7 +76,7 @@ void View::find_runs(const int64_t* seqs, size_t n, uint64_t length, uint64_t* n
     const Entry* e = cursor.ask(numbers[i]);
     const uint64_t apart = e->links.load(relaxed) >> 32;
     const uint64_t left =
-        searches[i].low_first + (e->steps_flags.load(relaxed) >> kFlagBits) - searches[i].seq;
+        searches[i].low_first + run_rows(e->steps_flags.load(relaxed)) - searches[i].seq;
     for (uint64_t k = 1; apart != 0 && k + left <= length && k <= 4; ++k)
       if (numbers[i] + k * apart < seen_head_) cursor.ask(numbers[i] + k * apart);
   }

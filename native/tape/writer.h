@@ -40,10 +40,8 @@ class Writer : Trajectories {
   }
   // Rows of a trajectory that no other rows of this writer belong to.
   void add_whole(uint64_t from, uint64_t n, const Marks& marks, const Told& told);
-  // Rows of the trajectory of this id, which goes on unless it begins. One that this writer does
-  // not know may be the one that `last_entry` of the tape is a run of. With the lock.
-  void add_part(uint64_t from, uint64_t n, const Marks& marks, const Told& told,
-                uint64_t last_entry);
+  // Rows of the trajectory of this id, which goes on unless it begins.
+  void add_part(uint64_t from, uint64_t n, const Marks& marks, const Told& told);
   // Runs that were prepared so far, and the fields of those from `first` on: with `size` each and
   // a mask in front, one for all, or, if they are lanes of `steps` rows, one for each lane.
   size_t runs() const { return runs_.size(); }
@@ -72,6 +70,11 @@ class Writer : Trajectories {
   // Goes on, as an env's, with the trajectory that a run on the tape is the last one of; false if
   // it has ended, or is gone. With the lock.
   bool adopt(uint64_t env, uint64_t entry);
+  // Goes on where a producer's writer of another process was: of its lane, this run is the last
+  // one. False if it is gone, or another one's. With the lock.
+  bool take_up(uint64_t entry, bool by_id);
+  // Items came before that this writer did not get.
+  void miss_items() { missed_ = true; }
   uint64_t id() const { return id_; }
   uint64_t rows() const { return rows_.n; }
   uint64_t kept() const { return kept_; }  // of the last append, rows that have seqs
@@ -81,10 +84,12 @@ class Writer : Trajectories {
   Append append_of(const Sender& sender, bool stored, const BlobRoom& room);
   // One run, or several if the rows carry different versions.
   void add_told(Slot& slot, uint64_t from, uint64_t n, const Marks& marks, const Told& told,
-                bool starts);
-  // `traj_id`: as the index has it.
-  bool resume(Slot* slot, int64_t traj_id, uint64_t last_entry) const;
-  bool track_of(uint64_t entry, Track* track, int64_t* traj_id) const;
+                bool starts, uint64_t lane);
+  // Goes on with a trajectory that was taken up, by the id that the index has; false if none was.
+  bool go_on_with_taken(Slot& slot, int64_t traj_id);
+  // The words of a run on the tape; false if it is gone, or an append to it died.
+  bool read_run(uint64_t entry, uint64_t* words) const;
+  Track track_of(const uint64_t* words) const;
 
   Tape& tape_;
   uint64_t id_;

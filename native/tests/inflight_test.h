@@ -167,7 +167,7 @@ struct TapeTest : Test {
   static uint64_t rows_of(uint64_t n) { return 1 + n % 3; }
   uint64_t seen() override {
     Hold hold(*tape, kForever);
-    return tape->seen(kProducer, 0).seq;
+    return tape->seen(kProducer, 0);
   }
   void pack(uint64_t n) override {
     auto* record = reinterpret_cast<uint64_t*>(flight.builder.room(rows_of(n)));

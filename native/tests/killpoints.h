@@ -186,7 +186,7 @@ struct Content {
   uint64_t head, tail, index_head, index_tail, trajectories;
   std::vector<RunWords> runs;  // [index_tail, index_head)
   std::vector<Row> rows;       // [tail, head)
-  uint64_t producer_seq[2], producer_entry[2];
+  uint64_t producer_seq[2];
   std::vector<rows::Fields> fields;  // of each run, if there are any
 };
 
@@ -214,11 +214,7 @@ inline Content read(const Memory& memory, const Tape& tape) {
   for (uint64_t s = c.tail; s < c.head; ++s) seqs.push_back(static_cast<int64_t>(s));
   c.rows.resize(seqs.size());
   gather_records(tape, seqs.data(), seqs.size(), reinterpret_cast<uint8_t*>(c.rows.data()));
-  for (int i = 0; i < 2; ++i) {
-    c.producer_seq[i] = memory.producers()[i].seq;
-    // A slot nobody has sent anything through is as good as none.
-    c.producer_entry[i] = c.producer_seq[i] == 0 ? kNone : memory.producers()[i].entry.load();
-  }
+  for (int i = 0; i < 2; ++i) c.producer_seq[i] = memory.producers()[i].seq;
   return c;
 }
 
@@ -230,7 +226,7 @@ inline void check_consistent(const Content& c, uint64_t capacity) {
   uint64_t at = c.tail;
   for (size_t i = 0; i < c.runs.size(); ++i) {
     const uint64_t* w = c.runs[i].w;
-    const uint64_t first = w[W::first], steps = w[W::steps_flags] >> kFlagBits, end = first + steps;
+    const uint64_t first = w[W::first], steps = run_rows(w[W::steps_flags]), end = first + steps;
     double ret;
     std::memcpy(&ret, &w[W::ret], 8);
     if (ret != static_cast<double>(w[W::before] + steps))
@@ -251,7 +247,7 @@ inline void check_consistent(const Content& c, uint64_t capacity) {
       if (w[W::prev] >= c.index_tail + i) fail("a run linked to a later one");
       const uint64_t* p = c.runs[w[W::prev] - c.index_tail].w;
       if (p[W::ordinal] != w[W::ordinal] ||
-          p[W::before] + (p[W::steps_flags] >> kFlagBits) != w[W::before])
+          p[W::before] + run_rows(p[W::steps_flags]) != w[W::before])
         fail("a run linked to another one");
     }
     if (w[W::ordinal] >= c.trajectories) fail("a trajectory's number that may be given again");

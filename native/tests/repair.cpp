@@ -29,8 +29,7 @@ bool same(const Content& a, const Content& b) {
       a.runs.size() != b.runs.size() || a.rows.size() != b.rows.size())
     return false;
   for (int i = 0; i < 2; ++i)
-    if (a.producer_seq[i] != b.producer_seq[i] || a.producer_entry[i] != b.producer_entry[i])
-      return false;
+    if (a.producer_seq[i] != b.producer_seq[i]) return false;
   for (size_t i = 0; i < a.runs.size(); ++i)
     for (int k = 0; k < 12; ++k)
       if (k != W::time_ns && a.runs[i].w[k] != b.runs[i].w[k]) return false;
@@ -52,8 +51,7 @@ void check_outcome(const Content& now, const Content& before, const Content& aft
   if (now.index_tail < before.index_tail || now.index_tail > after.index_tail)
     fail("an index tail that nobody asked for");
   for (int i = 0; i < 2; ++i)
-    if (now.producer_seq[i] != before.producer_seq[i] ||
-        now.producer_entry[i] != before.producer_entry[i])
+    if (now.producer_seq[i] != before.producer_seq[i])
       fail("a killed append counts for its producer");
   for (uint64_t n = now.index_tail; n < now.index_head; ++n) {
     const uint64_t* a = now.runs[n - now.index_tail].w;

@@ -60,8 +60,7 @@ uint64_t attack(uint64_t seed) {
   std::vector<uint64_t> entries;
   uint64_t index_tail = checkpoint.index_tail;
   for (const RunWords& run : checkpoint.runs)
-    if (entries.empty() &&
-        run.w[W::first] + (run.w[W::steps_flags] >> kFlagBits) <= checkpoint.tail)
+    if (entries.empty() && run.w[W::first] + run_rows(run.w[W::steps_flags]) <= checkpoint.tail)
       ++index_tail;
     else
       entries.insert(entries.end(), run.w, run.w + W::count);

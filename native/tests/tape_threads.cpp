@@ -275,8 +275,7 @@ class Reader {
         break;
     }
     ++shared_->entries;
-    const uint64_t first = w[W::first], steps = w[W::steps_flags] >> kFlagBits,
-                   before = w[W::before];
+    const uint64_t first = w[W::first], steps = run_rows(w[W::steps_flags]), before = w[W::before];
     double ret;
     std::memcpy(&ret, &w[W::ret], 8);
     if (steps == 0) fail("an entry without rows");

@@ -20,7 +20,8 @@ Refusal check_runs(const Frame& f, const uint8_t* body, bool with_fields, uint64
   for (uint32_t i = 0; i < f.runs; ++i) {
     const WireRun run = read_run(body + i * kRunBytes);
     const bool marked = (run.flags & kMarked) != 0;
-    uint32_t known = marked ? kMarked | kGoesOn | kTold : kBegins | kEnded | kRowIds | kStarts;
+    const uint32_t known_marked = kMarked | kGoesOn | kTold | kSeveral;
+    uint32_t known = marked ? known_marked : kBegins | kEnded | kRowIds | kStarts;
     if (with_fields) known |= kHasFields;
     if (run.rows == 0 || (run.flags & ~known) != 0) return Refusal::shape;
     if (marked ? run.lanes == 0 || run.lanes > kMaxLanes || run.rows % run.lanes != 0

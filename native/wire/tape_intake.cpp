@@ -3,24 +3,23 @@
 #include <algorithm>
 #include <exception>
 
+#include "native/wire/open_lanes.h"
+
 namespace contig {
 
 namespace {
 constexpr uint64_t kUnlimited = uint64_t{1} << 62;
 
-void add_run(Writer& writer, uint64_t at, const WireRun& run, const Marks& marks, uint64_t entry) {
+void add_run(Writer& writer, uint64_t at, const WireRun& run, const Marks& marks) {
   if ((run.flags & kMarked) == 0) {
-    writer.add_part(at, run.rows, marks, Told{run.flags, run.traj_id, run.version}, entry);
+    writer.add_part(at, run.rows, marks, Told{run.flags, run.traj_id, run.version});
     return;
   }
-  const Continue rule = (run.flags & kTold) != 0     ? Continue::told
-                        : (run.flags & kGoesOn) != 0 ? Continue::if_open
-                                                     : Continue::no;
-  // Only a step of several envs goes on by itself in several lanes.
-  if (rule == Continue::if_open && run.lanes > 1 && run.lanes == run.rows)
-    writer.add_rows(at, run.rows, nullptr, marks, rule);
+  const SenderOpen sender{static_cast<uint64_t>(run.traj_id), (run.flags & kSeveral) != 0, true};
+  if (is_step(run))
+    writer.add_rows(at, run.rows, nullptr, marks, rule_of(run), {}, sender);
   else
-    writer.add_lanes(at, run.rows, run.lanes, marks, rule);
+    writer.add_lanes(at, run.rows, run.lanes, marks, rule_of(run), {}, sender);
 }
 
 // The rows of a frame but for the first ones.
@@ -51,12 +50,12 @@ AcceptedRuns prepare_runs(Tape& tape, Writer& writer, const MarksOf& marks,
                           const CheckedItems& items, uint64_t producer, uint64_t most_rows,
                           uint64_t next, IntakeRows* in, Sender* sender) {
   const Frame& frame = items.frame;
-  const Tape::Seen seen = tape.seen(producer, std::max(frame.number, next));
+  const uint64_t seen = tape.seen(producer, std::max(frame.number, next));
   AcceptedRuns out;
-  out.seen = seen.seq;
-  out.gap = frame.number > seen.seq;
+  out.seen = seen;
+  out.gap = frame.number > seen;
   if (out.gap) return out;
-  const uint64_t again = std::min<uint64_t>(seen.seq - frame.number, frame.runs);
+  const uint64_t again = std::min<uint64_t>(seen - frame.number, frame.runs);
   if (again == frame.runs) return out;
   const uint64_t given_bytes = items.shape.given_bytes();
   const uint8_t* given = items.parts.fields;
@@ -73,7 +72,7 @@ AcceptedRuns prepare_runs(Tape& tape, Writer& writer, const MarksOf& marks,
     const WireRun run = read_run(items.parts.runs + i * kRunBytes);
     if (out.items > 0 && out.rows + run.rows > most_rows) break;
     const size_t first = writer.runs();
-    add_run(writer, out.rows, run, m, seen.entry);
+    add_run(writer, out.rows, run, m);
     if ((run.flags & kHasFields) != 0) {
       writer.give_fields(first, given, given_bytes, run.fields > 1 ? run.rows / run.lanes : 0);
       given += run.fields * given_bytes;
@@ -89,7 +88,7 @@ AcceptedRuns prepare_runs(Tape& tape, Writer& writer, const MarksOf& marks,
     }
     writer.shorten(out.rows, rows.blob_bytes);
   }
-  *sender = Sender{producer, seen.seq + out.items, seen.seq};
+  *sender = Sender{producer, seen + out.items, seen};
   out.seen += out.items;
   return out;
 }
@@ -111,7 +110,7 @@ uint64_t TapeIntake::accept(Receiver& in, uint64_t next, double) {
     tape_.repair();
     const bool limited = b_.most_rows < kUnlimited;
     if (limited && h.inserted_base.load() + h.head.load() != b_.inserted) return 0;
-    if (tape_.seen(producer_, next).seq != next) return 0;
+    if (tape_.seen(producer_, next) != next) return 0;
     IntakeRows rows;
     Sender sender;
     prepare_runs(tape_, writer_, marks_, items, producer_, frame.rows, next, &rows, &sender);

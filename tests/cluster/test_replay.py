@@ -128,6 +128,26 @@ def test_rows_by_tcp(cluster: Any, buffer: Any) -> None:
     assert seen == {0, 1, 2}
 
 
+def test_producers_elsewhere_cast_as_others_do(cluster: Any) -> None:
+    """Rows of float64 fit shards of float32, whichever way they take."""
+    example = {"x": np.zeros(3, np.float32), "next": {"reward": np.float32(0), "done": False}}
+
+    def make(slot: int) -> Any:
+        return SharedStorage(100, example=example)
+
+    with RayReplayBuffer(2, make, batch_size=8) as buffer:
+        rows = {
+            "x": np.arange(12.0).reshape(4, 3),
+            "next": {"reward": np.arange(4.0), "done": np.arange(4) == 3},
+        }
+        for slot in range(2):
+            buffer.extend_trajectory(rows, shard=slot)
+        buffer.flush(60)
+        assert buffer.episodes()["return"].tolist() == [6.0, 6.0]
+        with pytest.raises(ValueError, match="y"):
+            buffer.extend_trajectory({**rows, "y": np.zeros(4)}, shard=1)
+
+
 def test_stacks_of_frames(cluster: Any) -> None:
     """Shards keep frames once, whether rows come through memory or by TCP."""
     frame = np.arange(44, dtype=np.int64)[:, None].repeat(50, 1)

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from tests.client.serving import free_port
 from tests.processes import alive
 from tests.server import items
 from tests.server.actors import Actor
+from tests.server.proxy import Proxy
 from tests.server.test_command import Command, rows
 from tests.waiting import Threads, until
 
@@ -257,6 +259,21 @@ def test_a_client_waits_for_its_first_server(caplog: pytest.LogCaptureFixture) -
     with Server(items.example(), 4, TcpTransport(port)):
         threads.join(LIMIT_S)
         made[0].close()
+
+
+def test_a_client_waits_behind_a_balancer() -> None:
+    """Which accepts, and hangs up, while there is no server behind it."""
+    proxy = Proxy(free_port())
+    proxy.refuse(1 << 30)
+    made: list[TcpClient] = []
+    threads = Threads(lambda: made.append(TcpClient("127.0.0.1", proxy.port, items.example())))
+    time.sleep(4.0)  # longer than it once had patience for
+    assert not made and proxy.counts["refused"] > 3
+    with Server(items.example(), 4, TcpTransport(proxy.target)):
+        proxy.refuse(0)
+        threads.join(LIMIT_S)
+        made[0].close()
+    proxy.close()
 
 
 def test_a_connection_to_itself_is_let_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def items_fit(fields: Fields, payload: bytes, record_size: int, tape: bool) -> b
     runs = runs_of(payload, fields.runs)
     for run in runs:
         marked = bool(run.flags & 16)
-        if run.rows == 0 or run.flags & ~(16 | 32 | 64 if marked else 1 | 2 | 4):
+        if run.rows == 0 or run.flags & ~(16 | 32 | 64 | 256 if marked else 1 | 2 | 4):
             return False
         if marked and (run.lanes == 0 or run.lanes > 1 << 18 or run.rows % run.lanes):
             return False

@@ -56,7 +56,7 @@ def verdict(shape: Shape, runs: int, rows: int, payload: bytes) -> str:
     table = runs_of(payload, runs)
     for run in table:
         marked = bool(run.flags & 16)
-        known = (16 | 32 | 64 if marked else 1 | 2 | 4) | (HAS_FIELDS if shape.fields else 0)
+        known = (16 | 32 | 64 | 256 if marked else 1 | 2 | 4) | (HAS_FIELDS if shape.fields else 0)
         if run.rows == 0 or run.flags & ~known:
             return "shape"
         if marked and (run.lanes == 0 or run.lanes > 1 << 18 or run.rows % run.lanes):

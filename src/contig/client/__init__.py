@@ -13,7 +13,7 @@ _WHERE = {
     "remote_buffer": ("RemoteReplayBuffer",),
     "shared": ("SharedClient",),
     "stream": ("StreamWriter",),
-    "tcp": ("TcpClient",),
+    "tcp": ("NoLayoutYet", "TcpClient"),
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _WHERE)
 
@@ -21,4 +21,5 @@ if TYPE_CHECKING:
     from .remote_buffer import RemoteReplayBuffer as RemoteReplayBuffer
     from .shared import SharedClient as SharedClient
     from .stream import StreamWriter as StreamWriter
+    from .tcp import NoLayoutYet as NoLayoutYet
     from .tcp import TcpClient as TcpClient

@@ -18,17 +18,12 @@ __all__ = ["BACKOFF_S", "Connected", "ServerAddress", "connect", "wait_for_serve
 BACKOFF_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # between attempts
 _ATTEMPT_S = 5.0
 _PATIENCE_S = 2.0  # for an answer to the first handshake, at least
-_STRANGE_S = 2.0  # for a peer that hangs up before it says what it is
 _WORD_S = 1.0  # without a server, before that is said
 # Between processes of one machine: what is on its way fits into caches. Left to itself the system
 # lets megabytes gather, and takes half as long again for each byte.
 _NEAR_BUFFER = 512 << 10
 _LARGEST_ACCEPT = 16 << 20
 _LARGEST_ANSWER = 1 << 36  # weights and batches; the server's own bound is for what it takes
-
-
-class _NoGreeting(ConnectionClosedError):
-    """The peer closed the connection before it said what it is."""
 
 
 class ServerAddress(NamedTuple):
@@ -67,11 +62,11 @@ def wait_for_server(
 ) -> Connected:
     """Waits for a server that is not there yet as calls do for one that is lost.
 
-    A peer that is there and hangs up, again and again, is more likely none of ours. `wanted` raises
-    when there is nothing to wait for any more.
+    A peer that is there and hangs up may be a balancer in front of a server that is not there yet.
+    `wanted` raises when there is nothing to wait for any more.
     """
     where = f"{address.host}:{address.port}"
-    began = strange_since = time.monotonic()
+    began = time.monotonic()
     said = False
     for attempt in range(1 << 30):
         wanted()
@@ -82,12 +77,9 @@ def wait_for_server(
         except OSError as error:
             if isinstance(error.__cause__, ssl.SSLError):
                 raise  # no TLS there: that will not change
-            now = time.monotonic()
-            waited = now - began
-            if not isinstance(error, _NoGreeting):
-                strange_since = now
+            waited = time.monotonic() - began
             pause = BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)]
-            if waited + pause > reconnect_s or now - strange_since > _STRANGE_S:
+            if waited + pause > reconnect_s:
                 if isinstance(error, ConnectionClosedError):
                     raise
                 raise ConnectionClosedError(f"no contig server at {where}: {error}") from error
@@ -156,7 +148,7 @@ def _greeting(sock: socket.socket, deadline: float) -> bytes:
         if not part:
             if data and not MAGIC.startswith(data[:8]):
                 break  # let the magic's check word it
-            raise _NoGreeting(
+            raise ConnectionClosedError(
                 "the server closed the connection during the handshake; if it uses TLS, give tls="
             )
         data += part

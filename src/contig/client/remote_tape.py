@@ -190,6 +190,7 @@ class _Runs:
         self._layout = rows.schema.layout
         own = rows.schema.boundaries.traj_key is not None
         self._envs = _native.EnvRuns(rows.schema.marks, own)
+        self._open = _native.OpenLanes(rows.schema.marks, own)  # of rows that the server splits
         self._steps_there = False  # the server has envs, perhaps with open trajectories
         fixed = [(x.offset, x.nbytes) for x in self._layout.leaves if not x.variable]
         self._table = np.array(fixed, np.int64).reshape(-1)
@@ -200,13 +201,14 @@ class _Runs:
     def add(self, plan: Any, tree: Any, fields: Given | None = None) -> int:
         builder = self._session.builder
         if fields is None and not self._layout.variable:
-            return 0 if builder.pack_row(plan, tree, _LANE, -1, -1, 1) else -1
+            return 0 if builder.pack_row(plan, tree, _LANE, -1, -1, 1, self._open) else -1
         said = _said(fields)
         self._rows.check_size(1, said, None)
         # More than that goes the general way, which says what is wrong.
         most = self._rows.most - self._layout.record_size - (0 if said is None else said.size)
         most = min(most, self._session.max_row or most)
-        return 0 if builder.pack_rich_row(plan, tree, _LANE, -1, -1, 1, said, most) else -1
+        row = (plan, tree, _LANE, -1, -1, 1, said, most, self._open)
+        return 0 if builder.pack_rich_row(*row) else -1
 
     def extend(self, *args: Any, **fields: Any) -> int:
         return -1  # the general way, which makes columns
@@ -229,7 +231,7 @@ class _Runs:
             self._add_envs(given, envs)
             return 0
         flags = RunFlag.MARKED | _GOES_ON[rule]
-        self._add(given, (flags, -1, -1, lanes, lanes == 1))
+        self._add(given, (flags, -1, -1, lanes, lanes == 1), self._open)
         self._steps_there = self._steps_there or envs is not None
         return 0
 
@@ -275,12 +277,20 @@ class _Runs:
         self._add(given, (RunFlag.BEGINS | flags, traj_id, version, 0, False))
         return 0
 
-    def _add(self, given: _Columns, told: tuple[int, int, int, int, bool]) -> None:
+    def _add(
+        self, given: _Columns, told: tuple[int, int, int, int, bool], open_lanes: Any = None
+    ) -> None:
         """`told`: flags, id, version, lanes, and whether it may go on with what is to be sent."""
         self._rows.check_size(given.rows, given.said, given.sizes())
         with self._rows.fitting():
             self._session.builder.add_columns(
-                given.columns, self._table, given.rows, *told, given.said, given.blobs
+                given.columns,
+                self._table,
+                given.rows,
+                *told,
+                given.said,
+                given.blobs,
+                open_lanes,
             )
 
 

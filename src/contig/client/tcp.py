@@ -43,10 +43,14 @@ from .session import Session
 from .session_thread import SessionOptions, SessionThread
 from .stream import StreamWriter
 
-__all__ = ["TcpClient", "asking_session"]
+__all__ = ["NoLayoutYet", "TcpClient", "asking_session"]
 
 _SLICE_S = 0.25
 _ANSWER_S = 60.0
+
+
+class NoLayoutYet(ValueError):
+    """Nobody has said what the rows of a table are, the client neither."""
 
 
 class TcpClient:
@@ -414,7 +418,7 @@ def _opening(producer: int, layout: Layout | None, ack: str) -> dict[str, Any]:
 def _what_it_takes(accepted: Accepted, own: Layout | None) -> tuple[Schema | None, Layout]:
     """The schema of a table that is a tape, and the layout of what is sent."""
     if accepted.schema is None:
-        raise ValueError(
+        raise NoLayoutYet(
             "the table has no layout yet: give the client a data_sample, or the server's "
             "storage an example"
         )

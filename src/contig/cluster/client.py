@@ -22,7 +22,7 @@ from typing import Any
 
 from ..arguments import seconds, seconds_or_none
 from ..batch import Batch
-from ..client import SharedClient, TcpClient
+from ..client import NoLayoutYet, SharedClient, TcpClient
 from ..convert import plain_tree
 from ..errors import ClosedError, ConnectionClosedError
 from ..layout import Layout
@@ -168,17 +168,23 @@ class ShardProducer:
         return client
 
     def _tcp_client(self, place: Place, data: Any, batch_ndim: int) -> TcpClient:
-        sample = self._sample
-        if sample is None:
-            sample = _row_layout(data, batch_ndim)
         self._watch()
-        # Not for long: while the client is made, nobody tells it that the shard is elsewhere.
-        client = TcpClient(place.host, place.port, sample, token=self._token, reconnect_s=1.0)
+        try:
+            client = self._client_of(place, self._sample)
+        except NoLayoutYet:
+            try:
+                client = self._client_of(place, _row_layout(data, batch_ndim))
+            except ValueError:  # another producer was faster: rows are cast to what it said
+                client = self._client_of(place, None)
         client.wait_for_server(self._wait_s)
         now = self._place
         if now.life != place.life:
             client.move_to(now.host, now.port)
         return client
+
+    def _client_of(self, place: Place, sample: Any) -> TcpClient:
+        # Not for long: while the client is made, nobody tells it that the shard is elsewhere.
+        return TcpClient(place.host, place.port, sample, token=self._token, reconnect_s=1.0)
 
     # -- a shard that is lost -----------------------------------------------------------------
 

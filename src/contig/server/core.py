@@ -121,6 +121,8 @@ class ServerCore:
             log.warning("%d items of %s were lost", following - seen, connection.address)
             self.stats.lost_items += following - seen
             seen = following
+        if opening.ack == "received" and seen:
+            table.may_miss(producer)
         self._current[opening.name, producer] = connection
         self.answers.receipts.came((opening.name, producer))
         return seen

@@ -16,17 +16,22 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .. import _native
 from ..errors import LayoutError, StorageFull
 from ..layout import Layout
 from ..replay import Ingress
 from ..tape.fields import check_fields
 from ..tape.queue import BatchQueue
+from ..tape.schema import Schema
 from ..tape.stacks import Stacks
 from ..wire import Refused
 from .item_shape import ItemShape
 
 __all__ = ["Outcome", "QueueTable", "Sender", "Table", "Taken", "TapeTable"]
+
+Array = np.ndarray[Any, Any]
 
 
 class Outcome(NamedTuple):
@@ -68,9 +73,6 @@ class Taken(NamedTuple):
     rows: int
     partial: int
     seen: int
-
-
-_ROWS = [(0, -1, False)]  # the trajectory that rows without ids or lanes go on with
 
 
 class Table(ABC):
@@ -131,6 +133,10 @@ class Table(ABC):
     @abstractmethod
     def skip(self, producer: int, next_item: int) -> None:
         """Items below a number will not come."""
+
+    def may_miss(self, producer: int) -> None:  # noqa: B027 (a queue has no trajectories)
+        """Acked items of a producer may be missing: what was open before them cannot go on, or it
+        would seem whole."""
 
     @abstractmethod
     def leave(self, producer: int) -> None:
@@ -256,8 +262,8 @@ class TapeTable(Table):
         self.ndim = self.storage.ndim
         self._writers: OrderedDict[int, Any] = OrderedDict()
         self._here: set[int] = set()  # connected, of those with a writer
-        self._strangers: set[int] = set()  # producers that began elsewhere
         self._open: dict[int, int] = {}  # bytes of each writer
+        self._last_runs: dict[int, Array] | None = None  # entries, of producers from before
 
     @property
     def schema(self) -> dict[str, Any] | None:
@@ -294,17 +300,21 @@ class TapeTable(Table):
         return int(self.storage.tape.blob_most)
 
     def seen(self, producer: int, next_item: int) -> int:
-        if next_item and not int(self.storage.tape.seen(producer, 0)):
-            self._strangers.add(producer)
         return int(self.storage.tape.seen(producer, next_item))
 
     def skip(self, producer: int, next_item: int) -> None:
         self.storage.tape.skip(producer, next_item)
+        if producer in self._writers:
+            self._forget(producer)
+        self.may_miss(producer)
+
+    def may_miss(self, producer: int) -> None:
+        if producer not in self._writers and self.storage.schema is not None:
+            self._make_writer(producer, self.storage.schema).miss_items()
 
     def leave(self, producer: int) -> None:
         self.storage.tape.leave(producer)
         self._here.discard(producer)
-        self._strangers.discard(producer)
         self._bound_open()
 
     def leave_all(self) -> None:
@@ -314,7 +324,7 @@ class TapeTable(Table):
         most = self._ingress.room()
         if most < 1:
             return Outcome(sender.next, 0, 0, True)
-        writer = self._writer(sender.producer)
+        writer = self._writer(sender)
         self._check_open(sender.producer)
         try:
             seen, items, rows, gap = self._append(writer, receiver, sender, most)
@@ -344,24 +354,46 @@ class TapeTable(Table):
     def _append(self, writer: Any, receiver: Any, sender: Sender, most: int) -> Any:
         return _native.accept_runs(writer, receiver, sender.producer, most, sender.next)
 
-    def _writer(self, producer: int) -> Any:
+    def _writer(self, sender: Sender) -> Any:
+        producer = sender.producer
         writer = self._writers.get(producer)
         if writer is None:
             schema = self.storage.schema
             assert schema is not None  # the handshake fixed it
-            writer = self._writers[producer] = self.storage.native_writer(schema)
-            if producer in self._strangers:
-                # Its first items are on another tape: what it adds to them here is no beginning.
-                self._strangers.discard(producer)
-                writer.orphan(_ROWS)
-            if len(self._writers) > _native.PRODUCERS:
-                # As the tape does: whoever is connected goes on with its trajectories.
-                self._forget(next(p for p in self._writers if p not in self._here))
+            writer = self._make_writer(producer, schema)
+            sent_here = int(self.storage.tape.seen(producer, 0))  # to another process
+            if sent_here or sender.next:
+                writer.miss_items()
+            entries = self._runs_before().get(producer) if sent_here else None
+            if entries is not None:
+                writer.take_up(entries)
         self._here.add(producer)
         self._writers.move_to_end(producer)
         return writer
 
+    def _make_writer(self, producer: int, schema: Schema) -> Any:
+        writer = self._writers[producer] = self.storage.native_writer(schema, producer)
+        if len(self._writers) > _native.PRODUCERS:
+            # As the tape does: whoever is connected goes on with its trajectories.
+            others = (p for p in self._writers if p not in self._here and p != producer)
+            self._forget(next(others))
+        return writer
+
+    def _runs_before(self) -> dict[int, Array]:
+        """Entries of the last run of each lane of producers whose writers are not here."""
+        if self._last_runs is None:
+            assert self.storage.schema is not None
+            marks = self.storage.schema.boundaries
+            by_id, alone = marks.id is not None, marks.traj_key is not None
+            writers, entries = self.storage.tape.last_runs(by_id, alone)
+            order = np.argsort(writers, kind="stable")
+            found, starts = np.unique(writers[order], return_index=True)
+            parts = np.split(entries[order], starts[1:])
+            self._last_runs = {int(writer): part for writer, part in zip(found, parts)}
+        return self._last_runs
+
     def _forget(self, producer: int) -> None:
+        self._last_runs = None  # the index knows where it goes on
         del self._writers[producer]
         self.open_bytes -= self._open.pop(producer, 0)
 

@@ -40,11 +40,12 @@ ENTRY = np.dtype(
 NONE = -1  # a link to nothing
 
 _FLAG_MASK = (1 << _native.FLAG_BITS) - 1
+_STEPS_MASK = _native.MOST_RUN_ROWS << _native.FLAG_BITS
 
 
 def steps_of(entries: Any) -> Any:
     """Rows of entries, or of one."""
-    return entries["steps_flags"] >> _native.FLAG_BITS
+    return (entries["steps_flags"] & _STEPS_MASK) >> _native.FLAG_BITS
 
 
 def flags_of(entries: Any) -> Any:

@@ -183,9 +183,14 @@ class Snapshot(NamedTuple):
         return np.unique(self.entries["ordinal"])
 
     def numbered(self) -> tuple[Array, int, int]:
-        """The index as a tape takes it: its words, its first number, and the one behind."""
+        """The index as a tape takes it: its words, its first number, and the one behind.
+
+        Nobody goes on with trajectories of a checkpoint: what a producer sent since is missing.
+        """
         first = int(self.entries[0]["number"]) if len(self.entries) else 0
-        return self.entries.view(np.uint64), first, first + len(self.entries)
+        entries = self.entries.take(np.arange(len(self.entries)))
+        entries["steps_flags"] = steps_of(entries) << _native.FLAG_BITS | flags_of(entries)
+        return entries.view(np.uint64), first, first + len(entries)
 
     def newest(self, capacity: int) -> Snapshot:
         """As many of the newest rows as fit."""

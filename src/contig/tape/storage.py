@@ -70,9 +70,10 @@ class Storage(DescribedTape):
 
     # -- writing ------------------------------------------------------------------------------
 
-    def native_writer(self, schema: Schema) -> Any:
-        """What a Writer appends through."""
-        return _native.Writer(self.tape, schema.marks, schema.boundaries.traj_key is not None)
+    def native_writer(self, schema: Schema, number: int = 0) -> Any:
+        """What a Writer appends through. `number`: its own, of a producer; 0: any."""
+        own = schema.boundaries.traj_key is not None
+        return _native.Writer(self.tape, schema.marks, own, number=number)
 
     def writer(self, orphans: list[Any] | None = None) -> Writer:
         """A new writer, for the calling thread. (`orphans` is for pickling.)"""

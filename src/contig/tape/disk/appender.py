@@ -232,6 +232,7 @@ class StagedWriter:
         schema: of its rows.
         appender: stores what is staged.
         appending: one append at a time.
+        number: the writer's, of a producer; 0: any.
     """
 
     def __init__(
@@ -240,10 +241,11 @@ class StagedWriter:
         schema: Schema,
         appender: Appender,
         appending: Callable[[], AbstractContextManager[None]],
+        number: int = 0,
     ) -> None:
         self._appender, self._appending = appender, appending
         own = schema.boundaries.traj_key is not None
-        self.native = _native.Writer(tape, schema.marks, own, stage=True)
+        self.native = _native.Writer(tape, schema.marks, own, stage=True, number=number)
 
     @property
     def id(self) -> int:
@@ -267,6 +269,12 @@ class StagedWriter:
 
     def orphan(self, orphans: list[Any]) -> None:
         self.native.orphan(orphans)
+
+    def take_up(self, entries: Array) -> None:
+        self.native.take_up(entries)
+
+    def miss_items(self) -> None:
+        self.native.miss_items()
 
     def open_trajectories(self) -> list[Any]:
         return self.native.open_trajectories()

@@ -291,11 +291,11 @@ class DiskStorage(Storage):
 
     # -- writing ------------------------------------------------------------------------------
 
-    def native_writer(self, schema: Schema) -> Any:
+    def native_writer(self, schema: Schema, number: int = 0) -> Any:
         if self.read_only:
             raise PermissionError(f"{self.path} was opened to read")
         assert self._appender is not None, "a storage with a schema has its files open"
-        return StagedWriter(self.tape, schema, self._appender, self.appending)
+        return StagedWriter(self.tape, schema, self._appender, self.appending, number)
 
     @contextmanager
     def appending(self) -> Iterator[None]:
