@@ -148,7 +148,18 @@ def trajectory() -> Road:
 
     buffer = contig.TrajectoryReplayBuffer(seed=0)
     buffer.add_trajectories([made(0)])
-    return traced(lambda: void(buffer.add_trajectories([made(1)])))
+    buffer.flush()
+    road = Road()
+    threading.setprofile(road)  # of the thread that stores it
+    try:
+        sys.setprofile(road)
+        buffer.add_trajectories([made(1)])
+        sys.setprofile(None)
+        buffer.flush()
+    finally:
+        threading.setprofile(None)  # type: ignore[arg-type]
+        sys.setprofile(None)
+    return road
 
 
 def void(value: Any) -> None:

@@ -312,6 +312,7 @@ def test_damaged_rows_of_a_checkpoint(tmp_path: Path) -> None:
 def test_a_directory_that_somebody_writes_to_can_be_loaded(tmp_path: Path) -> None:
     with filled(4, auto_save=True, auto_save_path=tmp_path / "rows") as buffer:
         other = TrajectoryReplayBuffer(sample_window_size=0)
+        assert len(buffer) == 4  # they are stored, so there is a directory
         seen = []
         for number in range(4, 12):
             buffer.add_trajectories([made(number)])

@@ -114,11 +114,13 @@ def test_an_add_writes_as_much_however_many_there_are(
 
     monkeypatch.setattr(files, "pwrite", counting)
     with filled(1, auto_save=True, auto_save_path=tmp_path) as buffer:
+        assert len(buffer) == 1
         monkeypatch.setattr(files, "write_new", forbidden)
         sizes = []
         for _ in range(120):
             before = written[0]
             buffer.add_trajectories([made(5)])
+            assert len(buffer) > 1  # it is stored
             sizes.append(written[0] - before)
         assert max(sizes) - min(sizes) < 16  # numbers in the journal's line get longer
 

@@ -72,7 +72,8 @@ def test_optional_fields_are_found_again(tmp_path: Path) -> None:
 
 
 def test_one_process_writes(tmp_path: Path) -> None:
-    with filled(1, auto_save=True, auto_save_path=tmp_path):
+    with filled(1, auto_save=True, auto_save_path=tmp_path) as buffer:
+        assert len(buffer) == 1
         with pytest.raises(BlockingIOError, match=str(os.getpid())):
             opened(tmp_path)
 
@@ -151,8 +152,8 @@ for n in itertools.count():
 
 def test_damaged_rows_are_not_sampled(tmp_path: Path) -> None:
     with filled(5, 64, 8, auto_save=True, auto_save_path=tmp_path) as buffer:
-        entry = buffer._rows.entries()[2]
         buffer.flush()
+        entry = buffer._rows.entries()[2]
         extent = next((tmp_path / "extents").iterdir())
         stride = row_stride(buffer._rows.storage.tape.record_size)
         with open(extent, "r+b") as file:
@@ -217,13 +218,16 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         before = buffer.trajectory_index
         for room in (0, 7, 100, 250, 400, 700):
             left[0] = room
+            number = buffer.trajectory_counter
+            assert buffer.add_trajectories([made(2, 6, 3)]) == [number]
             with pytest.raises(OSError) as raised:
-                buffer.add_trajectories([made(2, 6, 3)])
+                buffer.flush()
             assert raised.value.errno == errno.ENOSPC
             left[0] = 1 << 60
             assert buffer.trajectory_index == before
             check(buffer.sample(50))
-        assert buffer.add_trajectories([made(2)]) == [2]
+        # The ids of trajectories that were lost are not given again.
+        assert buffer.add_trajectories([made(2)]) == [number + 1]
     with opened(tmp_path) as buffer:
         assert len(buffer) == 3 and set(check(buffer.sample(100))[:, 0]) == {0, 1, 2}
 

@@ -87,7 +87,7 @@ def test_refused(fields: dict[str, Any], text: str) -> None:
         flatten_trajectory(fields)
 
 
-@pytest.mark.parametrize("value", ["text", [1, 2], np.array(["a"]), np.array([[None]])])
+@pytest.mark.parametrize("value", ["text", [1, 2], np.array([b"a"]), np.array([[None]])])
 def test_what_is_no_array(value: Any) -> None:
     with pytest.raises(ValueError, match='"task"'):
         flatten_trajectory({"rewards": np.zeros((1, 1)), "task": value})

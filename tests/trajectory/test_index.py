@@ -144,6 +144,7 @@ def add(
 def test_fields_are_columns_of_episodes() -> None:
     buffer = TrajectoryReplayBuffer()
     buffer.add_trajectories([made(0, weights="a"), made(1, 3, 5, weights="b" * 256)])
+    assert len(buffer) == 2
     episodes = buffer._rows.storage.episodes()
     assert episodes["traj_id"].tolist() == [0, 1] and episodes["steps"].tolist() == [8, 15]
     assert episodes["max_episode_length"].tolist() == [10, 11]

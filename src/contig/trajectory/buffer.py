@@ -1,10 +1,11 @@
 """TrajectoryReplayBuffer: whole trajectories in, single steps of them out.
 
-    add_trajectories -> flatten [T, B] -> record -> TrajectoryRows, a ReplayBuffer: one append
+    add_trajectories -> flatten [T, B] -> a copy -> staged -> a thread: one append each
     sample           -> TrajectoryRows: rows of the window -> dict of tensors
 
 Thread-safe: any number of threads may add and sample. A trajectory counts when all of its rows are
-stored; until then no sample sees it.
+stored; until then no sample sees it. Whoever asks waits for what was added before, so nobody can
+tell that adding is asynchronous, but by the time it takes and by when an error comes.
 """
 
 from __future__ import annotations
@@ -115,21 +116,32 @@ class TrajectoryReplayBuffer:
     # -- writing ------------------------------------------------------------------------------
 
     def add_trajectories(self, trajectories: Iterable[Any]) -> list[int]:
-        """Adds trajectories, each in one append. They can be sampled when this returns.
+        """Adds trajectories: checks them and copies their rows, which a thread stores afterwards.
+
+        At most 64 MB of rows, or one trajectory, wait to be stored; who adds more waits for room.
+        Samples and questions wait for what was added before them, `flush` until it is committed.
 
         Args:
-            trajectories: `Trajectory` objects, or mappings of such fields.
+            trajectories: `Trajectory` objects, or mappings of such fields. Their arrays may be
+                changed when this returns.
 
         Returns:
             their ids.
 
         Raises:
             LayoutError, ValueError: one does not fit; none was added.
-            StorageFull: the disk is full; those before it were added.
+            StorageFull: the disk is full. It comes with the next call of whatever method, and a
+                note says how many trajectories, the last that were added, are not stored. The same
+                goes for any other failure to store them.
         """
         flats = [flatten_trajectory(t) for t in trajectories]
         with self._adding:
             return self._open().add_all(flats)
+
+    def _settled(self) -> TrajectoryRows:
+        """The rows, with everything that was added."""
+        self._rows.settle()
+        return self._rows
 
     def flush(self) -> None:
         """Returns when everything added is committed: it survives any crash of the process.
@@ -137,11 +149,11 @@ class TrajectoryReplayBuffer:
         Raises:
             OSError: it cannot be committed.
         """
-        self._open().storage.flush()
+        self._whole().storage.flush()
 
     def clear(self) -> None:
         """Deletes every trajectory; ids begin at 0 again."""
-        with self._adding, self._open().paused():
+        with self._adding, self._whole().paused():
             self._rows.clear()
             if self.cache is not None:
                 self.cache.clear()
@@ -155,7 +167,9 @@ class TrajectoryReplayBuffer:
             EmptyBufferError: nothing was added. NothingEligibleError: all is too stale.
         """
         num_chunks = whole("num_chunks", num_chunks, 1, "a number of steps")
-        batch = self._rows.take(num_chunks)
+        if self.demo_buffer is not None:
+            self.demo_buffer._settled()
+        batch = self._settled().take(num_chunks)
         out = Record.output(batch.tree() if self._output == "numpy" else batch.torch())
         return Nested.of(out)  # type: ignore[no-any-return]
 
@@ -164,15 +178,15 @@ class TrajectoryReplayBuffer:
     @property
     def size(self) -> int:
         """Trajectories that are stored."""
-        return self._rows.size
+        return self._settled().size
 
     def __len__(self) -> int:
-        return self._rows.size
+        return self._settled().size
 
     @property
     def total_samples(self) -> int:
         """Steps that are stored: the sum of T * B."""
-        return self._rows.total_samples
+        return self._settled().total_samples
 
     @property
     def trajectory_counter(self) -> int:
@@ -183,15 +197,15 @@ class TrajectoryReplayBuffer:
     def trajectory_index(self) -> list[dict[str, Any]]:
         """An entry per stored trajectory, the oldest first: uuid, trajectory_id, num_samples,
         shape, max_episode_length, model_weights_id."""
-        return [entry.public() for entry in self._rows.entries()]
+        return [entry.public() for entry in self._settled().entries()]
 
     def is_ready(self, min_size: int) -> bool:
         """Whether `min_size` trajectories came in; those that the window has let go of count."""
-        return self._rows.came >= min_size
+        return self._settled().came >= min_size
 
     def get_stats(self) -> dict[str, float]:
         """Counters, by name."""
-        window = self._rows.drawable()
+        window = self._settled().drawable()
         return {
             "num_trajectories": len(self),
             "total_samples": self.total_samples,
@@ -208,7 +222,7 @@ class TrajectoryReplayBuffer:
         Raises:
             KeyError: no such trajectory is stored.
         """
-        rows = self._open()
+        rows = self._whole()
         entry = rows.find(trajectory_id)
         if entry is None:
             raise KeyError(f"no trajectory {trajectory_id} is stored")
@@ -235,7 +249,7 @@ class TrajectoryReplayBuffer:
             FileExistsError: something else is there, this buffer's own directory for example.
         """
         path = FilePath(save_path)
-        with self._adding, self._open().paused(), new_directory(path, self._live()) as folder:
+        with self._adding, self._whole().paused(), new_directory(path, self._live()) as folder:
             if self._rows.storage.schema is not None:
                 checkpoint.write(self._rows, folder)
             metadata = {**self._about(), "size": self.size, "total_samples": self.total_samples}
@@ -270,7 +284,7 @@ class TrajectoryReplayBuffer:
         newest = 0 if self.auto_save else self.sample_window_size
         with open_source(path, rank, world, newest) as source:
             rng = resumed_rng(source.metadata, self.seed, rank, world)
-            with self._adding, self._open().paused():
+            with self._adding, self._whole().paused():
                 self._rows.replace(source)
                 if self.cache is not None:
                     self.cache.clear()
@@ -287,7 +301,7 @@ class TrajectoryReplayBuffer:
         """
         path = FilePath(save_path)
         with self._adding:
-            rows = self._open()
+            rows = self._whole()
 
             def whole(entry: TrajectoryEntry) -> tuple[TrajectoryEntry, dict[str, Any]]:
                 assert rows.record is not None
@@ -311,20 +325,29 @@ class TrajectoryReplayBuffer:
             raise ClosedError("this buffer is closed")
         return self._rows
 
+    def _whole(self) -> TrajectoryRows:
+        """The rows of an open buffer, with everything that was added."""
+        self._open()
+        return self._settled()
+
     def close(self, wait: bool = True) -> None:
-        """Ends the prefetching, commits what is left and lets the directory go.
+        """Ends the prefetching, stores and commits what is left and lets the directory go.
 
         Args:
             wait: as RLinf has it; it always waits.
 
         Raises:
-            OSError: some trajectories could not be committed.
+            OSError: some trajectories could not be stored or committed.
         """
         self._rows.close()
-        with self._adding, self._rows.paused():
-            if not self._closed:
-                self._closed = True
-                self._rows.storage.close()
+        with self._adding:
+            try:
+                self._rows.settle()
+            finally:
+                with self._rows.paused():
+                    if not self._closed:
+                        self._closed = True
+                        self._rows.storage.close()
 
     def __repr__(self) -> str:
         place = "" if self.auto_save_path is None else f" {str(self.auto_save_path)!r}"

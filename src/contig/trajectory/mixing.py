@@ -12,7 +12,7 @@ from ..errors import LayoutError
 from ..replay import ReplayBuffer
 from ..sample import Rng
 from ..tree import Path, show_path
-from .record import FIELDS, IS_DEMO, MASK, Record
+from .record import IS_DEMO, MASK, Record
 
 __all__ = ["Demos", "MixedRows", "join_batches", "share"]
 
@@ -132,8 +132,8 @@ def join_batches(
 
 def _check(online: Record, demo: Record) -> None:
     for path in {*online.fields, *demo.fields}:
-        mine = online.layout.by_path.get((FIELDS, *path))
-        theirs = demo.layout.by_path.get((FIELDS, *path))
+        mine = online.layout.by_path.get(online.place(path))
+        theirs = demo.layout.by_path.get(demo.place(path))
         may_lack = _optional(online, path)
         if mine is None:
             raise LayoutError(

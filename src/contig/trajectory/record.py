@@ -1,6 +1,7 @@
 """Record: what one row of a trajectory is, and which of its fields may be missing.
 
     ("trajectory", *path)   a field of the trajectory
+    ("text", *path)         a field that is text: its bytes, as UTF-8, with zeros behind it
     ("mask", *path)         bool: whether this row has that optional field; else it is zeros
 
 The names of fields are kept apart from the names that mark rows elsewhere (`done`, `episode` ...):
@@ -19,11 +20,12 @@ from ..errors import LayoutError
 from ..layout import Layout, ShapeDtype
 from ..tree import Path, as_path, nested, show_path
 from .entry import TrajectoryEntry
+from .text import show_text, stored_text, text_width, unstored_text
 from .trajectory import Array, Flat
 
 __all__ = ["Optional", "Record", "parse_optional"]
 
-FIELDS, MASK, IS_DEMO = "trajectory", "mask", "is_demo"
+FIELDS, TEXT, MASK, IS_DEMO = "trajectory", "text", "mask", "is_demo"
 
 NOT_OURS = "the storage holds no trajectories of a TrajectoryReplayBuffer"
 
@@ -58,7 +60,8 @@ class Record:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.fields = [p[1:] for p in layout.by_path if p[0] == FIELDS]
+        self.fields = [p[1:] for p in layout.by_path if p[0] in (FIELDS, TEXT)]
+        self._text = frozenset(p[1:] for p in layout.by_path if p[0] == TEXT)
         masks = [p[1:] for p in layout.by_path if p[0] == MASK]
         self.optional: dict[Path, list[Path]] = {
             mask: [p for p in self.fields if p[: len(mask)] == mask] for mask in masks
@@ -79,7 +82,14 @@ class Record:
         Raises:
             LayoutError: an optional field that it lacks and nothing else describes.
         """
-        leaves = {p: ShapeDtype(c.shape[1:], c.dtype) for p, c in first.columns.items()}
+        texts = {
+            p: ShapeDtype((text_width(c),), np.uint8)
+            for p, c in first.columns.items()
+            if c.dtype.kind == "S"
+        }
+        leaves = texts | {
+            p: ShapeDtype(c.shape[1:], c.dtype) for p, c in first.columns.items() if p not in texts
+        }
         masks = {}
         for path, specs in optional.items():
             if specs is None and not any(p[: len(path)] == path for p in leaves):
@@ -91,7 +101,9 @@ class Record:
             masks[path] = ShapeDtype((), np.bool_)
         if masks and any(p[0] == MASK for p in leaves):
             raise LayoutError(f'a field named "{MASK}" cannot go with optional fields')
-        tree = {FIELDS: nested(leaves)}
+        tree = {FIELDS: nested({p: x for p, x in leaves.items() if p not in texts})}
+        if texts:
+            tree[TEXT] = nested(texts)
         return Record(Layout({**tree, MASK: nested(masks)} if masks else tree))
 
     @staticmethod
@@ -102,7 +114,7 @@ class Record:
             LayoutError: it was made with other optional fields.
         """
         record = Record(layout)
-        if any(p[0] not in (FIELDS, MASK) for p in layout.by_path):
+        if any(p[0] not in (FIELDS, TEXT, MASK) for p in layout.by_path):
             raise LayoutError(NOT_OURS)
         other = [p for p in optional if p not in record.optional]
         if other:
@@ -134,7 +146,7 @@ class Record:
                     f"right, declare it when the buffer is made: optional=[{show_path(path)}]"
                 )
         if not self.optional:
-            return {FIELDS: nested(columns)}
+            return self._apart(columns)
         out, masks = dict(columns), {}
         for path, leaves in self.optional.items():
             given = [p for p in leaves if p in columns]
@@ -146,9 +158,27 @@ class Record:
                 )
             masks[path] = np.full(flat.rows, bool(given))
             for leaf in leaves if not given else ():
-                spec = self.layout.by_path[FIELDS, *leaf]
-                out[leaf] = np.zeros((flat.rows, *spec.shape), spec.dtype)
-        return {FIELDS: nested(out), MASK: nested(masks)}
+                spec = self.layout.by_path[self.place(leaf)]
+                empty = np.zeros((flat.rows, *spec.shape), spec.dtype)
+                out[leaf] = np.zeros(flat.rows, "S1") if leaf in self._text else empty
+        return {**self._apart(out), MASK: nested(masks)}
+
+    def place(self, path: Path) -> Path:
+        """Where a row has a field."""
+        return (TEXT if path in self._text else FIELDS, *path)
+
+    def _apart(self, columns: dict[Path, Array]) -> dict[str, Any]:
+        """Columns as the layout has them, text as it is stored."""
+        texts = {}
+        for path, column in columns.items():
+            if (column.dtype.kind == "S") != (path in self._text):
+                said = "strings" if path in self._text else "numbers"
+                raise LayoutError(f"{show_path(path)}: earlier trajectories have {said} there")
+            if path in self._text:
+                width = self.layout.by_path[TEXT, *path].shape[0]
+                texts[path] = stored_text(path, column, width)
+        tree = {FIELDS: nested({p: x for p, x in columns.items() if p not in texts})}
+        return {**tree, TEXT: nested(texts)} if texts else tree
 
     def columns(self, batch: Any) -> dict[Path, Array]:
         """The fields of rows of one trajectory, without those it lacks."""
@@ -158,14 +188,17 @@ class Record:
             if not batch[(MASK, *path)].all()
             for p in leaves
         }
-        return {p: batch[(FIELDS, *p)] for p in self.fields if p not in absent}
+        given = {p: batch[self.place(p)] for p in self.fields if p not in absent}
+        return {p: unstored_text(x) if p in self._text else x for p, x in given.items()}
 
     def whole(
         self, batch: Any, entry: TrajectoryEntry, make: Callable[[Array], Any]
     ) -> dict[str, Any]:
         """A trajectory from its rows: fields ``[T, B, ...]``, copied, and what describes it."""
         fields = {
-            path: make(column.reshape(*entry.shape[:2], *column.shape[1:]).copy())
+            path: show_text(column.reshape(entry.shape[:2]))
+            if path in self._text
+            else make(column.reshape(*entry.shape[:2], *column.shape[1:]).copy())
             for path, column in self.columns(batch).items()
         }
         return {
@@ -178,4 +211,15 @@ class Record:
     def output(tree: dict[str, Any]) -> dict[str, Any]:
         """What `sample` returns, from a batch's tree."""
         out: dict[str, Any] = tree[FIELDS]
+        if TEXT in tree:
+            _put_text(out, tree[TEXT])
         return out | {name: tree[name] for name in (MASK, IS_DEMO) if name in tree}
+
+
+def _put_text(out: dict[str, Any], texts: dict[str, Any]) -> None:
+    """Puts lists of strings where they belong."""
+    for key, node in texts.items():
+        if isinstance(node, dict):
+            _put_text(out.setdefault(key, {}), node)
+        else:
+            out[key] = show_text(unstored_text(node))

@@ -1,6 +1,6 @@
 """TrajectoryRows: a ReplayBuffer whose rows are those of whole trajectories.
 
-    add_all   a trajectory is one append; what is known of it are its fields
+    add_all   stages trajectories; each becomes one append, and what is known of it its fields
     draw_own  rows of the newest trajectories
     replace   what a directory holds, in place of everything
 
@@ -35,11 +35,13 @@ from .folder import has_rows
 from .mixing import MixedRows
 from .record import NOT_OURS, Optional, Record
 from .source import OpenedDirectory
-from .trajectory import Flat
+from .staging import Blocks, Staging
+from .trajectory import Array, Flat
 
 __all__ = ["TrajectoryRows"]
 
 _ALL = 1 << 62
+_ALIGNED = 64
 _LEAST_ROWS, _MOST_ROWS = 4096, 1 << 30
 _LOADING = "loading"
 
@@ -56,12 +58,13 @@ class TrajectoryRows(MixedRows):
         more: of MixedRows.
 
     Attributes:
-        counter: the next trajectory's id.
+        counter: the id of the next trajectory that is staged.
         came: trajectories that came in, those that are gone included.
     """
 
     counter: int
     came: int
+    _planned: tuple[Record, Layout] | None
 
     def __init__(
         self,
@@ -76,6 +79,8 @@ class TrajectoryRows(MixedRows):
         super().__init__(LazyTensorStorage(_LEAST_ROWS), self._recent, **more)
         self._window, self._optional = window, optional
         self._path, self._max_bytes = path, max_bytes
+        self._staging = Staging(self._store)
+        self._blocks = Blocks()
         self._forget()
         if path is not None:
             folder.remove_left(path / _LOADING, folder.STORAGE)
@@ -98,21 +103,48 @@ class TrajectoryRows(MixedRows):
     # -- writing ------------------------------------------------------------------------------
 
     def add_all(self, flats: list[Flat]) -> list[int]:
-        """Stores new trajectories, all of which fit or none is stored; returns their ids."""
+        """Stages new trajectories, all of which fit or none is added; returns their ids. Their rows
+        are copied; a thread stores them.
+
+        Raises:
+            BaseException: earlier ones could not be stored.
+        """
         if not flats:
             return []
-        record = self.record or Record.of(flats[0], self._optional)
-        if len(flats) == 1:  # its append checks it
-            trees = [record.tree(flats[0])]
-        else:
-            trees = [_checked(record, flat) for flat in flats]
+        record, fields = self._planned or (None, None)
+        record = record or self.record or Record.of(flats[0], self._optional)
+        copies = [_copied(record, flat, self._blocks) for flat in flats]
         ids = range(self.counter, self.counter + len(flats))
         entries = [_entry(flat, number) for flat, number in zip(flats, ids)]
-        fields = self._fields_of(record, entries)
+        fields = fields or self._fields_of(record, entries)
         values = [field_values(entry, fields) for entry in entries]
-        for entry, tree, some in zip(entries, trees, values):
-            self._append(record, tree, entry, some, fields)
+        for flat in flats:
+            self._check_size(record, flat.rows)
+        size = record.layout.record_size
+        self._staging.add(
+            ((record, tree, entry, some, fields, block), entry.num_samples * size)
+            for entry, (tree, block), some in zip(entries, copies, values)
+        )
+        self._planned, self.counter = (record, fields), ids.stop
         return list(ids)
+
+    def settle(self) -> None:
+        """Returns when everything that was added is stored.
+
+        Raises:
+            BaseException: some of it could not be.
+        """
+        self._staging.settle()
+
+    def _store(self, item: tuple[Record, Any, TrajectoryEntry, Any, Layout, Array]) -> None:
+        *what, block = item
+        try:
+            self._append(*what)
+            self._blocks.give_back(block)
+        except BaseException:
+            if self.record is None:  # nothing says any more what a row is
+                self._planned = None
+            raise
 
     def _fields_of(self, record: Record, entries: list[TrajectoryEntry]) -> Layout:
         return self.storage.fields or fields_layout(fields_for(record.layout, entries))
@@ -157,12 +189,15 @@ class TrajectoryRows(MixedRows):
                 there = Contents.of(storage).snapshot
                 larger.restore(there, (0, 0), record.layout, fields=fields)
                 self._move_to(larger)  # readers may be in the old one
-        elif self._max_bytes is not None:
-            nbytes = rows * row_stride(record.layout.record_size)
-            if nbytes > self._max_bytes:
-                raise ValueError(
-                    f"a trajectory of {nbytes} bytes does not fit into max_bytes={self._max_bytes}"
-                )
+        else:
+            self._check_size(record, rows)
+
+    def _check_size(self, record: Record, rows: int) -> None:
+        nbytes = rows * row_stride(record.layout.record_size)
+        if self._path is not None and self._max_bytes is not None and nbytes > self._max_bytes:
+            raise ValueError(
+                f"a trajectory of {nbytes} bytes does not fit into max_bytes={self._max_bytes}"
+            )
 
     def _new_storage(self, rows: int, fields: Layout) -> Storage:
         if self._path is None:
@@ -200,6 +235,8 @@ class TrajectoryRows(MixedRows):
         self._versions: dict[str, int] = {}
         self._recent.newest_version = -1
         self.counter = self.came = 0
+        # What rows and fields are, from the first trajectory that is staged.
+        self._planned = None
 
     def _look(self) -> None:
         """Finds out what the storage holds."""
@@ -334,6 +371,22 @@ def _entry(flat: Flat, number: int, name: str = "") -> TrajectoryEntry:
     return TrajectoryEntry(
         name or str(uuid.uuid4()), number, flat.rows, flat.shape, length, weights
     )
+
+
+def _copied(record: Record, flat: Flat, blocks: Blocks) -> tuple[Any, Array]:
+    """As `_checked`, of arrays that nobody else has; and the block that most of them are in."""
+    columns, _ = record.layout.columns(record.tree(flat), 1)
+    given = list(flat.columns.values())
+    shared = [any(np.may_share_memory(x, y) for y in given) for x in columns]
+    room = [-(-x.nbytes // _ALIGNED) * _ALIGNED if own else 0 for x, own in zip(columns, shared)]
+    block, at = blocks.take(sum(room)), 0
+    for i, size in enumerate(room):
+        if size:
+            copy = block[at : at + columns[i].nbytes].view(columns[i].dtype)
+            copy = copy.reshape(columns[i].shape)
+            copy[...] = columns[i]
+            columns[i], at = copy, at + size
+    return record.layout.build_tree(columns), block
 
 
 def _checked(record: Record, flat: Flat) -> Any:

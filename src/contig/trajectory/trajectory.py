@@ -19,6 +19,7 @@ import numpy as np
 from ..convert import as_array, leaf_spec
 from ..errors import LayoutError
 from ..tree import Path, nested, show_path
+from .text import show_text, text_of, text_rows
 
 __all__ = ["BOOTSTRAPPED", "Array", "Flat", "Trajectory", "flatten_trajectory"]
 
@@ -35,7 +36,8 @@ _DESCRIBE = ("max_episode_length", "model_weights_id")
 class Trajectory:
     """Steps of B envs, ``[T, B, ...]``; it may contain several episodes.
 
-    Arrays are torch, numpy or jax. A field that is None, and an empty dict, is absent. `dones`,
+    Arrays are torch, numpy or jax; lists of strings ``[T][B]``, or ``[B]`` for all steps, are taken
+    too, anywhere in the dicts. A field that is None, and an empty dict, is absent. `dones`,
     `terminations`, `truncations` and `prev_values` may have E more rows, one for each of E rollout
     epochs.
 
@@ -95,7 +97,7 @@ class Flat(NamedTuple):
     """A trajectory as rows.
 
     Attributes:
-        columns: by path, ``[T * B, ...]``.
+        columns: by path, ``[T * B, ...]``; of text, its bytes as UTF-8 (dtype S).
         shape: ``(T, B, ...)``, of `prev_logprobs` or `rewards` if there are any.
     """
 
@@ -118,7 +120,8 @@ def flatten_trajectory(trajectory: Any) -> Flat:
     fields = _fields(trajectory)
     length, weights = (fields.pop(name, None) for name in _DESCRIBE)
     arrays: dict[Path, Array] = {}
-    _collect(fields, (), arrays)
+    texts: dict[Path, Array] = {}
+    _collect(fields, (), arrays, texts)
     if not arrays:
         raise LayoutError("a trajectory without a field: give at least one array [T, B, ...]")
     paths = list(arrays)
@@ -132,6 +135,7 @@ def flatten_trajectory(trajectory: Any) -> Flat:
     if shape[0] * shape[1] == 0:
         raise LayoutError(f"{show_path(_reference(paths))}: shape {list(shape)} has no steps")
     columns = {path: _rows(path, array, *shape[:2]) for path, array in arrays.items()}
+    columns |= {path: text_rows(path, array, *shape[:2]) for path, array in texts.items()}
     return Flat(columns, tuple(shape), int(length or 0), str("" if weights is None else weights))
 
 
@@ -150,10 +154,16 @@ def _names(cls: type) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(cls))
 
 
-def _collect(fields: Mapping[Any, Any], path: Path, arrays: dict[Path, Array]) -> None:
-    """Arrays of nested mappings, by path; None is absent."""
+def _collect(
+    fields: Mapping[Any, Any], path: Path, arrays: dict[Path, Array], texts: dict[Path, Array]
+) -> None:
+    """Arrays of nested mappings, and lists of strings, by path; None is absent."""
     for key, value in fields.items():
         if value is None:
+            continue
+        text = text_of(value)
+        if text is not None:
+            texts[*path, key] = text
             continue
         if hasattr(value, "dtype"):
             array = as_array(value)
@@ -161,7 +171,7 @@ def _collect(fields: Mapping[Any, Any], path: Path, arrays: dict[Path, Array]) -
                 leaf_spec(value, (*path, key))  # refuses text and objects
             arrays[*path, key] = array
         elif isinstance(value, Mapping):
-            _collect(value, (*path, key), arrays)
+            _collect(value, (*path, key), arrays, texts)
         else:
             leaf_spec(value, (*path, key))  # and lists
             arrays[*path, key] = as_array(value)
@@ -200,6 +210,8 @@ def _rows(path: Path, array: Array, steps: int, envs: int) -> Array:
 
 def _like(trajectory: Trajectory, path: Path, array: Array) -> Any:
     """An array as the kind of array that the field has."""
+    if array.dtype.kind == "S":
+        return show_text(array)
     node: Any = getattr(trajectory, str(path[0]))
     for key in path[1:]:
         node = node[key]
