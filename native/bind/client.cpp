@@ -237,17 +237,23 @@ bool pack_rich_row(FrameBuilder& b, const Plan& plan, nb::handle tree, uint32_t 
                    uint64_t most, OpenLanesHandle* open) {
   check_plan(b, plan);
   WireRun run = with_fields(wire_run(1, flags, traj_id, version, lanes), fields);
-  thread_local std::vector<uint8_t> record, bytes;
+  thread_local std::vector<uint8_t> spare_record, spare_bytes;
+  // Not to be shared with whom packing may call.
+  std::vector<uint8_t> record = std::move(spare_record), bytes = std::move(spare_bytes);
   record.assign(b.record_size(), 0);
   bytes.clear();
-  if (!plan.pack(tree.ptr(), record.data(), nullptr, &bytes) || bytes.size() > most) return false;
-  MarkedRun marked(open, one_row(record.data()), b.record_size(), &run);
-  Filling filling(b, 1, 1, extras_of(fields, bytes.size()));
-  std::memcpy(filling.at, record.data(), record.size());
-  filling.bytes(bytes.data(), bytes.size());
-  filling.run(run, marked.may_grow());
-  marked.commit();
-  return true;
+  const bool packed = plan.pack(tree.ptr(), record.data(), nullptr, &bytes) && bytes.size() <= most;
+  if (packed) {
+    MarkedRun marked(open, one_row(record.data()), b.record_size(), &run);
+    Filling filling(b, 1, 1, extras_of(fields, bytes.size()));
+    std::memcpy(filling.at, record.data(), record.size());
+    filling.bytes(bytes.data(), bytes.size());
+    filling.run(run, marked.may_grow());
+    marked.commit();
+  }
+  spare_record = std::move(record);
+  spare_bytes = std::move(bytes);
+  return packed;
 }
 
 void bind_gathering(nb::module_& m) {

@@ -2,11 +2,10 @@
 #include "native/kernels/decode.h"
 
 #include <algorithm>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 #include "handles.h"
+#include "native/sys/threads.h"
 
 namespace contig {
 
@@ -55,20 +54,10 @@ int64_t decode_all(const Packed& p, uint64_t threads, F decode) {
   const int64_t most = static_cast<int64_t>(std::min<uint64_t>(threads, bytes / kThreadBytes + 1));
   const int64_t parts = std::max<int64_t>(1, std::min(most, p.rows));
   std::vector<int64_t> bad(static_cast<size_t>(parts), -1);
-  const auto part = [&](int64_t i) {
-    bad[static_cast<size_t>(i)] =
-        decode_part(p, p.rows * i / parts, p.rows * (i + 1) / parts, decode);
-  };
-  std::vector<std::thread> others;
-  for (int64_t i = 1; i < parts; ++i) {
-    try {
-      others.emplace_back(part, i);
-    } catch (const std::system_error&) {  // no more threads for this process
-      part(i);
-    }
-  }
-  part(0);
-  for (std::thread& t : others) t.join();
+  run_parts(bad.size(), [&](size_t part) {
+    const auto i = static_cast<int64_t>(part);
+    bad[part] = decode_part(p, p.rows * i / parts, p.rows * (i + 1) / parts, decode);
+  });
   for (int64_t row : bad)
     if (row >= 0) return row;
   return -1;
@@ -99,10 +88,10 @@ void bind_decode(nb::module_& m) {
          uint64_t threads) {
         if (channels != 3 && channels != 4)
           throw std::invalid_argument("decode_qoi: 3 or 4 channels");
-        const uint64_t row_bytes = uint64_t{height} * width * channels;
+        const uint64_t row_bytes = qoi_bytes(height, width, channels);
         return run(checked(values, offsets, out, row_bytes), threads,
                    [=](const uint8_t* in, size_t n, uint8_t* to) {
-                     return decode_qoi(in, n, to, height, width, channels);
+                     return decode_qoi(in, n, to, row_bytes, height, width, channels);
                    });
       },
       nb::arg("values"), nb::arg("offsets"), nb::arg("out").noconvert(), nb::arg("height"),

@@ -14,8 +14,14 @@ namespace contig {
 // One lz4 block that holds exactly `size` bytes; false if it does not.
 bool decode_lz4(const uint8_t* in, size_t n, uint8_t* out, size_t size);
 
-// One QOI image of exactly these dimensions (3 or 4 channels); false if it is none.
-bool decode_qoi(const uint8_t* in, size_t n, uint8_t* out, uint32_t height, uint32_t width,
-                uint32_t channels);
+// Bytes of an image; 0: more than can be counted.
+inline uint64_t qoi_bytes(uint32_t height, uint32_t width, uint32_t channels) {
+  const uint64_t pixels = uint64_t{height} * width;
+  return pixels <= UINT64_MAX / 4 ? pixels * channels : 0;
+}
+// One QOI image of exactly these dimensions (3 or 4 channels), which have `size` bytes; false if it
+// is none.
+bool decode_qoi(const uint8_t* in, size_t n, uint8_t* out, size_t size, uint32_t height,
+                uint32_t width, uint32_t channels);
 
 }  // namespace contig

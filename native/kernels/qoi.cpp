@@ -37,8 +37,10 @@ void apply(uint8_t op, const uint8_t* in, const Pixel* seen, Pixel& pixel) {
 }
 }  // namespace
 
-bool decode_qoi(const uint8_t* in, size_t n, uint8_t* out, uint32_t height, uint32_t width,
-                uint32_t channels) {
+bool decode_qoi(const uint8_t* in, size_t n, uint8_t* out, size_t size, uint32_t height,
+                uint32_t width, uint32_t channels) {
+  if ((channels != 3 && channels != 4) || size == 0 || size != qoi_bytes(height, width, channels))
+    return false;
   if (n < kHeader + kEnd || std::memcmp(in, "qoif", 4) != 0) return false;
   if (big_endian(in + 4) != width || big_endian(in + 8) != height || in[12] != channels)
     return false;

@@ -2,6 +2,7 @@
 
 #if defined(__linux__) || defined(__APPLE__)
 
+#include <cerrno>
 #include <csignal>
 #include <mutex>
 
@@ -10,11 +11,46 @@ namespace contig {
 thread_local sigjmp_buf* bus_return = nullptr;
 
 namespace {
-struct sigaction before;
+constexpr int kMostRepeats = 10000;
 
-void on_bus(int, siginfo_t*, void*) {
+struct sigaction before;
+// The signal that this thread is passing on to `before`, and how often it came in a row.
+thread_local volatile std::sig_atomic_t passing = 0;
+thread_local const void* volatile passed_address = nullptr;
+thread_local volatile int repeats = 0;
+
+// Ends the process by this signal: a fault comes again when its handler returns.
+void end_by(int signal, const siginfo_t* info) {
+  struct sigaction action = {};
+  action.sa_handler = SIG_DFL;
+  sigaction(signal, &action, nullptr);
+  if (info->si_code <= 0) raise(signal);  // somebody sent it
+}
+
+// Not ours. It is passed on by a call, with our handler in place: who had the signal before may
+// have been switched off since, and return; or pass it on to us, who came before it once. Either
+// must not go on for ever.
+void pass_on(int signal, siginfo_t* info, void* context) {
+  const bool sent = info->si_code <= 0, same = !sent && info->si_addr == passed_address;
+  repeats = same ? repeats + 1 : 0;
+  const bool returned = passing != 0 && (sent || same);
+  if (returned || repeats > kMostRepeats || before.sa_handler == SIG_DFL ||
+      before.sa_handler == SIG_IGN)
+    return end_by(signal, info);
+  passing = 1;
+  passed_address = sent ? nullptr : info->si_addr;
+  if ((before.sa_flags & SA_SIGINFO) != 0)
+    before.sa_sigaction(signal, info, context);
+  else
+    before.sa_handler(signal);
+  passing = 0;
+}
+
+void on_bus(int signal, siginfo_t* info, void* context) {
   if (bus_return != nullptr) siglongjmp(*bus_return, 1);
-  sigaction(SIGBUS, &before, nullptr);  // not ours: it comes again when we return
+  const int error = errno;
+  pass_on(signal, info, context);
+  errno = error;
 }
 
 bool is_ours(const struct sigaction& action) {

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <system_error>
 #include <thread>
 
 #include "native/kernels/copy.h"
+#include "native/sys/threads.h"
 
 namespace contig {
 
@@ -72,16 +72,7 @@ void in_parts(const Tape& tape, size_t n, F part) {
   const uint64_t bytes = n * tape.form().references() * tape.form().slot_bytes();
   const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
   const uint64_t parts = std::min({cores, kMostThreads, bytes / kThreadBytes + 1, uint64_t{n}});
-  std::vector<std::thread> others;
-  for (uint64_t i = 1; i < parts; ++i) {
-    try {
-      others.emplace_back(part, n * i / parts, n * (i + 1) / parts);
-    } catch (const std::system_error&) {  // no more threads for this process
-      part(n * i / parts, n * (i + 1) / parts);
-    }
-  }
-  part(0, parts > 1 ? n / parts : n);
-  for (std::thread& t : others) t.join();
+  run_parts(parts, [&](size_t i) { part(n * i / parts, n * (i + 1) / parts); });
 }
 }  // namespace
 

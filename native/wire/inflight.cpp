@@ -13,6 +13,7 @@
 #include <unistd.h>
 #endif
 
+#include "native/sys/wait.h"
 #include "native/wire/whole_frames.h"
 
 namespace contig {
@@ -72,7 +73,7 @@ void Inflight::wait(uint64_t seen, uint64_t upto, double timeout_s) {
   std::unique_lock lock(builder.mutex());
   watched_ = std::min(watched_, upto);
   ++waiters_;
-  change_.wait_for(lock, std::chrono::duration<double>(timeout_s),
+  change_.wait_for(lock, std::chrono::duration<double>(countable(timeout_s)),
                    [&] { return changes() != seen; });
   --waiters_;
 }

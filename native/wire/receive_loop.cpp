@@ -28,17 +28,23 @@ uint64_t QueueIntake::accept(Receiver& in, uint64_t next, double deadline) {
   uint64_t done = 0;
   for (;;) {
     const uint32_t space = h.space_word.load();
+    bool going = true;
     if (!lock_try(h.lock) && !lock_until(h.lock, lock_s_)) return done;
-    queue_.repair();
-    const uint64_t first = frame.number + done;
-    bool going = queue_.seen(producer_, first) == first;
-    if (going && in.ready()) {
-      done += queue_.accept(producer_, first, in.body() + done * size, frame.rows - done).added;
-    } else if (going && queue_.has_room(frame.rows)) {
-      going = queue_.accept_summed(producer_, first, in.body(), frame.rows, frame.body_crc);
-      if (going) done = frame.rows;
+    {
+      struct Release {
+        Lock& lock;
+        ~Release() { lock_release(lock); }
+      } release{h.lock};
+      queue_.repair();
+      const uint64_t first = frame.number + done;
+      going = queue_.seen(producer_, first) == first;
+      if (going && in.ready()) {
+        done += queue_.accept(producer_, first, in.body() + done * size, frame.rows - done).added;
+      } else if (going && queue_.has_room(frame.rows)) {
+        going = queue_.accept_summed(producer_, first, in.body(), frame.rows, frame.body_crc);
+        if (going) done = frame.rows;
+      }
     }
-    lock_release(h.lock);
     const double left = deadline - steady_now();
     if (!going || done == frame.rows || left <= 0) return done;
     wait_change(h.space_word, h.space_waiters, space, left);

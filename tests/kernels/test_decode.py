@@ -137,3 +137,15 @@ def test_arrays_that_do_not_fit_each_other_are_refused():
         _native.decode_qoi(values, np.array([0, 5]), out, 2, 2, 2, 1)
     with pytest.raises(ValueError, match="one more than rows"):
         _native.decode_lz4(values, np.zeros(0, np.int64), out, 8, 1)
+
+
+def test_an_image_whose_bytes_cannot_be_counted_is_refused():
+    # Height x width x channels are 2^64 + 4: 4 bytes, for who does not look.
+    height, width = 2**31 - 2**16 + 1, 2**31 + 2**16 + 1
+    assert height * width * 4 == 2**64 + 4
+    head = b"qoif" + width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([4, 0])
+    data = np.frombuffer(head + b"\xfd" * 20 + bytes(7) + b"\1", np.uint8)
+    guarded = np.full(20 * 62 * 4 + 64, 88, np.uint8)
+    with pytest.raises(ValueError, match="other bytes than its rows"):
+        _native.decode_qoi(data, np.array([0, len(data)]), guarded[:4], height, width, 4, 1)
+    assert (guarded == 88).all()

@@ -6,6 +6,7 @@ never crash, hang, or read elsewhere. And what a full table of producers does.
 
 from __future__ import annotations
 
+import socket
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from contig._native import Received
 from tests.attempts import attempt_all, expect_raised, outcomes
 from tests.kernels import misuse
 from tests.kernels.misuse import FAR, b, i, read_only
+from tests.waiting import Task
 
 HUGE = 2**63
 ITEMS = 4
@@ -496,6 +498,24 @@ def test_who_is_connected_is_not_forgotten() -> None:
     assert q.seen(3, 99) == 99
     q.leave_all()  # another process serves the queue
     assert q.seen(1, 99) == q.seen(2, 99) == 1
+
+
+def test_a_producer_that_finds_no_place_leaves_the_queue_as_it_was() -> None:
+    q, most = queue(1), _native.PRODUCERS
+    for producer in range(1, most + 1):  # all of them stay connected
+        q.accept_records(numbers(0, 1), producer, 0)
+        take_all(q)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        r = receiver(frame(numbers(7, 1).tobytes(), 1))
+        assert r.check_items(8, False)
+        with pytest.raises(RuntimeError, match="producers are connected"):
+            q.take_frames(r, ours.fileno(), most + 1, 0, 0.0)
+    q.lock_timeout_s = 0.5
+    assert Task(q.seen, 1, 0).result() == 1  # nobody holds the lock
+    q.leave(1)
+    assert q.accept_frame(r, most + 1) == (1, 1, False, False)
+    assert take_all(q) == [7]
 
 
 def test_asking_takes_no_place() -> None:

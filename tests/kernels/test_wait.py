@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from contig import LazyTensorStorage
-from tests.waiting import WAIT_S
+from contig.errors import TapeBusy
+from tests.waiting import WAIT_S, Task
 
 
-def wait_in_a_thread(tape: Any, wake: Callable[[], None]) -> bool:
+def wait_in_a_thread(tape: Any, wake: Callable[[], None], timeout_s: float = WAIT_S) -> bool:
     """Waits on the current word; calls `wake` until the wait is over. What the wait returned."""
     seen = tape.wake_word
     answers: list[bool] = []
-    thread = threading.Thread(target=lambda: answers.append(tape.wait(seen, WAIT_S)))
+    thread = threading.Thread(target=lambda: answers.append(tape.wait(seen, timeout_s)))
     thread.start()
     give_up = time.monotonic() + WAIT_S
     while thread.is_alive() and time.monotonic() < give_up:
@@ -39,6 +43,40 @@ def test_a_word_that_stays_gives_false_after_the_timeout() -> None:
     with LazyTensorStorage(4, example={"x": 0.0}) as storage:
         for timeout_s in (0.0, 0.001, 0.01):
             assert not storage.tape.wait(storage.tape.wake_word, timeout_s)
+
+
+def test_no_timeout_but_nan_is_too_long_to_wait() -> None:
+    with LazyTensorStorage(4, example={"x": 0.0}) as storage:
+        for timeout_s in (math.inf, 1e300, 2.0**63, 1e10):
+            assert wait_in_a_thread(storage.tape, storage.tape.notify, timeout_s)
+        for timeout_s in (math.nan, -1.0, -math.inf):
+            assert not storage.tape.wait(storage.tape.wake_word, timeout_s)
+
+
+def test_the_lock_is_waited_for_as_long_as_it_takes() -> None:
+    with LazyTensorStorage(4, example={"x": 0.0}) as storage:
+        storage.tape.lock_timeout_s = math.inf
+        storage.tape.acquire()
+        waiting = Task(storage.default_writer.extend, {"x": np.zeros(2, np.float32)})
+        assert not waiting.ends(0.05)
+        storage.tape.release()
+        waiting.result()
+        assert len(storage) == 2
+
+
+def test_only_who_holds_the_lock_releases_it() -> None:
+    with LazyTensorStorage(4, example={"x": 0.0}) as storage:
+        storage.tape.lock_timeout_s = 0.01
+        storage.tape.acquire()
+        with pytest.raises(RuntimeError, match="does not hold the storage's lock"):
+            Task(storage.tape.release).result()
+        with pytest.raises(TapeBusy, match=str(os.getpid())):  # it is still held, and known by whom
+            Task(storage.writer().extend, {"x": np.zeros(2, np.float32)}).result()
+        storage.tape.release()
+        with pytest.raises(RuntimeError, match="does not hold the storage's lock"):
+            storage.tape.release()
+        storage.default_writer.extend({"x": np.zeros(2, np.float32)})
+        assert len(storage) == 2
 
 
 def test_notify_wakes() -> None:

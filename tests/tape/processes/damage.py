@@ -74,7 +74,9 @@ class Original:
             words = np.frombuffer(self.bytes[:control], np.uint64)
             self.header = int(words[4] // 8)  # header and maps; then producers
             index = int(words[5] // 8)
-            self.words = [*range(index), *range(index, index + 8 * 40), *self._tables(storage)]
+            oldest, newest = storage.tape.snapshot()[3:1:-1]
+            entries = range(index + 8 * oldest, index + 8 * newest, 2)
+            self.words = [*range(index), *entries, *self._tables(storage)]
             # Of the table of producers, the first few.
             self.words = [w for w in self.words if not self.header + 15 <= w < index]
         self.uids_after = {*self.uids, *range(2000, 2007)}
@@ -82,7 +84,7 @@ class Original:
     @staticmethod
     def _tables(storage: Storage) -> Iterator[int]:
         for offset, nbytes in (storage.tape.slots_range, storage.tape.fields_range):
-            yield from range(offset // 8, (offset + min(nbytes, 4096)) // 8, 3)
+            yield from range(offset // 8, (offset + min(nbytes, 2048)) // 8, 3)
 
     def attempts(self) -> Iterator[tuple[int, int]]:
         """Words and what is put into them."""
@@ -90,7 +92,10 @@ class Original:
         chance = random.Random(5)
         for word in self.words:
             now = int(there[word])
-            for value in (0, 2**64 - 1, (now + 1) % 2**64, chance.getrandbits(64), now ^ (1 << 33)):
+            values = [2**64 - 1, chance.getrandbits(64)]
+            if word < self.header:
+                values += [0, (now + 1) % 2**64, now ^ (1 << 33)]
+            for value in values:
                 if value != now:
                     yield word, value
 
