@@ -69,6 +69,7 @@ bool View::row_in(uint64_t seq, const Window& w) const {
 
 void View::spans_in(const Window& w, std::vector<int64_t>* firsts, std::vector<int64_t>* counts) {
   const Ledger& rows = ledger(w, SliceSpec{}, true);
+  expect(rows.items());
   rows.each([&](uint64_t number) {
     const auto first = static_cast<int64_t>(rows.first_row(number));
     const auto count = static_cast<int64_t>(rows.rows(number));
