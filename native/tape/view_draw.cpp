@@ -187,7 +187,9 @@ void View::slices_from(const int64_t* seqs, size_t n, const Window& w, const Sli
 }
 
 void View::ordinals(std::vector<int64_t>* out, const Window& w, const SliceSpec& spec) {
-  ledger(w, spec, false).each([&](uint64_t slot) {
+  const Ledger& found = ledger(w, spec, false);
+  expect(found.items());
+  found.each([&](uint64_t slot) {
     ++work_;
     out->push_back(static_cast<int64_t>(trajs_[slot].ordinal));
   });
