@@ -29,11 +29,18 @@ bool bytes_of(const LeafSpec& leaf, PyObject* value, Span* out) {
 bool is_sequence(PyObject* value) { return PyList_CheckExact(value) || PyTuple_CheckExact(value); }
 
 bool list_column(const LeafSpec& leaf, PyObject* list, ColumnSet* set) {
+  constexpr Py_ssize_t kAtOnce = 4096;  // items, before other threads may run
   const bool tuple = PyTuple_CheckExact(list);
   const Py_ssize_t n = tuple ? PyTuple_GET_SIZE(list) : PyList_GET_SIZE(list);
   std::vector<Span>& spans = set->blobs.back().spans;
   spans.reserve(static_cast<size_t>(n));
   for (Py_ssize_t i = 0; i < n; ++i) {
+    if (i % kAtOnce == kAtOnce - 1) {
+      {
+        const NoGil no_gil;
+      }
+      if (!tuple && PyList_GET_SIZE(list) != n) return false;  // somebody has changed it
+    }
     PyObject* item = tuple ? PyTuple_GET_ITEM(list, i) : PyList_GET_ITEM(list, i);
     Span span;
     if (leaf.variable != LeafSpec::ragged) {
@@ -81,28 +88,35 @@ bool ragged_column(const LeafSpec& leaf, PyObject* value, ColumnSet* set) {
     return false;
   const auto* at = reinterpret_cast<const int64_t*>(o.data);
   std::vector<Span>& spans = set->blobs.back().spans;
-  const int64_t n = o.dim(0) - 1;
-  if (at[0] < 0 || at[n] > v.dim(0)) return false;
-  for (int64_t i = 0; i < n; ++i) {
-    if (at[i] > at[i + 1]) return false;
-    spans.push_back(Span{v.data + static_cast<uint64_t>(at[i]) * leaf.element(),
-                         static_cast<uint64_t>(at[i + 1] - at[i]) * leaf.element()});
+  const int64_t n = o.dim(0) - 1, most = v.dim(0);
+  const NoGil no_gil(static_cast<uint64_t>(n) * sizeof(Span) >= kKeepGil);
+  spans.reserve(static_cast<size_t>(n));
+  int64_t from = at[0];
+  if (from < 0) return false;
+  for (int64_t i = 1; i <= n; ++i) {
+    const int64_t to = at[i];  // read once: another thread may write there
+    if (to < from || to > most) return false;
+    spans.push_back(Span{v.data + static_cast<uint64_t>(from) * leaf.element(),
+                         static_cast<uint64_t>(to - from) * leaf.element()});
+    from = to;
   }
   return true;
 }
 }  // namespace
 
-bool pack_blob(const LeafSpec& leaf, PyObject* value, std::vector<uint8_t>* out) {
+bool pack_blob(const LeafSpec& leaf, PyObject* value, uint64_t most, std::vector<uint8_t>* out) {
   Span span;
   if (leaf.variable != LeafSpec::ragged) {
-    if (!bytes_of(leaf, value, &span)) return false;
+    if (!bytes_of(leaf, value, &span) || span.bytes > most) return false;
     out->insert(out->end(), span.data, span.data + span.bytes);
     return true;
   }
   ArrayHold hold;
   LeafArray v;
   if (!hold.take(value, ArrayHold::Keep::borrowed, &v) || !fits(leaf, v)) return false;
-  out->insert(out->end(), v.data, v.data + static_cast<uint64_t>(v.dim(0)) * leaf.element());
+  const uint64_t bytes = static_cast<uint64_t>(v.dim(0)) * leaf.element();
+  if (bytes > most) return false;
+  out->insert(out->end(), v.data, v.data + bytes);
   return true;
 }
 
@@ -114,10 +128,15 @@ bool blob_column(const LeafSpec& leaf, PyObject* value, ColumnSet* set) {
 }
 
 Rows pack_rows(const std::vector<BlobColumn>& blobs, uint64_t n, std::vector<Column>* columns,
-               PackedBlobs* packed) {
+               PackedColumns* packed) {
   Rows rows;
   rows.n = n;
-  if (!blobs.empty()) packed->pack(blobs, columns, &rows);
+  if (!blobs.empty()) {
+    for (const BlobColumn& column : blobs)
+      for (const Span& span : column.spans) packed->bytes += span.bytes + sizeof(Span);
+    const NoGil no_gil(packed->bytes >= kKeepGil);
+    packed->blobs.pack(blobs, columns, &rows);
+  }
   rows.columns = columns->data();
   rows.n_columns = columns->size();
   return rows;

@@ -6,8 +6,8 @@
 
 namespace contig {
 
-// The bytes of one row's value, added to `out`; false: not understood.
-bool pack_blob(const LeafSpec& leaf, PyObject* value, std::vector<uint8_t>* out);
+// The bytes of one row's value, added to `out`; false: not understood, or more than `most`.
+bool pack_blob(const LeafSpec& leaf, PyObject* value, uint64_t most, std::vector<uint8_t>* out);
 
 // Those of many rows; false: not understood. The set keeps what they point to.
 bool blob_column(const LeafSpec& leaf, PyObject* value, ColumnSet* set);

@@ -159,7 +159,7 @@ class ColumnRows {
 
  private:
   std::vector<Column> columns_;
-  PackedBlobs packed_;
+  PackedColumns packed_;
   const Rows rows_;
 };
 

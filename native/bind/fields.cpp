@@ -38,16 +38,18 @@ nb::object set_fields(TapeHandle& t, ViewHandle& v, Seqs ordinals, Records recor
         "set_fields: expected a record of the tape's fields, or one for each");
   const size_t step = records.shape(0) == 1 ? 0 : size;
   std::vector<int64_t> there(n);
-  with_lock(t.tape, t.lock_timeout_s, 0, [&] {
-    v.view.refresh();
-    for (size_t i = 0; i < n; ++i) {
-      const auto ordinal = static_cast<uint64_t>(ordinals.data()[i]);
-      const uint64_t number = v.view.last_run(ordinal);
-      there[i] = number != kNone ? 1 : 0;
-      if (there[i] != 0) t.tape.write_fields(number, records.data() + i * step, mask);
-    }
-    t.tape.fields_changed();
-    return 0;
+  v.call([&](View& view) {
+    with_lock(t.tape, t.lock_timeout_s, 0, [&] {
+      view.refresh();
+      for (size_t i = 0; i < n; ++i) {
+        const auto ordinal = static_cast<uint64_t>(ordinals.data()[i]);
+        const uint64_t number = view.last_run(ordinal);
+        there[i] = number != kNone ? 1 : 0;
+        if (there[i] != 0) t.tape.write_fields(number, records.data() + i * step, mask);
+      }
+      t.tape.fields_changed();
+      return 0;
+    });
   });
   return to_array(there);
 }

@@ -100,21 +100,28 @@ class Gatherer {
   // folded, and all of them gathered. None if something is in the way (nothing is eligible, rows
   // were lost meanwhile, another checkpoint was taken in): then the caller goes step by step.
   nb::object sample(ViewHandle& v, State rng, nb::handle window, size_t n) {
-    View& view = v.view;
-    view.refresh();
     std::vector<int64_t> seqs(n), damaged;
-    if (!view.draw_rows(rng_of(rng), window_of(window), seqs.data(), n)) return nb::none();
+    Slices groups;
+    const Rng from = rng_of(rng);
+    const Window w = window_of(window);
+    const bool drawn = v.call([&](View& view) {
+      view.refresh();
+      if (!view.draw_rows(from, w, seqs.data(), n)) return false;
+      if (!fold_.discount.empty()) {
+        ask_for_folded(tape_.tape, fold_, seqs.data(), n);
+        view.follow(seqs.data(), n, fold_.discount.size(), &groups);
+      }
+      return true;
+    });
+    if (!drawn) return nb::none();
     Filling f;
     f.seqs = seqs.data(), f.n = n;
-    Slices groups;
     if (!fold_.discount.empty()) {
-      ask_for_folded(tape_.tape, fold_, seqs.data(), n);
-      view.follow(seqs.data(), n, fold_.discount.size(), &groups);
       f.lengths = groups.lengths.data();
       f.to.asked = true;
     }
     const std::vector<int64_t>& rows = f.lengths == nullptr ? seqs : groups.seqs;
-    if (fill(&f, rows.data(), rows.size(), &damaged) != 0 || !damaged.empty() || view.stale())
+    if (fill(&f, rows.data(), rows.size(), &damaged) != 0 || !damaged.empty() || is_stale(v))
       return nb::none();
     return nb::cast(f.own.release(), nb::rv_policy::take_ownership);
   }
@@ -127,14 +134,18 @@ class Gatherer {
     if (!fold_.discount.empty())
       throw std::invalid_argument("sample_slices: rows are to be folded");
     if (nb::len(marks) != 6) throw std::invalid_argument("sample_slices: five columns and a flag");
-    View& view = v.view;
-    view.refresh();
     Slices s;
-    if (!view.draw_slices(rng_of(rng), window_of(window), spec, n, &s)) return nb::none();
+    const Rng from = rng_of(rng);
+    const Window w = window_of(window);
+    const bool drawn = v.call([&](View& view) {
+      view.refresh();
+      return view.draw_slices(from, w, spec, n, &s);
+    });
+    if (!drawn) return nb::none();
     std::vector<int64_t> damaged;
     Filling f;
     f.seqs = s.seqs.data(), f.n = s.seqs.size();
-    if (fill(&f, f.seqs, f.n, &damaged) != 0 || !damaged.empty() || view.stale()) return nb::none();
+    if (fill(&f, f.seqs, f.n, &damaged) != 0 || !damaged.empty() || is_stale(v)) return nb::none();
     const SliceFlags flags{flags_in(f, marks[0]), flags_in(f, marks[1]), flags_in(f, marks[2]),
                            flags_in(f, marks[3]), flags_in(f, marks[4]), nb::cast<bool>(marks[5])};
     mark_slices(flags, s.lengths.data(), s.lengths.data(), s.ends.data(), s.lengths.size());
@@ -156,6 +167,10 @@ class Gatherer {
   struct Place {
     size_t column, offset, bytes;
   };
+
+  static bool is_stale(const ViewHandle& v) {
+    return v.call([](const View& view) { return view.stale(); });
+  }
 
   // A column of flags of a block.
   FlagColumn flags_in(const Filling& f, nb::handle mark) const {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -95,9 +96,46 @@ struct TapeHandle {
   double lock_timeout_s = 10;
 };
 
-struct ViewHandle {
-  explicit ViewHandle(TapeHandle& tape) : view(tape.tape) {}
-  View view;
+// How often this process or one of its ancestors was forked.
+uint64_t forks();
+
+// A view belongs to one thread at a time. What it has to take in is mostly little, and done with
+// the GIL; a call that turns out to be long goes on without it, while other threads wait.
+class ViewHandle {
+ public:
+  explicit ViewHandle(TapeHandle& tape) : view_(tape.tape), forks_(forks()) {}
+
+  // Runs `f(view)`, which must touch nothing of Python's.
+  template <class F>
+  auto call(F f) const {
+    std::unique_lock<std::mutex> turn(mutex_, std::try_to_lock);
+    if (!turn.owns_lock()) wait(&turn);
+    std::optional<NoGil> no_gil;
+    struct Patience {
+      View& view;
+      ~Patience() { view.set_patience(~uint64_t{0}, nullptr, nullptr); }
+    } patience{view_};
+    view_.set_patience(view_.work() + kKeepGilWork, &let_go, &no_gil);
+    return f(view_);
+  }
+
+ private:
+  // Entries, of which one takes some 20 ns.
+  static constexpr uint64_t kKeepGilWork = 20000;
+
+  static void let_go(void* no_gil) { static_cast<std::optional<NoGil>*>(no_gil)->emplace(); }
+
+  void wait(std::unique_lock<std::mutex>* turn) const {
+    if (forks_ != forks())  // whoever had the turn is not in this process
+      throw std::runtime_error(
+          "this process was forked while another thread drew from the storage: attach to it anew");
+    const NoGil no_gil;
+    turn->lock();
+  }
+
+  mutable View view_;
+  mutable std::mutex mutex_;
+  const uint64_t forks_;
 };
 
 // A window as Python has it: a tuple of its bounds, or None.
@@ -140,8 +178,26 @@ class MarkSpecs {
   bool id_alone_;
 };
 
+// Pooled, 64-byte aligned memory with the buffer protocol: arrays over it keep it alive. Cheaper
+// to make than an array, and a batch needs only one.
+struct Block {
+  explicit Block(size_t n) : data(block_take(n)), bytes(n) {}
+  ~Block() {
+    ReturnedBlocks returned = block_give(data, bytes);
+    if (returned.bytes() < kKeepGil || PyGILState_Check() == 0) return;
+    NoGil no_gil;
+    const ReturnedBlocks gone(std::move(returned));  // before the GIL is back
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  uint8_t* data;
+  size_t bytes;
+};
+
 // Throws unless there is an env for each row, all of them numbers that lanes can have.
 void check_envs(const Seqs& envs, uint64_t rows);
+
+struct PackedColumns;
 
 class WriterHandle {
  public:
@@ -209,10 +265,14 @@ class WriterHandle {
   std::vector<Column> columns_of(nb::list arrays, nb::list offsets, uint64_t rows) const;
   // Also the columns of leaves of any size: those of `columns`, and what refers to `packed`.
   Rows rows_with(const nb::list& blobs, uint64_t n, std::vector<Column>* columns,
-                 PackedBlobs* packed) const;
+                 PackedColumns* packed) const;
   void check_form(const Receiver& in) const;  // that its frames have slots as the tape has
   bool mine() const;                          // no other thread or process had it last
   void claim();
+  // Bytes that an append of the rows moves; without the GIL, if there are many.
+  uint64_t bytes_of(const Rows& rows) const {
+    return rows.n * tape_.tape.record_size() + rows.blob_bytes;
+  }
   int64_t commit(const Rows& rows);
   void stage(const Rows& rows);
   void stage_slots(const Rows& rows);  // of observations that are stored once
@@ -228,7 +288,7 @@ class WriterHandle {
   bool stage_;
   std::vector<uint8_t> scratch_, scratch_blobs_;
   std::vector<std::vector<uint8_t>> mark_values_;
-  nb::object staged_, staged_blobs_;
+  std::unique_ptr<Block> staged_, staged_blobs_;
   BlobRoom room_;  // of what is staged
   GivenFields given_;
   Sender sender_;
@@ -269,9 +329,22 @@ std::vector<Column> columns_from(nb::list arrays, Seqs leaves, size_t n, size_t 
 // Leaves of any size as Python gives them: (values as bytes, offsets, bytes of an element, offset
 // in the record) of each, in the record's order.
 std::vector<BlobColumn> blob_columns_from(const nb::list& blobs, uint64_t n, uint64_t record_size);
+// What was made of leaves of any size: much memory is given back without the GIL.
+struct PackedColumns {
+  PackedColumns() = default;
+  ~PackedColumns() {
+    const NoGil no_gil(bytes >= kKeepGil);
+    blobs = PackedBlobs();
+  }
+  PackedColumns(const PackedColumns&) = delete;
+  PackedColumns& operator=(const PackedColumns&) = delete;
+  PackedBlobs blobs;
+  uint64_t bytes = 0;
+};
+
 // Columns of fixed leaves, and what `packed` makes of those of any size.
 Rows pack_rows(const std::vector<BlobColumn>& blobs, uint64_t n, std::vector<Column>* columns,
-               PackedBlobs* packed);
+               PackedColumns* packed);
 
 inline Rows rows_of(const std::vector<Column>& columns, uint64_t n) {
   Rows rows;
@@ -301,21 +374,11 @@ void bind_scan(nb::module_& m);
 void bind_decode(nb::module_& m);
 void bind_columns(nb::module_& m);
 
-// Pooled, 64-byte aligned memory with the buffer protocol: arrays over it keep it alive. Cheaper
-// to make than an array, and a batch needs only one.
-struct Block {
-  explicit Block(size_t n) : data(block_take(n)), bytes(n) {}
-  ~Block() {
-    ReturnedBlocks returned = block_give(data, bytes);
-    if (returned.bytes() < kKeepGil || PyGILState_Check() == 0) return;
-    NoGil no_gil;
-    const ReturnedBlocks gone(std::move(returned));  // before the GIL is back
-  }
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
-  uint8_t* data;
-  size_t bytes;
-};
+// Memory that a call has used; much of it is given back without the GIL.
+inline void give_back(std::vector<int64_t>* values) {
+  const NoGil no_gil(values->capacity() * sizeof(int64_t) >= kKeepGil);
+  std::vector<int64_t>().swap(*values);
+}
 
 // A numpy array with these values.
 nb::object to_array(const std::vector<int64_t>& values);

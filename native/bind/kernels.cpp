@@ -27,7 +27,10 @@ nb::object array_of(const std::vector<T>& values, const nb::object& dtype) {
   static const auto* empty = new nb::object(numpy->attr("empty"));
   if (values.empty()) return (*empty)(0, dtype);
   auto* block = new Block(values.size() * sizeof(T));
-  std::memcpy(block->data, values.data(), block->bytes);
+  {
+    const NoGil no_gil(block->bytes >= kKeepGil);
+    std::memcpy(block->data, values.data(), block->bytes);
+  }
   return (*frombuffer)(nb::cast(block, nb::rv_policy::take_ownership), dtype);
 }
 
@@ -318,7 +321,10 @@ void bind_kernels(nb::module_& m) {
       [](uint64_t key, uint64_t n, uint64_t from, size_t count) {
         if (from > n || count > n - from) throw std::out_of_range("permute: positions beyond n");
         std::vector<int64_t> out(count);
-        permute(key, n, from, out.data(), count);
+        {
+          const NoGil no_gil(count >= kKeepGil / 64);  // some 100 ns each
+          permute(key, n, from, out.data(), count);
+        }
         return to_array(out);
       },
       nb::arg("key"), nb::arg("n"), nb::arg("start"), nb::arg("count"));

@@ -19,9 +19,12 @@
 
 namespace contig {
 
+// Inside another one, or where `release` is false, nothing happens.
 struct NoGil {
-  NoGil() : state_(PyEval_SaveThread()) {}
+  explicit NoGil(bool release = true)
+      : state_(release && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {}
   ~NoGil() {
+    if (state_ == nullptr) return;
     while (!may_return()) std::this_thread::sleep_for(std::chrono::hours(1));
     PyEval_RestoreThread(state_);
     returned();

@@ -4,12 +4,17 @@
 #include <cstring>
 
 #include "blob_values.h"
+#include "handles.h"
 #include "native/kernels/crc32c.h"
 #include "native/wire/items.h"
 
 namespace contig {
 
 namespace {
+// Values of a row are copied with the GIL. Larger ones are Python's, which makes columns of them:
+// those are held, and copied without it.
+constexpr uint64_t kMostPacked = 4u << 20;
+
 // float64 to float32; false if a finite value would become infinite.
 bool narrow(double wide, uint8_t* to) {
   const auto x = static_cast<float>(wide);
@@ -168,13 +173,14 @@ bool Plan::pack_place(int number, PyObject* value, Packing& to) const {
   if (to.blobs == nullptr || number < to.last_blob) return false;
   to.last_blob = number;
   const uint64_t before = to.blobs->size();
-  if (!pack_blob(leaves_[number], value, to.blobs)) return false;
+  if (!pack_blob(leaves_[number], value, kMostPacked, to.blobs)) return false;
   store_place(to.record + leaves_[number].offset, BlobPlace{before, to.blobs->size() - before});
   return true;
 }
 
 bool Plan::pack_leaf(const LeafSpec& leaf, PyObject* value, uint8_t* record, LeafSums* sums) const {
   uint8_t* to = record + leaf.offset;
+  if (leaf.bytes > kMostPacked) return false;
   if (leaf.shape.empty()) {
     if (PyFloat_CheckExact(value)) {
       const double x = PyFloat_AS_DOUBLE(value);
@@ -230,6 +236,8 @@ bool Plan::pack_leaf(const LeafSpec& leaf, PyObject* value, uint8_t* record, Lea
 
 bool Plan::columns(PyObject* tree, size_t batch_ndim, ColumnSet* out) const {
   if (!column_node(root_, tree, batch_ndim, out)) return false;
+  for (const auto& [leaf, value] : out->any_size)
+    if (!blob_column(*leaf, value.ptr(), out)) return false;
   if (out->columns.empty()) {  // of leaves of any size only: a column of them is flat
     if (out->blobs.empty() || batch_ndim != 1) return false;
     out->batch = {static_cast<Py_ssize_t>(out->blobs[0].spans.size())};
@@ -240,6 +248,20 @@ bool Plan::columns(PyObject* tree, size_t batch_ndim, ColumnSet* out) const {
     if (out->blobs[i].spans.size() != out->rows ||
         (i > 0 && out->blobs[i].offset < out->blobs[i - 1].offset))
       return false;
+  const NoGil no_gil(out->rows * record_size_ >= kKeepGil);
+  return complete_columns(out);
+}
+
+// Makes bools 0 or 1, and adds the flags that the data lacks.
+bool Plan::complete_columns(ColumnSet* out) const {
+  for (const size_t i : out->bools) {
+    Column& column = out->columns[i];
+    const uint64_t bytes = out->rows * column.bytes;
+    if (are_bools(column.data, 1, bytes, Bools{0, bytes})) continue;
+    out->owned.push_back(std::make_unique<uint8_t[]>(bytes));
+    copy_bools(out->owned.back().get(), column.data, bytes);
+    column.data = out->owned.back().get();
+  }
   const auto at = [&](size_t offset) -> const Column* {
     for (const Column& c : out->columns)
       if (c.offset == offset && c.bytes > 0) return &c;
@@ -266,7 +288,10 @@ bool Plan::column_node(const Node& node, PyObject* value, size_t batch_ndim, Col
       return column_node(child, item, batch_ndim, out);
     });
   const LeafSpec& leaf = leaves_[node.leaf];
-  if (leaf.variable != LeafSpec::fixed) return blob_column(leaf, value, out);
+  if (leaf.variable != LeafSpec::fixed) {
+    out->any_size.emplace_back(&leaf, nb::borrow(value));
+    return true;
+  }
   LeafArray v;
   out->holds.emplace_back();
   if (!out->holds.back().take(value, ArrayHold::Keep::owned, &v)) return false;
@@ -278,17 +303,8 @@ bool Plan::column_node(const Node& node, PyObject* value, size_t batch_ndim, Col
     if (first) out->batch[i] = static_cast<Py_ssize_t>(v.dim(i));
     if (v.dim(i) != out->batch[i]) return false;
   }
-  const uint8_t* data = v.data;
-  if (leaf.kind == 'b') {
-    uint64_t bytes = leaf.bytes;
-    for (const Py_ssize_t n : out->batch) bytes *= static_cast<uint64_t>(n);
-    if (!are_bools(data, 1, bytes, Bools{0, bytes})) {
-      out->owned.push_back(std::make_unique<uint8_t[]>(bytes));
-      copy_bools(out->owned.back().get(), data, bytes);
-      data = out->owned.back().get();
-    }
-  }
-  out->columns.push_back(Column{data, leaf.offset, leaf.bytes, leaf.bytes});
+  if (leaf.kind == 'b') out->bools.push_back(out->columns.size());
+  out->columns.push_back(Column{v.data, leaf.offset, leaf.bytes, leaf.bytes});
   return true;
 }
 

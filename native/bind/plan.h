@@ -50,6 +50,10 @@ class ColumnSet {
   std::vector<std::unique_ptr<uint8_t[]>> owned;
   std::vector<BlobColumn> blobs;  // of leaves of any size
   std::vector<nb::object> kept;
+  // What is left to do when the tree was walked, and all of it is held: leaves of any size, with
+  // their values, and columns whose bools are to be checked. Both may let other threads run Python.
+  std::vector<std::pair<const LeafSpec*, nb::object>> any_size;
+  std::vector<size_t> bools;
   uint64_t rows = 0;
   std::vector<Py_ssize_t> batch;  // leading dims
 };
@@ -89,6 +93,7 @@ class Plan {
   bool pack_place(int leaf, PyObject* value, Packing& to) const;
   bool pack_leaf(const LeafSpec& leaf, PyObject* value, uint8_t* record, LeafSums* sums) const;
   bool column_node(const Node& node, PyObject* value, size_t batch_ndim, ColumnSet* out) const;
+  bool complete_columns(ColumnSet* out) const;
   template <class F>
   static bool each_child(const Node& node, PyObject* value, F f);
 

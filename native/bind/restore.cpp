@@ -9,6 +9,8 @@ namespace {
 
 using W = EntryWords;
 
+uint64_t bytes_of(const State& entries) { return entries.shape(0) * sizeof(uint64_t); }
+
 // A record for each entry, or null: there are none.
 const uint8_t* fields_of_entries(const Tape& tape, const std::optional<Records>& fields, size_t n) {
   if (!fields) return nullptr;
@@ -21,7 +23,7 @@ const uint8_t* fields_of_entries(const Tape& tape, const std::optional<Records>&
 void prepare_restore(TapeHandle& t, State entries, uint64_t index_tail, uint64_t index_head) {
   if (entries.shape(0) != (index_head - index_tail) * W::count)
     throw std::invalid_argument("restore: the index's parts do not fit together");
-  with_lock(t.tape, t.lock_timeout_s, 0, [&] {
+  with_lock(t.tape, t.lock_timeout_s, bytes_of(entries), [&] {
     t.tape.prepare(entries.data(), index_tail, index_head);
     return 0;
   });
@@ -33,7 +35,7 @@ void restore_stored(TapeHandle& t, uint64_t tail, uint64_t head, State entries, 
   if (entries.shape(0) != (index_head - index_tail) * W::count)
     throw std::invalid_argument("restore: the index's parts do not fit together");
   const uint8_t* each = fields_of_entries(t.tape, fields, index_head - index_tail);
-  with_lock(t.tape, t.lock_timeout_s, 0, [&] {
+  with_lock(t.tape, t.lock_timeout_s, bytes_of(entries), [&] {
     t.tape.restore(Rows{}, tail, head, entries.data(), index_tail, index_head, trajectories, each);
     return 0;
   });
@@ -43,7 +45,7 @@ void follow(TapeHandle& t, State entries, uint64_t tail, uint64_t head, uint64_t
             uint64_t index_head, uint64_t trajectories, std::optional<Records> fields) {
   const size_t n = entries.shape(0) / W::count;
   const uint8_t* each = fields_of_entries(t.tape, fields, n);
-  with_lock(t.tape, t.lock_timeout_s, 0, [&] {
+  with_lock(t.tape, t.lock_timeout_s, bytes_of(entries), [&] {
     const Snapshot now = t.tape.snapshot();
     if (index_tail > now.index_head || index_head < now.index_head || tail < now.tail ||
         head < now.head || index_tail < now.index_tail || index_tail > index_head || tail > head)

@@ -140,13 +140,11 @@ void WriterHandle::stage(const Rows& rows) {
     room_ = tape.blob_room(rows);
     skip = room_.skip;
     base = tape.header().blob_head.load() - room_.from;
-    auto* bytes = new Block(room_.bytes);
-    staged_blobs_ = nb::cast(bytes, nb::rv_policy::take_ownership);
-    if (room_.bytes > 0) std::memcpy(bytes->data, rows.blobs + room_.from, room_.bytes);
+    staged_blobs_ = std::make_unique<Block>(room_.bytes);
+    if (room_.bytes > 0) std::memcpy(staged_blobs_->data, rows.blobs + room_.from, room_.bytes);
   }
-  auto* block = new Block((rows.n - skip) * stride);
-  staged_ = nb::cast(block, nb::rv_policy::take_ownership);
-  encode_rows(rows, skip, size, stride, tape.sums(), tape.header().head.load(), block->data,
+  staged_ = std::make_unique<Block>((rows.n - skip) * stride);
+  encode_rows(rows, skip, size, stride, tape.sums(), tape.header().head.load(), staged_->data,
               tape.blob_leaves(), base);
 }
 

@@ -143,12 +143,10 @@ void WriterHandle::stage_slots(const Rows& rows) {
                                 std::to_string(room_.bytes) +
                                 " bytes of observations, and the storage has room for " +
                                 std::to_string(h.blob_most) + "; nothing was written");
-  auto* bytes = new Block(room_.bytes);
-  staged_blobs_ = nb::cast(bytes, nb::rv_policy::take_ownership);
-  auto* block = new Block((rows.n - room_.skip) * tape.stride());
-  staged_ = nb::cast(block, nb::rv_policy::take_ownership);
+  staged_blobs_ = std::make_unique<Block>(room_.bytes);
+  staged_ = std::make_unique<Block>((rows.n - room_.skip) * tape.stride());
   seal_slots({&tape.form(), tape.record_size(), tape.stride()}, plan, rows, room_.skip, tape.sums(),
-             h.head.load(), older, block->data, bytes->data);
+             h.head.load(), older, staged_->data, staged_blobs_->data);
 }
 
 void bind_stored_slots(nb::module_& m, nb::class_<TapeHandle>& tape) {

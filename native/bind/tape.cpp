@@ -61,11 +61,17 @@ nb::tuple read_index(TapeHandle& t) {
     }
     return restores % 2 == 0 && restores == t.tape.header().restores.load();
   };
-  bool whole = false;
-  for (int tries = 0; tries < 10 && !whole; ++tries) whole = read();
-  if (!whole) with_lock(t.tape, t.lock_timeout_s, 0, read);
+  {
+    const Snapshot s = t.tape.snapshot();
+    const NoGil no_gil((s.index_head - s.index_tail) * sizeof(Entry) >= kKeepGil);
+    bool whole = false;
+    for (int tries = 0; tries < 10 && !whole; ++tries) whole = read();
+    if (!whole) with_lock(t.tape, t.lock_timeout_s, 0, read);
+  }
   const uint64_t tail = t.tape.header().tail.load();
-  return nb::make_tuple(to_array(words), head, tail);
+  const nb::object array = to_array(words);
+  give_back(&words);
+  return nb::make_tuple(array, head, tail);
 }
 
 uint64_t gather_packed(const TapeHandle& t, Seqs seqs, Bytes out) {
@@ -81,12 +87,17 @@ uint64_t gather_packed(const TapeHandle& t, Seqs seqs, Bytes out) {
 nb::object entries(TapeHandle& t, uint64_t from, uint64_t to) {
   std::vector<int64_t> words;
   const uint64_t head = t.tape.header().head.load();
-  for (uint64_t n = from; n < to; ++n) {
-    uint64_t w[W::count] = {};
-    t.tape.read_entry_words(n, head, w);
-    words.insert(words.end(), w, w + W::count);
+  {
+    const NoGil no_gil(from < to && (to - from) * sizeof(Entry) >= kKeepGil);
+    for (uint64_t n = from; n < to; ++n) {
+      uint64_t w[W::count] = {};
+      t.tape.read_entry_words(n, head, w);
+      words.insert(words.end(), w, w + W::count);
+    }
   }
-  return to_array(words);
+  const nb::object array = to_array(words);
+  give_back(&words);
+  return array;
 }
 
 // `leaves`: (offset in the record, what lengths are multiples of) one after another.

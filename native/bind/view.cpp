@@ -25,13 +25,19 @@ nb::tuple slices_tuple(const Slices& s) {
 nb::object draw_slices(ViewHandle& v, State rng, nb::object window, const SliceSpec& spec,
                        size_t n) {
   Slices out;
-  if (!v.view.draw_slices(rng_of(rng), window_of(window), spec, n, &out)) return nb::none();
+  const Rng from = rng_of(rng);
+  const Window w = window_of(window);
+  if (!v.call([&](View& view) { return view.draw_slices(from, w, spec, n, &out); }))
+    return nb::none();
   return slices_tuple(out);
 }
 
 nb::object draw_rows(ViewHandle& v, State rng, nb::object window, size_t n) {
   std::vector<int64_t> seqs(n);
-  if (!v.view.draw_rows(rng_of(rng), window_of(window), seqs.data(), n)) return nb::none();
+  const Rng from = rng_of(rng);
+  const Window w = window_of(window);
+  if (!v.call([&](View& view) { return view.draw_rows(from, w, seqs.data(), n); }))
+    return nb::none();
   return to_array(seqs);
 }
 
@@ -41,37 +47,52 @@ nb::tuple slices_of(ViewHandle& v, State rng, nb::object window, const SliceSpec
                     Seqs ordinals, size_t n) {
   Slices out;
   size_t used = 0;
+  const Rng from = rng_of(rng);
   const Window w = window_of(window);
-  while (used < ordinals.shape(0) && out.lengths.size() < n)
-    v.view.slice_of(rng_of(rng), w, spec, static_cast<uint64_t>(ordinals.data()[used++]), &out);
+  v.call([&](View& view) {
+    while (used < ordinals.shape(0) && out.lengths.size() < n)
+      view.slice_of(from, w, spec, static_cast<uint64_t>(ordinals.data()[used++]), &out);
+  });
   return nb::make_tuple(slices_tuple(out), used);
 }
 
 nb::tuple slices_from(ViewHandle& v, Seqs seqs, nb::object window, const SliceSpec& spec) {
   Slices out;
   std::vector<uint8_t> valid(seqs.shape(0));
-  v.view.slices_from(seqs.data(), seqs.shape(0), window_of(window), spec, valid.data(), &out);
+  const Window w = window_of(window);
+  v.call([&](View& view) {
+    view.slices_from(seqs.data(), seqs.shape(0), w, spec, valid.data(), &out);
+  });
   return nb::make_tuple(slices_tuple(out),
                         to_array(std::vector<int64_t>(valid.begin(), valid.end())));
 }
 
 nb::object flat(const ChangedTrajectories& found) {
   std::vector<int64_t> out;
-  for (const auto& column : found.columns) out.insert(out.end(), column.begin(), column.end());
+  uint64_t bytes = 0;
+  for (const auto& column : found.columns) bytes += column.size() * sizeof(int64_t);
+  {
+    const NoGil no_gil(bytes >= kKeepGil);
+    for (const auto& column : found.columns) out.insert(out.end(), column.begin(), column.end());
+  }
   return to_array(out);
 }
 
 // All or only these; a column after another; those that are gone. None if nothing has changed.
 nb::object changed_trajectories(ViewHandle& v, uint64_t filter) {
   ChangedTrajectories found;
-  if (!v.view.changed_trajectories(filter, &found)) return nb::none();
+  if (!v.call([&](View& view) { return view.changed_trajectories(filter, &found); }))
+    return nb::none();
   return nb::make_tuple(found.all, flat(found), to_array(found.gone));
 }
 
 // A column after another. None if nothing can be said about one of them just now.
 nb::object describe_trajectories(const ViewHandle& v, Seqs ordinals) {
   ChangedTrajectories found;
-  if (!v.view.describe_trajectories(ordinals.data(), ordinals.shape(0), &found)) return nb::none();
+  const bool all = v.call([&](View& view) {
+    return view.describe_trajectories(ordinals.data(), ordinals.shape(0), &found);
+  });
+  if (!all) return nb::none();
   return flat(found);
 }
 
@@ -81,18 +102,27 @@ void bind_filters(nb::class_<ViewHandle>& view) {
   view.def(
           "add_filter",
           [](ViewHandle& v, bool follows, const std::vector<uint64_t>& ages) {
-            return v.view.add_filter(follows, ages);
+            return v.call([&](View& view) { return view.add_filter(follows, ages); });
           },
           nb::arg("follows"), nb::arg("ages"))
-      .def("drop_filter", [](ViewHandle& v, uint64_t filter) { v.view.drop_filter(filter); })
-      .def("look_again", [](ViewHandle& v, uint64_t filter) { v.view.look_again(filter); })
-      .def("passing", [](const ViewHandle& v, uint64_t filter) { return v.view.passing(filter); })
+      .def("drop_filter",
+           [](ViewHandle& v, uint64_t filter) {
+             v.call([&](View& view) { view.drop_filter(filter); });
+           })
+      .def("look_again",
+           [](ViewHandle& v, uint64_t filter) {
+             v.call([&](View& view) { view.look_again(filter); });
+           })
+      .def("passing",
+           [](const ViewHandle& v, uint64_t filter) {
+             return v.call([&](View& view) { return view.passing(filter); });
+           })
       .def("changed_trajectories", &changed_trajectories)
       .def("describe_trajectories", &describe_trajectories, nb::arg("ordinals").noconvert())
       .def(
           "judge",
           [](ViewHandle& v, uint64_t filter, Verdicts passes) {
-            v.view.judge(filter, passes.data(), passes.shape(0));
+            v.call([&](View& view) { view.judge(filter, passes.data(), passes.shape(0)); });
           },
           nb::arg("filter"), nb::arg("passes").noconvert())
       .def(
@@ -100,7 +130,9 @@ void bind_filters(nb::class_<ViewHandle>& view) {
           [](ViewHandle& v, uint64_t filter, Seqs ordinals, Verdicts passes) {
             if (ordinals.shape(0) != passes.shape(0))
               throw std::invalid_argument("one verdict for each trajectory");
-            v.view.set_passes(filter, ordinals.data(), passes.data(), passes.shape(0));
+            v.call([&](View& view) {
+              view.set_passes(filter, ordinals.data(), passes.data(), passes.shape(0));
+            });
           },
           nb::arg("filter"), nb::arg("ordinals").noconvert(), nb::arg("passes").noconvert())
       .def(
@@ -108,7 +140,9 @@ void bind_filters(nb::class_<ViewHandle>& view) {
           [](ViewHandle& v, State rng, nb::object window, const SliceSpec& spec, size_t n,
              int once) {
             std::vector<int64_t> out;
-            v.view.draw_trajectories(rng_of(rng), window_of(window), spec, n, once, &out);
+            const Rng from = rng_of(rng);
+            const Window w = window_of(window);
+            v.call([&](View& view) { view.draw_trajectories(from, w, spec, n, once, &out); });
             return to_array(out);
           },
           nb::arg("rng").noconvert(), nb::arg("window").none(), nb::arg("spec"), nb::arg("n"),
@@ -142,15 +176,31 @@ void bind_view(nb::module_& m) {
   nb::class_<ViewHandle> view(m, "View");
   bind_filters(view);
   view.def(nb::init<TapeHandle&>(), nb::keep_alive<1, 2>())
-      .def("refresh", [](ViewHandle& v) { v.view.refresh(); })
-      .def_prop_ro("stale", [](const ViewHandle& v) { return v.view.stale(); })
-      .def_prop_ro("restores", [](const ViewHandle& v) { return v.view.restores(); })
-      .def_prop_ro("head", [](const ViewHandle& v) { return v.view.at().head; })
-      .def_prop_ro("tail", [](const ViewHandle& v) { return v.view.at().tail; })
-      .def_prop_ro("trajectories", [](const ViewHandle& v) { return v.view.trajectories(); })
-      .def_prop_ro("max_version", [](const ViewHandle& v) { return v.view.max_version(); })
+      .def("refresh", [](ViewHandle& v) { v.call([&](View& view) { view.refresh(); }); })
+      .def_prop_ro(
+          "stale",
+          [](const ViewHandle& v) { return v.call([&](View& view) { return view.stale(); }); })
+      .def_prop_ro(
+          "restores",
+          [](const ViewHandle& v) { return v.call([&](View& view) { return view.restores(); }); })
+      .def_prop_ro(
+          "head",
+          [](const ViewHandle& v) { return v.call([&](View& view) { return view.at().head; }); })
+      .def_prop_ro(
+          "tail",
+          [](const ViewHandle& v) { return v.call([&](View& view) { return view.at().tail; }); })
+      .def_prop_ro("trajectories",
+                   [](const ViewHandle& v) {
+                     return v.call([&](View& view) { return view.trajectories(); });
+                   })
+      .def_prop_ro("max_version",
+                   [](const ViewHandle& v) {
+                     return v.call([&](View& view) { return view.max_version(); });
+                   })
       .def("ordinal_of_newest",
-           [](const ViewHandle& v, uint64_t k) { return v.view.ordinal_of_newest(k); })
+           [](const ViewHandle& v, uint64_t k) {
+             return v.call([&](View& view) { return view.ordinal_of_newest(k); });
+           })
       .def("draw_rows", &draw_rows, nb::arg("rng").noconvert(), nb::arg("window").none(),
            nb::arg("n"))
       .def("draw_slices", &draw_slices, nb::arg("rng").noconvert(), nb::arg("window").none(),
@@ -159,12 +209,15 @@ void bind_view(nb::module_& m) {
            nb::arg("spec"), nb::arg("ordinals").noconvert(), nb::arg("n"))
       .def("slices_from", &slices_from, nb::arg("seqs").noconvert(), nb::arg("window").none(),
            nb::arg("spec"))
-      .def_prop_ro("work", [](const ViewHandle& v) { return v.view.work(); })
+      .def_prop_ro(
+          "work",
+          [](const ViewHandle& v) { return v.call([&](View& view) { return view.work(); }); })
       .def(
           "spans_in",
           [](ViewHandle& v, nb::object window) {
             std::vector<int64_t> firsts, counts;
-            v.view.spans_in(window_of(window), &firsts, &counts);
+            const Window w = window_of(window);
+            v.call([&](View& view) { view.spans_in(w, &firsts, &counts); });
             return nb::make_tuple(to_array(firsts), to_array(counts));
           },
           nb::arg("window").none())
@@ -173,8 +226,10 @@ void bind_view(nb::module_& m) {
           [](const ViewHandle& v, Seqs seqs, nb::object window) {
             const Window w = window_of(window);
             std::vector<int64_t> out(seqs.shape(0));
-            for (size_t i = 0; i < out.size(); ++i)
-              out[i] = v.view.row_in(static_cast<uint64_t>(seqs.data()[i]), w) ? 1 : 0;
+            v.call([&](View& view) {
+              for (size_t i = 0; i < out.size(); ++i)
+                out[i] = view.row_in(static_cast<uint64_t>(seqs.data()[i]), w) ? 1 : 0;
+            });
             return to_array(out);
           },
           nb::arg("seqs").noconvert(), nb::arg("window").none())
@@ -183,25 +238,30 @@ void bind_view(nb::module_& m) {
           [](ViewHandle& v, Seqs ordinals, nb::object window, const SliceSpec& spec) {
             const Window w = window_of(window);
             std::vector<int64_t> out(ordinals.shape(0));
-            for (size_t i = 0; i < out.size(); ++i) {
-              const auto ordinal = static_cast<uint64_t>(ordinals.data()[i]);
-              out[i] = v.view.has_trajectory(ordinal, w, spec) ? 1 : 0;
-            }
+            v.call([&](View& view) {
+              for (size_t i = 0; i < out.size(); ++i) {
+                const auto ordinal = static_cast<uint64_t>(ordinals.data()[i]);
+                out[i] = view.has_trajectory(ordinal, w, spec) ? 1 : 0;
+              }
+            });
             return to_array(out);
           },
           nb::arg("ordinals").noconvert(), nb::arg("window").none(), nb::arg("spec"))
       .def("follow",
            [](const ViewHandle& v, Seqs seqs, uint64_t length) {
              Slices out;
-             v.view.follow(seqs.data(), seqs.shape(0), length, &out);
+             v.call([&](View& view) { view.follow(seqs.data(), seqs.shape(0), length, &out); });
              return nb::make_tuple(to_array(out.seqs), to_array(out.lengths));
            })
       .def(
           "draw_kin",
           [](ViewHandle& v, State rng, Seqs seqs, nb::object window, Kin which) {
             std::vector<int64_t> out(seqs.shape(0));
-            v.view.draw_kin(rng_of(rng), seqs.data(), out.size(), window_of(window), which,
-                            out.data());
+            const Rng from = rng_of(rng);
+            const Window w = window_of(window);
+            v.call([&](View& view) {
+              view.draw_kin(from, seqs.data(), out.size(), w, which, out.data());
+            });
             return to_array(out);
           },
           nb::arg("rng").noconvert(), nb::arg("seqs").noconvert(), nb::arg("window").none(),
@@ -210,9 +270,11 @@ void bind_view(nb::module_& m) {
           "last_runs",
           [](const ViewHandle& v, Seqs ordinals) {
             std::vector<int64_t> out(ordinals.shape(0));
-            for (size_t i = 0; i < out.size(); ++i)
-              out[i] =
-                  static_cast<int64_t>(v.view.last_run(static_cast<uint64_t>(ordinals.data()[i])));
+            v.call([&](View& view) {
+              for (size_t i = 0; i < out.size(); ++i)
+                out[i] =
+                    static_cast<int64_t>(view.last_run(static_cast<uint64_t>(ordinals.data()[i])));
+            });
             return to_array(out);
           },
           nb::arg("ordinals").noconvert())
@@ -220,21 +282,22 @@ void bind_view(nb::module_& m) {
           "trajectories_of",
           [](const ViewHandle& v, Seqs seqs) {
             std::vector<int64_t> out(seqs.shape(0));
-            v.view.trajectories_of(seqs.data(), out.size(), out.data());
+            v.call([&](View& view) { view.trajectories_of(seqs.data(), out.size(), out.data()); });
             return to_array(out);
           },
           nb::arg("seqs").noconvert())
       .def("rows_of",
            [](ViewHandle& v, uint64_t ordinal) {
              std::vector<int64_t> out;
-             const uint64_t first = v.view.rows_of(ordinal, &out);
+             const uint64_t first = v.call([&](View& view) { return view.rows_of(ordinal, &out); });
              return nb::make_tuple(first, to_array(out));
            })
       .def(
           "changed_rows",
           [](ViewHandle& v, nb::object window, const SliceSpec& spec, uint64_t token) {
             Changes out;
-            v.view.changed_rows(window_of(window), spec, token, &out);
+            const Window w = window_of(window);
+            v.call([&](View& view) { view.changed_rows(w, spec, token, &out); });
             return changes_tuple(out);
           },
           nb::arg("window").none(), nb::arg("spec"), nb::arg("token"))
@@ -242,31 +305,38 @@ void bind_view(nb::module_& m) {
           "changed_ordinals",
           [](ViewHandle& v, nb::object window, const SliceSpec& spec, uint64_t token) {
             Changes out;
-            v.view.changed_ordinals(window_of(window), spec, token, &out);
+            const Window w = window_of(window);
+            v.call([&](View& view) { view.changed_ordinals(w, spec, token, &out); });
             return changes_tuple(out);
           },
           nb::arg("window").none(), nb::arg("spec"), nb::arg("token"))
       .def(
           "weigh_rows",
-          [](ViewHandle& v, nb::object window) { return v.view.weigh_rows(window_of(window)); },
+          [](ViewHandle& v, nb::object window) {
+            const Window w = window_of(window);
+            return v.call([&](View& view) { return view.weigh_rows(w); });
+          },
           nb::arg("window").none())
       .def(
           "weigh_slices",
           [](ViewHandle& v, nb::object window, const SliceSpec& spec) {
-            return v.view.weigh_slices(window_of(window), spec);
+            const Window w = window_of(window);
+            return v.call([&](View& view) { return view.weigh_slices(w, spec); });
           },
           nb::arg("window").none(), nb::arg("spec"))
       .def(
           "count",
           [](ViewHandle& v, nb::object window, const SliceSpec& spec) {
-            return v.view.count(window_of(window), spec);
+            const Window w = window_of(window);
+            return v.call([&](View& view) { return view.count(w, spec); });
           },
           nb::arg("window").none(), nb::arg("spec"))
       .def(
           "ordinals",
           [](ViewHandle& v, nb::object window, const SliceSpec& spec) {
             std::vector<int64_t> out;
-            v.view.ordinals(&out, window_of(window), spec);
+            const Window w = window_of(window);
+            v.call([&](View& view) { view.ordinals(&out, w, spec); });
             return to_array(out);
           },
           nb::arg("window").none(), nb::arg("spec"));

@@ -69,30 +69,37 @@ WriterHandle::WriterHandle(TapeHandle& tape, nb::dict marks, bool id_alone, bool
       marks_(marks, id_alone),
       stage_(stage),
       thread_(thread_number()),
-      generation_(fork_generation.load()) {
+      generation_(forks()) {
   if (tape.tape.attached()) marks_.check(tape.tape.record_size());
 }
 
-bool WriterHandle::mine() const {
-  return thread_number() == thread_ && fork_generation.load() == generation_;
-}
+uint64_t forks() { return fork_generation.load(); }
+
+bool WriterHandle::mine() const { return thread_number() == thread_ && forks() == generation_; }
 
 void WriterHandle::claim() {
   tape_.tape.check_open();
   if (mine()) return;
   thread_ = thread_number();
-  generation_ = fork_generation.load();
+  generation_ = forks();
   envs_ = 0;
   writer_.restart(random_id());
 }
 
-nb::object WriterHandle::staged() { return std::exchange(staged_, nb::none()); }
+namespace {
+nb::object object_of(std::unique_ptr<Block>& block) {
+  if (block == nullptr) return nb::none();
+  return nb::cast(block.release(), nb::rv_policy::take_ownership);
+}
+}  // namespace
 
-nb::object WriterHandle::staged_blobs() { return std::exchange(staged_blobs_, nb::none()); }
+nb::object WriterHandle::staged() { return object_of(staged_); }
+
+nb::object WriterHandle::staged_blobs() { return object_of(staged_blobs_); }
 
 int64_t WriterHandle::commit_staged() {
   const Turn turn(busy_);
-  return with_lock(tape_.tape, tape_.lock_timeout_s, 0,
+  return with_lock(tape_.tape, tape_.lock_timeout_s, writer_.runs() * sizeof(Entry),
                    [&] { return static_cast<int64_t>(writer_.commit(sender_, true, room_)); });
 }
 
@@ -102,8 +109,7 @@ int64_t WriterHandle::commit(const Rows& rows) {
     stage(rows);
     return static_cast<int64_t>(tape_.tape.header().head.load());
   }
-  const uint64_t bytes = rows.n * tape_.tape.record_size();
-  return with_lock(tape_.tape, tape_.lock_timeout_s, bytes,
+  return with_lock(tape_.tape, tape_.lock_timeout_s, bytes_of(rows),
                    [&] { return static_cast<int64_t>(writer_.commit()); });
 }
 
@@ -115,6 +121,7 @@ int64_t WriterHandle::write(const Rows& rows, uint64_t lanes, Continue rule, nb:
   }
   claim();
   const Given given = given_.take(fields, tape_.tape, lanes, rows.n);
+  const NoGil no_gil(bytes_of(rows) >= kKeepGil);
   writer_.start(rows);
   writer_.add_lanes(0, rows.n, lanes, marks(rows), rule, given);
   return commit(rows);
@@ -124,6 +131,7 @@ int64_t WriterHandle::write_step(const Rows& rows, const int64_t* envs, Continue
                                  nb::handle fields) {
   claim();
   const Given given = given_.take(fields, tape_.tape, rows.n, rows.n);
+  const NoGil no_gil(bytes_of(rows) >= kKeepGil);
   writer_.start(rows);
   writer_.add_rows(0, rows.n, envs, marks(rows), rule, given);
   return commit(rows);
@@ -147,7 +155,7 @@ int64_t WriterHandle::extend(const Plan& plan, nb::handle tree, size_t batch_ndi
   const Turn turn(busy_);
   ColumnSet set;
   if (!plan.columns(tree.ptr(), batch_ndim, &set) || set.rows == 0) return -1;
-  PackedBlobs packed;
+  PackedColumns packed;
   const Rows rows = pack_rows(set.blobs, set.rows, &set.columns, &packed);
   uint64_t lanes = 1;
   if (are == Lanes::leading_dims) lanes = set.rows / static_cast<uint64_t>(set.batch.back());
@@ -194,7 +202,7 @@ std::vector<Column> WriterHandle::columns_of(nb::list arrays, nb::list offsets,
 }
 
 Rows WriterHandle::rows_with(const nb::list& blobs, uint64_t n, std::vector<Column>* columns,
-                             PackedBlobs* packed) const {
+                             PackedColumns* packed) const {
   return pack_rows(blob_columns_from(blobs, n, tape_.tape.record_size()), n, columns, packed);
 }
 
@@ -204,7 +212,7 @@ int64_t WriterHandle::append_columns(nb::list arrays, nb::list offsets, uint64_t
   if (lanes == 0 || n % lanes != 0)
     throw std::invalid_argument("columns: expected a whole number of rows for each lane");
   std::vector<Column> columns = columns_of(arrays, offsets, n);
-  PackedBlobs packed;
+  PackedColumns packed;
   const Rows rows = rows_with(blobs, n, &columns, &packed);
   const Turn turn(busy_);
   return write(rows, lanes, rule, fields, envs);
@@ -214,7 +222,7 @@ int64_t WriterHandle::append_whole(nb::list arrays, nb::list offsets, uint64_t n
                                    int64_t traj_id, int64_t version, nb::list blobs,
                                    nb::handle fields) {
   std::vector<Column> columns = columns_of(arrays, offsets, n);
-  PackedBlobs packed;
+  PackedColumns packed;
   const Rows rows = rows_with(blobs, n, &columns, &packed);
   const Turn turn(busy_);
   return write_whole(rows, flags, traj_id, version, fields);
@@ -225,7 +233,7 @@ int64_t WriterHandle::extend_whole(const Plan& plan, nb::handle tree, uint64_t f
   const Turn turn(busy_);
   ColumnSet set;
   if (!plan.columns(tree.ptr(), 1, &set) || set.rows == 0) return -1;
-  PackedBlobs packed;
+  PackedColumns packed;
   const Rows rows = pack_rows(set.blobs, set.rows, &set.columns, &packed);
   return write_whole(rows, flags, traj_id, version, fields);
 }
@@ -234,6 +242,7 @@ int64_t WriterHandle::write_whole(const Rows& rows, uint64_t flags, int64_t traj
                                   int64_t version, nb::handle fields) {
   claim();
   const Given given = given_.take(fields, tape_.tape, 1, 1);
+  const NoGil no_gil(bytes_of(rows) >= kKeepGil);
   writer_.start(rows);
   writer_.add_whole(0, rows.n, marks(rows), Told{flags, traj_id, version, given});
   return commit(rows);
@@ -253,8 +262,9 @@ void WriterHandle::append_part(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_con
   const Turn turn(busy_);
   claim();
   const Given given = given_.take(fields, tape_.tape, 1, 1);
+  const NoGil no_gil(bytes_of(rows) >= kKeepGil);
   const Marks m = marks(rows);
-  with_lock(tape_.tape, tape_.lock_timeout_s, records.shape(0), [&] {
+  with_lock(tape_.tape, tape_.lock_timeout_s, bytes_of(rows), [&] {
     writer_.start(rows);
     writer_.add_part(0, rows.n, m, Told{flags, traj_id, version, given});
     if (!stage_) writer_.commit();
@@ -285,6 +295,7 @@ AcceptedRuns WriterHandle::accept(const Receiver& in, uint64_t producer, uint64_
   const CheckedItems items{in.frame(), in.shape(),
                            parts_of(in.frame(), in.body(), record_size(), in.shape())};
   const MarksOf marks_of = [this](const Rows& r) { return marks(r); };
+  const NoGil no_gil(in.frame().length >= kKeepGil);
   const AcceptedRuns out = with_lock(tape_.tape, tape_.lock_timeout_s, in.frame().length, [&] {
     const AcceptedRuns a = prepare_runs(tape_.tape, writer_, marks_of, items, producer, most_rows,
                                         next, &rows, &sender_);

@@ -55,6 +55,7 @@ void Ledger::touch_item(size_t item) {
   if (is_touched_[item] != 0) return;
   is_touched_[item] = 1;
   touched_.push_back(item);
+  view_.expect(touched_.size());
 }
 
 void Ledger::touch_trajectory(uint32_t slot) {
@@ -154,6 +155,7 @@ void Ledger::trim() {
   // Runs that are evicted leave the front, when they are most of the items.
   const uint64_t gone = view_.seen_tail_ - base_;
   if (!rows_ || gone < 1024 || gone < items_.size() / 2) return;
+  view_.expect(items_.size());
   view_.work_ += items_.size();
   const auto n = static_cast<ptrdiff_t>(std::min<uint64_t>(gone, items_.size()));
   items_.erase(items_.begin(), items_.begin() + n);
@@ -164,6 +166,7 @@ void Ledger::trim() {
 }
 
 Ledger::Item Ledger::look(size_t item) const {
+  view_.expect(1);
   ++view_.work_;
   Item out;
   if (rows_) {
@@ -243,6 +246,7 @@ void Ledger::hand_over(uint64_t token, Changes* out, bool* tracked) {
 
 void Ledger::changed_rows(uint64_t token, Changes* out) {
   hand_over(token, out, &track_rows_);
+  view_.expect(out->all ? items_.size() : out->on.size() + out->off.size());
   if (!out->all) return leave_out_both(&out->on, &out->off);
   each([&](uint64_t item) {
     const Item& i = items_[item - base_];
@@ -257,6 +261,7 @@ void Ledger::changed_rows(uint64_t token, Changes* out) {
 void Ledger::changed_ordinals(uint64_t token, Changes* out) {
   hand_over(token, out, &track_ordinals_);
   if (!out->all) return;
+  view_.expect(items_.size());
   each([&](uint64_t slot) { out->on.push_back(static_cast<int64_t>(view_.trajs_[slot].ordinal)); });
 }
 

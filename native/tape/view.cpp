@@ -128,6 +128,7 @@ void View::rebuild(const std::vector<NewRun>& found, uint64_t from) {
     runs.emplace_back(e.ordinal, n);
     note_version(n, found[n - from].entry.version);
   }
+  expect(runs.size());
   std::sort(runs.begin(), runs.end());
   trajs_.clear();
   alive_.clear();
@@ -215,6 +216,7 @@ void View::touch(uint64_t number) {
 }
 
 void View::compact() {
+  expect(trajs_.size() + (seen_head_ - seen_tail_));
   std::vector<uint32_t> moved(trajs_.size()), kept;
   for (size_t i = 0; i < trajs_.size(); ++i) {
     moved[i] = static_cast<uint32_t>(kept.size());

@@ -64,6 +64,11 @@ class View {
   uint64_t ordinal_of_newest(uint64_t k) const;
   // Entries read, weights computed and rows listed since it was made: what keeping up has cost.
   uint64_t work() const { return work_; }
+  // Calls `tire(of)` once, as soon as `work()` is going to be more than that. A call that takes in
+  // what others have written may be short or long, which it finds out only while it works.
+  void set_patience(uint64_t most, void (*tire)(void*), void* of) {
+    patience_ = most, tire_ = tire, tired_ = of;
+  }
 
   // Whether the window has a row, judged by the row's own run; and all rows it has, as spans.
   bool row_in(uint64_t seq, const Window& w) const;
@@ -164,7 +169,13 @@ class View {
   uint32_t slot_from(uint64_t ordinal) const;  // of the first trajectory that began then or later
   Ledger& ledger(const Window& w, const SliceSpec& spec, bool rows);
 
+  void expect(uint64_t work) const {
+    if (work_ + work <= patience_) return;
+    patience_ = ~uint64_t{0};
+    tire_(tired_);
+  }
   bool read(uint64_t number, EntryView* e) const {
+    expect(1);
     ++work_;
     return tape_.read_entry(number, e);
   }
@@ -213,7 +224,9 @@ class View {
   std::vector<Filter> filters_;
   uint64_t listing_ = 0;      // filters that list what changes
   uint64_t fields_seen_ = 0;  // changes of fields that were taken in
-  mutable uint64_t work_ = 0;
+  mutable uint64_t work_ = 0, patience_ = ~uint64_t{0};
+  void (*tire_)(void*) = nullptr;
+  void* tired_ = nullptr;
 };
 
 }  // namespace contig

@@ -69,6 +69,7 @@ bool View::row_in(uint64_t seq, const Window& w) const {
 
 void View::spans_in(const Window& w, std::vector<int64_t>* firsts, std::vector<int64_t>* counts) {
   const Ledger& rows = ledger(w, SliceSpec{}, true);
+  expect(rows.items());
   rows.each([&](uint64_t number) {
     const auto first = static_cast<int64_t>(rows.first_row(number));
     const auto count = static_cast<int64_t>(rows.rows(number));
@@ -186,7 +187,9 @@ void View::slices_from(const int64_t* seqs, size_t n, const Window& w, const Sli
 }
 
 void View::ordinals(std::vector<int64_t>* out, const Window& w, const SliceSpec& spec) {
-  ledger(w, spec, false).each([&](uint64_t slot) {
+  const Ledger& found = ledger(w, spec, false);
+  expect(found.items());
+  found.each([&](uint64_t slot) {
     ++work_;
     out->push_back(static_cast<int64_t>(trajs_[slot].ordinal));
   });

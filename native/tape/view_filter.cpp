@@ -75,6 +75,7 @@ void View::note_fields() {
       if (filters_[i].follows) look_again(i);
     return;
   }
+  expect(runs.size());
   work_ += runs.size();
   // Runs that are not known yet are new when they come.
   for (const uint64_t n : runs)
@@ -103,6 +104,7 @@ void View::pass_ages(uint64_t filter) {
 bool View::describe(uint32_t slot, Changed* out) const {
   Extent x;
   uint64_t words[EntryWords::count];
+  expect(1);
   ++work_;
   if (!extent_of(slot, Window{}, &x)) return false;
   if (tape_.read_entry_words(x.last, at_.head, words) != Tape::Read::ok) return false;
@@ -197,6 +199,7 @@ void View::set_passes(uint64_t filter, const int64_t* ordinals, const bool* pass
 void View::set_pass(uint32_t slot, uint64_t filter, bool passes) {
   const uint64_t bit = uint64_t{1} << filter;
   Trajectory& t = trajs_[slot];
+  expect(1);
   ++work_;
   if (((t.passes & bit) != 0) == passes || t.runs == 0) return;
   t.passes ^= bit;

@@ -251,7 +251,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         alive = index.view.ordinals(index.window, spec)
         if self._ranks > 1:
             alive = alive[alive % self._ranks == self._rank]
-        self._epoch = alive[_native.permute(rng.key(), len(alive), 0, len(alive))]
+        self._epoch = alive.take(_native.permute(rng.key(), len(alive), 0, len(alive)))
         self._at = 0
 
     def divide(self, rank: int, world_size: int) -> None:

@@ -180,7 +180,11 @@ class Snapshot(NamedTuple):
 
     def ordinals(self) -> Array:
         """Numbers of the trajectories, in the order in which they began."""
-        return np.unique(self.entries["ordinal"])
+        # Other threads run while numpy sorts; while it looks for what is unique they do not.
+        ordered = np.sort(self.entries["ordinal"])
+        is_first = np.ones(len(ordered), bool)
+        is_first[1:] = ordered[1:] != ordered[:-1]
+        return ordered[is_first]
 
     def numbered(self) -> tuple[Array, int, int]:
         """The index as a tape takes it: its words, its first number, and the one behind.
