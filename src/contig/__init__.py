@@ -233,6 +233,10 @@ if TYPE_CHECKING:
     from .weights import Weights as Weights
 
 
+# Made for every sample or row: nothing is put around their constructors.
+_VALUES = ("contig.batch", "contig.ragged", "contig.layout", "contig.errors")
+
+
 def _needed(name: str) -> str | None:
     """The library that a name needs beside numpy and optree, if any."""
     asked = (name, _MODULE_OF[name])
@@ -251,7 +255,7 @@ def _installed(library: str) -> bool:
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         try:
-            return getattr(importlib.import_module(_MODULE_OF[name]), name)
+            found = getattr(importlib.import_module(_MODULE_OF[name]), name)
         except ModuleNotFoundError as error:
             if error.name is None or error.name != _needed(name):
                 raise
@@ -259,11 +263,19 @@ def __getattr__(name: str) -> Any:
 
             hint = f"contig.{name} needs {error.name}: {install_hint(error.name)}"
             raise ImportError(hint, name=error.name) from error
+        if isinstance(found, type) and _MODULE_OF[name] not in _VALUES:
+            from .unknown_arguments import explains_unknown
+
+            explains_unknown(found)
+        return found
     if name == "__all__":  # what `from contig import *` can give, with the libraries that are there
         there = {library: _installed(library) for library in _NEEDS}
         return [n for n in _MODULE_OF if there.get(_needed(n) or "", True)]
     if name == "learn":  # so that contig.learn.gae needs no other import
         return importlib.import_module("contig.learn")
+    hint = importlib.import_module("contig.adapters.torchrl.instead").only_theirs(name)
+    if hint is not None:  # an ImportError: `from ... import name` drops what an AttributeError says
+        raise ImportError(f"contig has no {name}: {hint}", name="contig")
     raise AttributeError(f"module 'contig' has no attribute {name!r}")
 
 

@@ -154,8 +154,8 @@ def test_priorities_change_what_is_drawn() -> None:
         assert set(drawn) == {10, 20, 30}
         shares = np.array([drawn[10], drawn[20], drawn[30]]) / sum(drawn.values())
         np.testing.assert_allclose(shares, np.array([1, 2, 5]) / 8, atol=0.04)
-        buffer.update_priority([20], 0.0)  # one number for all
-        buffer.update_priority(np.array([10, 30]), [0.0])
+        buffer.update_priority([20], 0.0)
+        buffer.update_priority(np.array([10, 30]), [0.0, 0.0])
         with pytest.raises(NothingEligibleError):
             buffer.sample()
         assert buffer.stats().stale_priority_updates == 0

@@ -196,7 +196,7 @@ def test_priorities_of_another_number_are_refused():
 
 def test_all_priorities_zero_is_said():
     buffer = buffer_of(rows(range(3), "..."), PrioritizedSampler())
-    buffer.update_priority([0, 1, 2], 0.0)
+    buffer.update_priority([0, 1, 2], [0.0] * 3)
     with pytest.raises(NothingEligibleError, match="priority is 0"):
         buffer.sample(1)
 

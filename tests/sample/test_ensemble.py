@@ -47,9 +47,11 @@ def test_shares_of_all() -> None:
 
 
 def test_shares_must_be_whole() -> None:
-    ensemble = ReplayBufferEnsemble(*map(member, range(3)), sample_from_all=True, batch_size=10)
+    members = [member(i) for i in range(3)]
     with pytest.raises(ValueError, match="not a multiple of 3"):
-        ensemble.sample()
+        ReplayBufferEnsemble(*members, sample_from_all=True, batch_size=10)
+    with pytest.raises(ValueError, match="not a multiple of 3"):
+        ReplayBufferEnsemble(*members, sample_from_all=True).sample(10)
 
 
 @pytest.mark.parametrize("p", [None, (1.0, 2.0, 7.0), (0.5, 0.0, 0.5)])
@@ -187,7 +189,7 @@ def test_priorities_from_a_sample() -> None:
 def test_priorities_that_do_not_fit_set_nothing() -> None:
     members = [member(i, PrioritizedSampler(alpha=1.0, eps=0.0)) for i in range(2)]
     ensemble = ReplayBufferEnsemble(*members, sample_from_all=True, batch_size=600, seed=0)
-    with pytest.raises(ValueError, match="3 rows, 2 priorities"):
+    with pytest.raises(ValueError, match="2 priorities for 3 rows"):
         ensemble.update_priority([1, 2, 3], [0.0, 0.0], [0, 0, 0])
     with pytest.raises(ValueError, match="priority"):
         ensemble.update_priority([1, 1], [0.0, -1.0], [0, 1])

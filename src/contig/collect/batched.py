@@ -9,7 +9,6 @@ from typing import Any
 from ..errors import LayoutError
 from .adapters import is_env
 from .env import EnvBase
-from .primers import register_primers
 from .specs import Spec, nest
 from .vector import as_env
 
@@ -28,12 +27,10 @@ class BatchedEnv(EnvBase):
     def __init__(
         self, num_envs: int, make_env: Callable[[], Any] | Any, *, policy: Any = None
     ) -> None:
-        super().__init__(num_envs=num_envs)
+        super().__init__(num_envs=num_envs, policy=policy)
         self._recipes = _recipes(num_envs, make_env)
         self._was_reset = False
         self._lanes: Any = None  # what runs them, once it is made
-        if policy is not None:
-            register_primers(self, policy)
 
     @abstractmethod
     def _made(self) -> Any:

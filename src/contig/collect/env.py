@@ -12,6 +12,8 @@ Not thread-safe.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import ABC, abstractmethod
 from typing import Any, Self
 
@@ -22,10 +24,27 @@ from ..keys import INIT
 from ..layout import ShapeDtype
 from ..tree import Path
 from .places import check_apart
+from .primers import register_primers
 from .specs import Array, Spec, as_reward, nest, spec_of_space
 from .stepping import Leaves, Step, wide
 
 __all__ = ["EnvBase"]
+
+
+def _with_policy(init: Any) -> Any:
+    """A constructor that takes a `policy`; itself, if it does."""
+    parameters = inspect.signature(init).parameters
+    passes = any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters.values())
+    if passes or "policy" in parameters:
+        return init
+
+    @functools.wraps(init)
+    def with_policy(self: Any, *args: Any, policy: Any = None, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if policy is not None:
+            register_primers(self, policy)
+
+    return with_policy
 
 
 class EnvBase(ABC):
@@ -37,6 +56,8 @@ class EnvBase(ABC):
     Args:
         observation_space, action_space: Gymnasium spaces of one lane.
         num_envs: B; None: a single environment, whose batches are ``[T]``.
+        policy: recurrent modules in it are given what they need: `is_init` and hidden states.
+            Constructors of subclasses take it, too, whether they name it or not.
 
     Attributes:
         num_envs: B, the lanes.
@@ -50,6 +71,7 @@ class EnvBase(ABC):
         action_space: Any = None,
         *,
         num_envs: int | None = None,
+        policy: Any = None,
     ) -> None:
         if num_envs is not None and num_envs < 1:
             raise ValueError(f"the number of environments must be at least 1, got {num_envs}")
@@ -59,6 +81,13 @@ class EnvBase(ABC):
         self.marks_init = False
         self._observation_space, self._action_space = observation_space, action_space
         self._spec: Spec | None = None
+        if policy is not None:
+            register_primers(self, policy)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = _with_policy(cls.__init__)  # type: ignore[method-assign]
 
     # -- for subclasses -----------------------------------------------------------------------
 

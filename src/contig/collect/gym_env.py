@@ -9,7 +9,6 @@ import numpy as np
 
 from .adapters import is_env, is_vector, raw_env
 from .env import EnvBase
-from .primers import register_primers
 from .specs import Array, Spec, as_reward, at_lane, spec_of_space, spec_of_value
 from .stepping import Leaves, Step
 
@@ -28,7 +27,7 @@ class GymEnv(EnvBase):
     def __init__(
         self, env: str | Callable[[], Any] | Any, *, policy: Any = None, **options: Any
     ) -> None:
-        super().__init__()
+        super().__init__(policy=policy)
         if options and not isinstance(env, str):
             raise TypeError(f"options {sorted(options)} are for gymnasium.make: give a name")
         if is_vector(env):
@@ -39,8 +38,6 @@ class GymEnv(EnvBase):
         self._source, self._options = env, options
         self._raw: Any = None
         self._was_reset = False
-        if policy is not None:
-            register_primers(self, policy)
 
     # -- recipe -------------------------------------------------------------------------------
 

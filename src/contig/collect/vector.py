@@ -12,7 +12,6 @@ from ..errors import LayoutError
 from .adapters import is_env, is_torchrl, is_vector
 from .env import EnvBase
 from .gym_env import GymEnv
-from .primers import register_primers
 from .specs import Array, as_reward, at_lane
 from .stepping import Leaves, Step
 
@@ -46,14 +45,15 @@ class VectorEnv(EnvBase):
 
     def __init__(self, env: Any, *, policy: Any = None) -> None:
         super().__init__(
-            env.single_observation_space, env.single_action_space, num_envs=int(env.num_envs)
+            env.single_observation_space,
+            env.single_action_space,
+            num_envs=int(env.num_envs),
+            policy=policy,
         )
         self.raw = env
         self._mode = _autoreset_mode(env)
         self._ended = np.zeros(self.num_envs, bool)  # lanes whose next step is a reset
         self._was_reset = False
-        if policy is not None:
-            register_primers(self, policy)
 
     def __getstate__(self) -> dict[str, Any]:
         if self._was_reset:

@@ -61,6 +61,7 @@ class _Estimator(ABC):
         value_net: takes rows (nested dicts, or a TensorDict) and returns values of the reward's
             shape, or rows with them under `keys.value`. A torch module gets tensors. None: the
             batch has the values, and those of the next states below "next".
+        value_network: `value_net`, under TorchRL's name.
         single_call: run `value_net` once, on the rows and on the last next state of each run, and
             not twice. Within a run a row's next state must be the next row's state.
         time_dim: which batch dim is time; None: the last one of a Batch or TensorDict, 0 for flat
@@ -75,12 +76,15 @@ class _Estimator(ABC):
         *,
         gamma: float,
         value_net: Callable[[Any], Any] | None = None,
+        value_network: Callable[[Any], Any] | None = None,
         single_call: bool = False,
         time_dim: int | None = None,
         keys: Keys | None = None,
     ) -> None:
         self.gamma = number("gamma", gamma, 0, 1)
-        self.value_net = value_net
+        if value_net is not None and value_network is not None:
+            raise TypeError("value_net and value_network are two names of one thing; give one")
+        self.value_net = value_net if value_network is None else value_network
         self.single_call = single_call
         self.time_dim = time_dim
         self.keys = keys if keys is not None else Keys()

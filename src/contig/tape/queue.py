@@ -41,12 +41,14 @@ class BatchQueue:
 
     Args:
         segment: the memory it lives in.
+        layout: what its maker has of an item, with classes that are known only there (registered
+            nodes of trees); None: as the memory describes it.
     """
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, layout: Layout | None = None) -> None:
         self._segment = segment
         self.native = _native.Queue(segment.control)
-        self.layout = Layout.from_json(json.loads(self.native.schema))
+        self.layout = layout or Layout.from_json(json.loads(self.native.schema))
         self.record_size, self.batch_size, self.num_buffers = self.native.shape
         self._closer = weakref.finalize(self, Segment.close, segment)
 
@@ -80,7 +82,7 @@ class BatchQueue:
         def form(memory: np.ndarray[Any, Any]) -> None:
             _native.Queue.format(memory, *shape, schema)
 
-        return BatchQueue(new_segment(name, nbytes, form))
+        return BatchQueue(new_segment(name, nbytes, form), layout)
 
     @staticmethod
     def attach(name: str) -> BatchQueue:
