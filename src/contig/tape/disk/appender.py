@@ -162,8 +162,12 @@ class Appender:
     def took_over(self, salt: int, is_marked: bool) -> None:
         """Other rows are there now; what comes has this salt. `is_marked`: the marker says so."""
         self.salt, self.salted, self._marked = salt, True, is_marked
-        self._retention.forget()
+        self.age_from_here()
         self.beyond = self.unknown_beyond = False
+
+    def age_from_here(self) -> None:
+        """Has the rows that are there judged by the index's times: others wrote them."""
+        self._retention.begin(int(self._tape.snapshot()[0]), self._marker.offset_ns)
 
     def note_bounds(self) -> None:
         """Has the index say which rows there are, though no new ones came."""
