@@ -33,6 +33,8 @@ __all__ = ["Appender", "StagedWriter", "new_salt"]
 
 Array = np.ndarray[Any, Any]
 
+_LITTLE = 1 << 16  # bytes that may always wait for a commit
+
 
 def new_salt() -> int:
     """For the checksums of what one process writes."""
@@ -151,7 +153,7 @@ class Appender:
         while waiting and waiting[0][0] <= done:
             waiting.popleft()
         if self._retention.bounds.nbytes is not None and waiting:
-            if sum(size for _, size in waiting) + nbytes > self._extents.nbytes:
+            if sum(size for _, size in waiting) + nbytes > max(self._extents.nbytes, _LITTLE):
                 self.committer.wait()
 
     def mark(self, head: int) -> None:
