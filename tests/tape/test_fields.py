@@ -300,6 +300,7 @@ def test_it_says_how_many_were_there(make):
     assert storage.set_fields(range(-2, 9), {"task": 1}) == 4
     assert storage.set_fields([], {"task": 1}) == 0
     assert storage.set_fields([3], {}) == 0
+    assert storage.set_fields([3, 3, 4, 1, 1], {"task": [1, 2, 3, 4, 5]}) == 2, "each counts once"
 
 
 def test_changes_are_in_the_log(make):

@@ -290,7 +290,7 @@ class Storage(DescribedTape):
         """Changes fields of trajectories that are stored, each whole or not at all.
 
         Args:
-            ids: as `episodes()` has them, or one.
+            ids: as `episodes()` has them, or one; one that is named twice counts once.
             fields: a mapping of those to change; values of a field, or one for each id.
 
         Returns:
@@ -307,7 +307,8 @@ class Storage(DescribedTape):
         return self._change_fields(numbers, given)
 
     def _change_fields(self, ids: np.ndarray[Any, Any], given: Given) -> int:
-        return int(np.count_nonzero(self._episodes.set_fields(ids, *given)))
+        there = np.asarray(self._episodes.set_fields(ids, *given))
+        return len(np.unique(ids[there != 0]))  # one that is named twice is one trajectory
 
     def read_episode(self, episode: int) -> Batch:
         """All usable rows of one trajectory, by the `id` that `episodes()` gives.

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import contig.tape.disk.clock as clock
 import contig.tape.disk.committer as committer_module
-import contig.tape.disk.marker as marker_module
 import contig.tape.disk.opening as opening_module
 from contig.tape.disk import files
 from contig.tape.disk.changes import Changes
@@ -199,7 +199,7 @@ class Disk:
             patch.setattr(DiskIndex, "replace", self._around_replace(DiskIndex.replace))
             patch.setattr(DiskIndex, "__init__", self._around_init(DiskIndex.__init__))
             patch.setattr(opening_module, "Committer", Stepped)
-            patch.setattr(marker_module, "_boot", lambda: 1)  # another one than afterwards
+            patch.setattr(clock, "boot_id", lambda: 1)  # another one than afterwards
             patch.setattr(committer_module, "_LOOK_S", 3600.0)
             patch.setattr(DiskIndex, "fold", self._around_fold(DiskIndex.fold))
             yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import shutil
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 import contig
 import contig.tape.disk.retention as retention
 from contig import LayoutError
-from contig.tape.disk import DiskStorage, files
+from contig.tape.disk import DiskStorage, clock, files
 from tests.tape.disk import stored
 from tests.tape.disk.test_faults import WRITER, Faults, check, faults, fill, make, until
 
@@ -78,16 +79,16 @@ def test_episodes_when_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 def test_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with make(tmp_path, 1 << 12, max_age_s=50.0) as storage:
         fill(storage, 0, 5)
-        between = time.time_ns()
-        while time.time_ns() <= between:
+        between = clock.uptime_ns()
+        while clock.uptime_ns() <= between:
             pass
         fill(storage, 5, 5)
         storage.retain()
         assert items(storage) == list(range(10))
-        monkeypatch.setattr(time, "time_ns", lambda: between + 50 * 10**9)
+        monkeypatch.setattr(clock, "uptime_ns", lambda: between + 50 * 10**9)
         storage.retain()
         assert items(storage) == list(range(5, 10))
-        monkeypatch.setattr(time, "time_ns", lambda: between + 5000 * 10**9)
+        monkeypatch.setattr(clock, "uptime_ns", lambda: between + 5000 * 10**9)
         storage.retain()
         assert len(storage) == 0 and not len(storage.episodes())
         storage.flush()
@@ -205,10 +206,71 @@ def test_empty_storage_is_saved(tmp_path: Path) -> None:
         assert np.array_equal(items(storage), [3, 4])
 
 
+YEAR_NS = 365 * 86_400 * 10**9
+
+
+class Clocks:
+    """The wall clock, which may be set, and the time since the system started."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.set_by_ns = self.passed_ns = 0
+        wall, uptime = time.time_ns, clock.uptime_ns
+        patch.setattr(time, "time_ns", lambda: wall() + self.set_by_ns + self.passed_ns)
+        patch.setattr(clock, "uptime_ns", lambda: uptime() + self.passed_ns)
+
+
+@pytest.mark.parametrize("step_ns", (YEAR_NS, -YEAR_NS))
+@pytest.mark.parametrize("reopened", (False, True))
+def test_the_clock_is_set(
+    tmp_path: Path, step_ns: int, reopened: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ages are not judged by it while the system runs, by this process or the next one."""
+    clocks = Clocks(monkeypatch)
+    storage = make(tmp_path, 1 << 12, max_age_s=1000.0)
+    fill(storage, 0, 5)
+    storage.flush()
+    clocks.set_by_ns = step_ns
+    if reopened:
+        storage.close()
+        storage = make(tmp_path, 1 << 12, max_age_s=1000.0)
+    storage.retain()
+    assert items(storage) == list(range(5)), "they are fresh"
+    fill(storage, 5, 5)
+    clocks.passed_ns = 900 * 10**9
+    storage.retain()
+    assert items(storage) == list(range(10))
+    fill(storage, 10, 1)
+    clocks.passed_ns += 200 * 10**9
+    storage.retain()
+    assert items(storage) == [10], "the others are old"
+    storage.close()
+
+
+def test_ages_over_a_restart_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the wall clock counts. A row that it has not come to yet is as old as the opening."""
+    with make(tmp_path / "store", 1 << 12, max_age_s=50.0) as storage:
+        fill(storage, 0, 5)
+    monkeypatch.setattr(clock, "boot_id", lambda: 12345)
+    for passed_s, there in ((20, True), (80, False), (-1000, True)):
+        shutil.copytree(tmp_path / "store", tmp_path / "copy")
+        with pytest.MonkeyPatch.context() as patch:
+            clocks = Clocks(patch)
+            clocks.set_by_ns = passed_s * 10**9
+            with make(tmp_path / "copy", 1 << 12, max_age_s=50.0) as storage:
+                storage.retain()
+                # When the rows of the newest run came, nobody knows.
+                assert len(items(storage)) == (5 if there else 1), passed_s
+                clocks.passed_ns = 51 * 10**9
+                storage.retain()
+                assert items(storage) == []
+        shutil.rmtree(tmp_path / "copy")
+
+
 def test_age_of_a_long_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trajectory that goes on for longer than `max_age_s` loses its old rows, and no others."""
-    now = time.time_ns()
+    now = start = time.time_ns()
     monkeypatch.setattr(time, "time_ns", lambda: now)
+    monkeypatch.setattr(clock, "uptime_ns", lambda: now - start)
     with make(tmp_path, 1 << 12, max_age_s=50.0) as storage:
         row = stored.first_row(stored.item(stored.SINGLE, 0, part_of=1 << 20))
         heads = []

@@ -33,6 +33,8 @@ __all__ = ["Appender", "StagedWriter", "new_salt"]
 
 Array = np.ndarray[Any, Any]
 
+_LITTLE = 1 << 16  # bytes that may always wait for a commit
+
 
 def new_salt() -> int:
     """For the checksums of what one process writes."""
@@ -151,7 +153,7 @@ class Appender:
         while waiting and waiting[0][0] <= done:
             waiting.popleft()
         if self._retention.bounds.nbytes is not None and waiting:
-            if sum(size for _, size in waiting) + nbytes > self._extents.nbytes:
+            if sum(size for _, size in waiting) + nbytes > max(self._extents.nbytes, _LITTLE):
                 self.committer.wait()
 
     def mark(self, head: int) -> None:
@@ -162,8 +164,12 @@ class Appender:
     def took_over(self, salt: int, is_marked: bool) -> None:
         """Other rows are there now; what comes has this salt. `is_marked`: the marker says so."""
         self.salt, self.salted, self._marked = salt, True, is_marked
-        self._retention.forget()
+        self.age_from_here()
         self.beyond = self.unknown_beyond = False
+
+    def age_from_here(self) -> None:
+        """Has the rows that are there judged by the index's times: others wrote them."""
+        self._retention.begin(int(self._tape.snapshot()[0]), self._marker.offset_ns)
 
     def note_bounds(self) -> None:
         """Has the index say which rows there are, though no new ones came."""

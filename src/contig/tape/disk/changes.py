@@ -95,6 +95,7 @@ class IndexState(NamedTuple):
         quarantine: trajectories that are not to be served, with the reason.
         repaired: those of them that a repair set aside.
         bad: numbers of entries that could not be read, with a stand-in among `parts`.
+        damaged: trajectories that are to be set aside for that, with the reason.
         lost_producers: how many could not be read.
         loads: how many times a checkpoint took the place of everything.
         revision: how many transactions it has seen.
@@ -116,6 +117,7 @@ class IndexState(NamedTuple):
     quarantine: dict[int, str]
     repaired: set[int]
     bad: list[int]
+    damaged: dict[int, str]
     loads: int
     salts: Salts
     revision: int

@@ -94,6 +94,7 @@ class TapeMirror:
         self.quarantine.clear()
         self.quarantine.add(quarantine, repaired)
         found = {-(number + 2): f"entry {number} of the index is damaged" for number in bad}
+        found.update(state.damaged)  # saved: stand-ins are written as entries like any other
         if state.fields is not None:
             found.update(_of_fields(self._tape, state.fields.bad))
         for extent in missing:

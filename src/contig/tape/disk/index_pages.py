@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ... import _native
-from ..entry import ENTRY, NONE, ends_of
+from ..entry import ENTRY, NONE, ends_of, flags_of
 
 __all__ = ["PAGE", "STORED", "complete", "narrow", "pack", "unpack", "widen"]
 
@@ -64,9 +64,19 @@ def unpack(pages: list[Any]) -> Array:
     return np.delete(kept, np.asarray(damaged)) if len(damaged) else kept
 
 
-def complete(good: dict[int, Any], tail: int, head: int, numbers: range) -> tuple[Array, list[int]]:
-    """All entries, those that are damaged or missing replaced by stand-ins that share the rows
-    between their neighbours; and the numbers of these."""
+def complete(
+    good: dict[int, Any], tail: int, head: int, numbers: range, trajectories: int
+) -> tuple[Array, list[int], dict[int, str]]:
+    """Returns all entries, those that are damaged or missing replaced by stand-ins that share the
+    rows between their neighbours; the numbers of these; and the trajectories of which a part may
+    be in them, with the reason. Of these, the open ones are cut: nothing goes on with them.
+
+    Args:
+        good: entries that can be read, by number.
+        tail, head: the rows there are.
+        numbers: of the entries that there should be.
+        trajectories: how many ever began.
+    """
     out: list[Any] = []
     bad: list[int] = []
     missing: list[int] = []
@@ -86,7 +96,42 @@ def complete(good: dict[int, Any], tail: int, head: int, numbers: range) -> tupl
         if kept is not None:
             out.append(kept)
             end = int(ends_of(kept))
-    return np.array(out, STORED), bad
+    entries = np.array(out, STORED)
+    holes = {int(o): "a part of it is damaged" for o in entries["ordinal"][_goes_on(entries, bad)]}
+    cut = _perhaps_cut(entries, bad, trajectories)
+    entries["steps_flags"][cut] |= int(_native.RunFlag.CUT)
+    ends = {int(o): "its last part may be damaged" for o in entries["ordinal"][cut]}
+    return entries, bad, {**ends, **holes}
+
+
+def _goes_on(entries: Array, bad: list[int]) -> Array:
+    """A mask of the entries that go on from one that could not be read."""
+    return np.isin(entries["prev"], bad)
+
+
+def _perhaps_cut(entries: Array, bad: list[int], trajectories: int) -> Array:
+    """Places of the newest entries of trajectories that may go on in one that could not be read.
+
+    Trajectories are numbered as they begin. If as many began between two known ones as there are
+    entries that cannot be read, each of these began one, and none of them went on with another.
+    """
+    ordinals, lost = entries["ordinal"], np.isin(entries["number"], bad)
+    begun = np.maximum.accumulate(np.where(lost, NONE, ordinals))  # the newest trajectory so far
+    starts = np.flatnonzero(~lost & (np.diff(begun, prepend=NONE) > 0))
+    upto = -1  # the last place of an entry that may have gone on with something
+    places = np.flatnonzero(lost)
+    between = np.searchsorted(starts, places)
+    for region in np.unique(between):
+        here = places[between == region]
+        after = int(ordinals[starts[region]]) if region < len(starts) else trajectories
+        before = int(begun[here[0]])
+        if before < 0 or after - before - 1 != len(here):
+            upto = int(here[-1])
+    newest = {int(ordinal): at for at, ordinal in enumerate(ordinals) if ordinal >= 0}
+    flags = flags_of(entries)
+    ended = _native.RunFlag.TERMINATED | _native.RunFlag.TRUNCATED | _native.RunFlag.CUT
+    open_ones = [at for at in newest.values() if at < upto and not flags[at] & int(ended)]
+    return np.array(open_ones, np.int64)
 
 
 def _stand_in(number: int, first: int, last: int) -> Any:

@@ -254,16 +254,15 @@ def read_state(
     finally:
         db.execute("ROLLBACK")
     bad: list[int] = []
+    damaged: dict[int, str] = {}
     quarantine = {int(row[0]): str(row[1]) for row in reasons}
     if not _without_gaps(parts, first, index_head):
         if first > index_tail:
             return read_state(db, path, form)
         good = {int(kept["number"]): kept for part in parts for kept in part}
         numbers = range(index_tail, index_head)
-        entries, bad = complete(good, bounds.tail, bounds.head, numbers)
-        # What goes on from an entry that is not there has a hole.
-        for ordinal in entries["ordinal"][np.isin(entries["prev"], bad)]:
-            quarantine.setdefault(int(ordinal), "a part of it is damaged")
+        of = (bounds.tail, bounds.head, numbers, bounds.trajectories)
+        entries, bad, damaged = complete(good, *of)
         parts = [entries]
     return IndexState(
         bounds.tail,
@@ -278,6 +277,7 @@ def read_state(
         quarantine,
         {int(row[0]) for row in reasons if len(row) > 2 and row[2]},
         bad,
+        damaged,
         bounds.loads,
         salts,
         bounds.revision,

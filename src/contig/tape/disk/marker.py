@@ -1,4 +1,4 @@
-"""What was committed last, in a file of its own: ``committed``, 64 bytes.
+"""What was committed last, in a file of its own: ``committed``, 72 bytes.
 
 The index says what it has; this says what it must have. An index that has less was damaged, or is
 an older one, and rows behind its head may have been committed: they are put aside. If it has all,
@@ -12,7 +12,6 @@ of change is the one that it says).
 from __future__ import annotations
 
 import errno
-import functools
 import logging
 import struct
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ... import _native
-from . import files
+from . import clock, files
 from .changes import IndexState
 
 __all__ = ["Mark", "Marker"]
@@ -29,11 +28,10 @@ log = logging.getLogger("contig.disk")
 
 _NAME = "committed"
 _MAGIC = b"contig 1"
-_FIELDS = struct.Struct("<8sqqqqQq")
+_FIELDS = struct.Struct("<8sqqqqQqq")
 _CRC = struct.Struct("<I4x")
 _BYTES = _FIELDS.size + _CRC.size
 _APART_NS = 1_000_000_000  # between the time that it says and the file's
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Mark(NamedTuple):
@@ -63,13 +61,19 @@ class Marker:
     Args:
         root: the storage's directory.
         store: the storage's number.
+
+    Attributes:
+        offset_ns: the wall clock less the time since the system started; the least that was seen
+            by those who wrote here since then. With it, no row looks older than it is, however the
+            clock was set meanwhile.
     """
 
     _fd = -1
 
     def __init__(self, root: Path, store: int) -> None:
         self._path, self._store = root / _NAME, store
-        self._off = _boot() == 0  # nobody could tell whether to believe it
+        self.offset_ns = time.time_ns() - clock.uptime_ns()
+        self._off = clock.boot_id() == 0  # nobody could tell whether to believe it
 
     def read(self) -> Mark | None:
         """What it says, if that can be believed."""
@@ -85,13 +89,16 @@ class Marker:
             files.close(fd)
         if len(data) != _BYTES:
             return None
-        magic, store, salt, revision, head, boot, now_ns = _FIELDS.unpack_from(data)
+        magic, store, salt, revision, head, boot, now_ns, offset_ns = _FIELDS.unpack_from(data)
         (crc,) = _CRC.unpack_from(data, _FIELDS.size)
         if magic != _MAGIC or crc != _native.crc32c(data[: _FIELDS.size]):
             return None
-        if store != self._store or boot != _boot() or boot == 0:
+        if store != self._store or boot != clock.boot_id() or boot == 0:
             return None
-        return Mark(salt, revision, head) if abs(changed_ns - now_ns) < _APART_NS else None
+        if abs(changed_ns - now_ns) >= _APART_NS:
+            return None
+        self.offset_ns = min(self.offset_ns, offset_ns)
+        return Mark(salt, revision, head)
 
     def note(self, mark: Mark) -> None:
         """Says what was committed last.
@@ -104,7 +111,10 @@ class Marker:
         try:
             if self._fd < 0:
                 self._fd = files.create(self._path, _BYTES)
-            said = _FIELDS.pack(_MAGIC, self._store, *mark, _boot(), time.time_ns())
+            now_ns = time.time_ns()
+            self.offset_ns = min(self.offset_ns, now_ns - clock.uptime_ns())
+            times = (clock.boot_id(), now_ns, self.offset_ns)
+            said = _FIELDS.pack(_MAGIC, self._store, *mark, *times)
             data = said + _CRC.pack(_native.crc32c(said))
             if files.pwrite(self._fd, data, 0) < len(data):
                 raise OSError(errno.EIO, "it was written in part")
@@ -117,12 +127,3 @@ class Marker:
         if self._fd >= 0:
             files.close(self._fd)
         self._fd = -1
-
-
-@functools.cache
-def _boot() -> int:
-    """Which run of the system this is; 0 if that cannot be told."""
-    try:
-        return int(_BOOT.read_text().strip().replace("-", "")[:16], 16)
-    except (OSError, ValueError):
-        return 0

@@ -170,7 +170,8 @@ class Opened:
         assert self._state is not None
         state, self._state = self._state, None
         self.mirror.take_in(state)
-        if self.committer is not None:
+        if self.appender is not None:
+            self.appender.age_from_here()
             tidy(self._directory, state.loads, never_committed=self._left_by is not None)
 
     @property

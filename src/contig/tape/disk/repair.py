@@ -229,13 +229,13 @@ def _changes(found: _Found, form: Form) -> Changes:
         _, tail, first, head, last, trajectories, *_ = found.bounds
         limiter = (found.bounds.inserted, found.bounds.sampled)
         blobs = (found.bounds.blob_tail, found.bounds.blob_head)
-    kept, bad = complete(found.entries, tail, head, range(first, last))
+    kept, bad, damaged = complete(found.entries, tail, head, range(first, last), trajectories)
     for number in bad:
         found.quarantine.setdefault(
             -(number + 2), (f"entry {number} of the index was damaged", True)
         )
-    for ordinal in kept["ordinal"][np.isin(kept["prev"], bad)]:
-        found.quarantine.setdefault(int(ordinal), ("a part of it is damaged", True))
+    for ordinal, reason in damaged.items():
+        found.quarantine.setdefault(ordinal, (reason, True))
     fields = _saved_fields(found, kept, form.field_bytes) if form.field_bytes else None
     return Changes(
         entries=widen(kept),

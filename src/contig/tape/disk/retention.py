@@ -16,6 +16,7 @@ import numpy as np
 
 from ...arguments import seconds
 from ..entry import read_entries
+from . import clock
 from .changes import Changes
 from .directory import Directory
 from .extent_folders import remove
@@ -62,9 +63,10 @@ class Retention:
         self.bounds = bounds
         self.bounded = any(bound is not None for bound in bounds)
         self._looked = 0.0
-        # When the head was where: an entry only knows when its first row came.
+        # When the head was where, by the system's uptime: the wall clock may be set.
         self._times: list[int] = []
         self._heads: list[int] = []
+        self._before = self._offset_ns = self._began_ns = 0
 
     def bound_bytes(self, most: int) -> None:
         """At most `most` bytes, whatever was asked for."""
@@ -75,15 +77,21 @@ class Retention:
         """Rows up to a head were appended now."""
         if self.bounds.age_s is None:
             return
-        self._times.append(time.time_ns())
+        self._times.append(clock.uptime_ns())
         self._heads.append(head)
         if len(self._times) > _MOST_MARKS:
             del self._times[::2], self._heads[::2]
 
-    def forget(self) -> None:
-        """Other rows have these seqs from now on."""
-        self._times.clear()
-        self._heads.clear()
+    def begin(self, head: int, offset_ns: int) -> None:
+        """Takes the rows before a head as others wrote them: how old they are now, only the wall
+        clock's times in the index tell.
+
+        Args:
+            head: the seq behind them.
+            offset_ns: the wall clock less the uptime; see `Marker`.
+        """
+        self._before, self._offset_ns, self._began_ns = head, offset_ns, clock.uptime_ns()
+        self._times[:], self._heads[:] = [self._began_ns], [head]
 
     def apply(self, tape: Any, stride: int, now: bool, blobs: StoredBytes | None = None) -> None:
         """Moves a tape's tail past the rows that are not kept. The index is looked through every
@@ -113,16 +121,18 @@ class Retention:
             keep = ordinals >= (newest[0] if len(newest) else 0)
             first = max(first, int(entries["first"][np.argmax(keep)]) if keep.any() else head)
         if age_s is not None:
-            first = max(first, self._young_from(entries, time.time_ns() - int(age_s * 1e9)))
+            first = max(first, self._young_from(entries, clock.uptime_ns() - int(age_s * 1e9)))
         return first
 
     def _young_from(self, entries: Array, since_ns: int) -> int:
-        """A seq such that the rows before it came before a time."""
+        """Returns a seq such that the rows before it came before a time (uptime)."""
         at = bisect_right(self._times, since_ns)
         first = self._heads[at - 1] if at else 0
         # Of rows that others wrote: those before a run came before the run began.
-        old = np.flatnonzero(entries["time_ns"] <= since_ns)
-        return max(first, int(entries["first"][old[-1]]) if len(old) else 0)
+        theirs = entries[entries["first"] < self._before]
+        came_ns = np.minimum(theirs["time_ns"] - self._offset_ns, self._began_ns)
+        old = np.flatnonzero(came_ns <= since_ns)
+        return max(first, int(theirs["first"][old[-1]]) if len(old) else 0)
 
 
 class FileRemover:
