@@ -1,8 +1,8 @@
 #include "native/sys/descriptor.h"
 
-#include <cerrno>
-#include <system_error>
 #include <utility>
+
+#include "native/sys/errors.h"
 
 #if defined(__linux__)
 #include <fcntl.h>
@@ -16,7 +16,7 @@ namespace contig {
 Descriptor::Descriptor(int fd) {
   if (fd < 0) return;
   fd_ = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-  if (fd_ < 0) throw std::system_error(errno, std::generic_category(), "cannot keep a file open");
+  if (fd_ < 0) throw_system_error("cannot keep a file open");
 }
 
 Descriptor::~Descriptor() {

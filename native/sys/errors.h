@@ -4,7 +4,6 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -37,14 +36,11 @@ struct NoSpace : std::runtime_error {
   throw std::system_error(number, std::generic_category(), what);
 }
 
-// A mapping of memory or of a file that failed. Without memory or addresses it is NoSpace, with the
-// remedy.
+// A mapping of memory or of a file that failed; the remedy, where there are no addresses.
 [[noreturn]] inline void throw_cannot_map(const char* what, uint64_t bytes, int number = errno) {
-  const std::string text = "cannot map " + std::to_string(bytes) + " bytes of " + what;
-  if (number != ENOMEM) throw_system_error(text, number);
-  throw NoSpace(text + ": " + std::strerror(number) +
-                "; the process has no addresses left: raise `ulimit -v`, or use a smaller "
-                "capacity");
+  std::string text = "cannot map " + std::to_string(bytes) + " bytes of " + what;
+  if (number == ENOMEM) text += ": raise `ulimit -v`, or use a smaller capacity";
+  throw_system_error(text, number);
 }
 
 }  // namespace contig

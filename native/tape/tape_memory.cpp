@@ -308,7 +308,9 @@ void Tape::map_chunks(uint64_t from, uint64_t to) {
     for (uint64_t live = from >> chunk_shift_; live < chunk; ++live)
       if (const uint64_t place = place_of(live); place < taken.size()) taken[place] = true;
     const auto place = std::find(taken.begin(), taken.end(), false);
-    if (place == taken.end()) throw Damaged("the index has no room where it should");
+    // An empty index has no chunk yet; the one that its next entry needs will be the first.
+    if (place == taken.end() && !taken.empty())
+      throw Damaged("the index has no room where it should");
     map_[slot_of_chunk(chunk)].store(static_cast<uint64_t>(place - taken.begin()), release);
     mapped = (chunk + 1) << chunk_shift_;
     h_->mapped_index.store(mapped, release);

@@ -212,7 +212,7 @@ def test_a_replay_buffer_is_a_dataset_too(make):
     grouped.extend_trajectory(rows)
     with pytest.raises(LayoutError, match="observation is a dict, and a dataset hands out one"):
         RolloutDataset(grouped, device="cpu").get_batch()
-    with pytest.raises(TypeError, match="data_dir=dict: expected a directory, or a storage"):
+    with pytest.raises(TypeError, match="data_dir=dict: expected a directory or a list"):
         RolloutDataset({}, device="cpu")
 
 

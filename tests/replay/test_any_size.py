@@ -257,8 +257,8 @@ def test_a_transform_sees_columns_and_may_change_them() -> None:
         ({"tokens": [np.zeros((1, 2)), np.full((1, 2), 0.5), []]}, ["tokens", "0.5", "int16"]),
         ({"tokens": [np.full((1, 2), 70000), [], []]}, ["tokens", "70000", "int16"]),
         ({"tokens": np.zeros((3, 2, 3))}, ["tokens", "[3, 2, 3]", "[n, length, 2]"]),
-        ({"blob": None}, ['missing "blob"']),
-        ({"tokens": None}, ['missing ("next", "tokens")']),
+        ({"blob": None}, ['"blob": None', "bytes of any length", "give a value"]),
+        ({"tokens": None}, ['("next", "tokens"): None', "int16[*, 2]"]),
         ({"blob": [b"x" * 65, b"", b""]}, ['"blob"', "row 0 has 65 bytes", "64", "blob_bytes"]),
     ],
 )

@@ -25,7 +25,7 @@ FEEDS = {"feed", "watch", "dashboard"}
 BUFFER = STATE | READS | FEEDS | {"set_fields"}
 RUNS = {"END", "start", "pause", "resume", "check", "shutdown", "async_shutdown"}
 WEIGHTS = {"weights", "publish"}
-REMOTE = {"server_is_there", "portable_arguments"}
+REMOTE = {"server_is_there", "portable_arguments", "table"}
 
 CLASSES: list[tuple[type, Mapping[str, VerbKind], set[str]]] = [
     (

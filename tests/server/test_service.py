@@ -159,7 +159,7 @@ def test_not_ready_while_it_ends() -> None:
         loop = asyncio.get_running_loop()
         core = ServerCore(loop, {}, None, _limits())
         page = MetricsPage(core, "a secret")
-        server = await asyncio.start_server(page._answer, HOST, 0)
+        server = await loop.create_server(page.protocol, HOST, 0)
         port = server.sockets[0].getsockname()[1]
         out = []
         for path in ("/readyz", "/healthz", "/metrics"):

@@ -55,7 +55,7 @@ def test_a_file_that_is_too_short(file: int) -> None:
     for offset, nbytes in ((0, 5 * LARGE + 1), (5 * LARGE, 1), (6 * LARGE, 0), (4096, 5 * LARGE)):
         with pytest.raises(ValueError, match="shorter than its header says"):
             _native.map_file(file, offset, nbytes)
-    with pytest.raises(OSError, match="cannot map memory"):
+    with pytest.raises(OSError, match="cannot map .* bytes of shared memory"):
         _native.map_file(-1, 0, 1)
 
 

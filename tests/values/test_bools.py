@@ -84,12 +84,24 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     "torch": as_torch,
 }
 N = 5
+
+
+def wholes() -> list[dict[str, Any]]:
+    """The rows of each episode: the first one ends with row 2."""
+    each = rows(N)
+    ends = [slice(0, 3), slice(3, N)]
+    return [
+        {"n": each["n"][s], "mask": each["mask"][s], "next": {"done": each["next"]["done"][s]}}
+        for s in ends
+    ]
+
+
 ROADS: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda w, form: [w.add(form(row(i))) for i in range(N)],
     "extend": lambda w, form: w.extend(form(rows(N))),
     "add_step": lambda w, form: w.add_step(form(rows(N))),
     "add_step of some": lambda w, form: w.add_step(form(rows(N)), env_ids=np.arange(N)[::-1]),
-    "extend_trajectory": lambda w, form: w.extend_trajectory(form(rows(N)), truncated=True),
+    "extend_trajectory": lambda w, form: [w.extend_trajectory(form(each)) for each in wholes()],
     "rows": lambda w, form: w.extend([form(row(i)) for i in range(N)]),
     "batch": lambda w, form: w.extend(Batch.from_tree(form(rows(N)))),
 }
@@ -149,7 +161,8 @@ def head(buffer: ReplayBuffer) -> int:
 
 def write_far(far: Any, road: str) -> None:
     if road == "extend_trajectory":
-        far.send_trajectory(rows(N), truncated=True)
+        for each in wholes():
+            far.send_trajectory(each)
     elif road == "add":
         for i in range(N):
             far.send(row(i))

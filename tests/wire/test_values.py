@@ -130,7 +130,8 @@ def test_a_client_sends_bools_as_0_or_1(kind: str, tmp_path: Path) -> None:
                     writer.append(row)
                     writer.end_episode()
                 client.extend(columns)
-                client.send_trajectory({**columns, "n": np.arange(8, 12)})
+                over = {"done": np.array([0, 0, 0, 2], "u1").view(bool)}
+                client.send_trajectory({**columns, "n": np.arange(8, 12), "next": over})
                 client.add_step({**columns, "n": np.arange(12, 16)})
             client.wait(20)
         assert server.stats().rejected == {}

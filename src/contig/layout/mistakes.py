@@ -51,7 +51,7 @@ def mistake_in(
             if isinstance(_value_at(tree, path), list):
                 return f"{show_path(path)}: {_USE}"
         elif _value_at(tree, path) is None:
-            return f"{show_path(path)}: None, expected {known[path].describe()}: give a number"
+            return f"{show_path(path)}: None, expected {known[path].describe()}: give a value"
     return ""
 
 

@@ -29,7 +29,7 @@ def test_what_is_beside_leaves_of_any_size_is_logged(
     with DiskStorage(tmp_path / "a", 100, codecs=codecs) as disk:
         disk.default_writer.extend(rows)
     (said,) = (x.getMessage() for x in caplog.records if x.name == "contig.disk")
-    assert '"state": not stored once' in said and '("note")' in said and "share_next=False" in said
+    assert '"state": not stored once' in said and '("note" (' in said and "share_next=False" in said
     caplog.clear()
     with DiskStorage(tmp_path / "b", 100, codecs=codecs, share_next=False, **options) as disk:
         disk.default_writer.extend(rows)

@@ -49,9 +49,8 @@ def test_sync_fails(tmp_path: Path, faults: Faults, name: str) -> None:  # noqa:
     faulty.test_sync_fails(tmp_path, faults, name)
 
 
-@pytest.mark.parametrize("name", ("unlink", "listing"))
-def test_retention_fails(tmp_path: Path, faults: Faults, name: str) -> None:  # noqa: F811
-    faulty.test_retention_fails(tmp_path, faults, name)
+def test_retention_fails(tmp_path: Path, faults: Faults) -> None:  # noqa: F811
+    faulty.test_retention_fails(tmp_path, faults)
 
 
 def test_no_room_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
