@@ -36,12 +36,41 @@ __all__ = ["Shard"]
 Array = np.ndarray[Any, Any]
 
 
+class _Reader:
+    """A learner's reader, and which of the learner's requests it has begun. Requests may overtake
+    each other, and come long after the learner has given them up."""
+
+    def __init__(self, reader: ShardReader) -> None:
+        self.reader = reader
+        self._refused = 0  # requests up to this number are not begun any more
+        self._share: tuple[int, Any] | None = None  # the last one taken: number, mark before it
+
+    def begins(self, number: int, is_share: bool = False) -> bool:
+        """Whether a request is to be done."""
+        if number <= self._refused:
+            return False
+        if is_share:
+            self._share = (number, self.reader.sampler.mark())
+        return True
+
+    def settle(self) -> None:
+        """What was taken last cannot be put back any more."""
+        self._share = None
+
+    def go_on(self, number: int, share: int) -> None:
+        """Refuses requests that were not begun; puts a share back that nobody got."""
+        self._refused = max(self._refused, number)
+        if self._share is not None and self._share[0] == share:
+            self.reader.sampler.rewind(self._share[1])
+        self._share = None
+
+
 class Shard:
     """The actor. Its methods run in several threads; those of a reader take turns."""
 
     def __init__(self, spec: ShardSpec, slot: int, number: int) -> None:
         self._spec, self._slot, self.number = spec, slot, number
-        self._readers: dict[str, ShardReader] = {}
+        self._readers: dict[str, _Reader] = {}
         self._turn = threading.RLock()
         self._end = threading.Event()
         self._layouts: dict[str, tuple[Layout, frozenset[Any]]] = {}
@@ -92,33 +121,57 @@ class Shard:
         """Makes a learner's reader, if it has none."""
         with self._turn:
             if learner not in self._readers:
-                self._readers[learner] = ShardReader(self.storage, sampler, self.number)
+                reader = ShardReader(self.storage, sampler, self.number)
+                self._readers[learner] = _Reader(reader)
+
+    def go_on(self, learner: str, number: int, share: int) -> None:
+        """The learner gave up requests up to a number; it did not get a share, if it names one."""
+        with self._turn:
+            self._readers[learner].go_on(number, share)
 
     def survey(self, learner: str, after: Any = None) -> Any:
+        """`after`: what must have been done before."""
         with self._turn:
-            return self._readers[learner].survey()
+            return self._readers[learner].reader.survey()
 
     def offer(
-        self, learner: str, request: Request, told: Any, turn: int, sure: bool, after: Any = None
+        self,
+        learner: str,
+        number: int,
+        request: Request,
+        told: Any,
+        turn: int,
+        sure: bool,
+        after: Any = None,
     ) -> Any:
         """`after`: what must have been done before."""
         with self._turn:
-            return self._readers[learner].offer(Request(*request), told, turn, sure)
+            held = self._readers[learner]
+            if not held.begins(number):
+                return None
+            return held.reader.offer(Request(*request), told, turn, sure)
 
-    def rewind(self, learner: str, turn: int) -> None:
+    def rewind(self, learner: str, turn: int, after: Any = None) -> None:
+        """`after`: what must have been done before."""
         with self._turn:
-            self._readers[learner].rewind(turn)
+            self._readers[learner].settle()
+            self._readers[learner].reader.rewind(turn)
 
-    def begin_epoch(self, learner: str, words: Array) -> None:
+    def begin_epoch(self, learner: str, number: int, words: Array) -> None:
         with self._turn:
-            self._readers[learner].begin_epoch(words.copy())
+            held = self._readers[learner]
+            if held.begins(number):
+                held.reader.begin_epoch(words.copy())
 
     def take(
-        self, learner: str, request: Request, words: Array, least: float, sure: bool
+        self, learner: str, number: int, request: Request, words: Array, least: float, sure: bool
     ) -> tuple[Array, str, int, int] | None:
         """A share as one array: the block, the name of its layout, rows and groups."""
         with self._turn:
-            part = self._readers[learner].take(Request(*request), words.copy(), least, sure)
+            held = self._readers[learner]
+            if not held.begins(number, is_share=True):
+                return None
+            part = held.reader.take(Request(*request), words.copy(), least, sure)
             if part is None:
                 return None
             batch, groups = part
@@ -134,19 +187,19 @@ class Shard:
     def report(self, learner: str, asked: Asked, sure: bool, after: Any = None) -> Any:
         """What has changed of its trajectories; `after`: what must have been done before."""
         with self._turn:
-            found = self._readers[learner].report(Asked(*asked), sure)
+            found = self._readers[learner].reader.report(Asked(*asked), sure)
             return None if found is None else tuple(found)
 
     def have(self, learner: str, ids: Array) -> Array:
         with self._turn:
-            return self._readers[learner].have(ids)
+            return self._readers[learner].reader.have(ids)
 
     def fetch(
         self, learner: str, ids: Array, words: Array, sure: bool
     ) -> tuple[Array | None, str | None, Array]:
         """Trajectories as one array: the block, the name of its layout, and rows of each."""
         with self._turn:
-            batch, lengths = self._readers[learner].fetch(ids, words.copy(), sure)
+            batch, lengths = self._readers[learner].reader.fetch(ids, words.copy(), sure)
             if batch is None:
                 return None, None, lengths
             return batch.sealed_block, self._name(batch), lengths
@@ -157,28 +210,31 @@ class Shard:
 
     def missing(self, learner: str) -> tuple[int, str]:
         with self._turn:
-            return self._readers[learner].missing()
+            return self._readers[learner].reader.missing()
 
     def update_priority(self, learner: str, seqs: Array, priority: Array, after: Any) -> int:
         """Returns how many updates came too late, ever."""
         with self._turn:
-            reader = self._readers[learner]
+            reader = self._readers[learner].reader
             reader.update_priority(seqs, priority)
             return reader.sampler.stale_priority_updates
 
     def sampler_state(self, learner: str, after: Any = None) -> Any:
         with self._turn:
-            return self._readers[learner].sampler.state()
+            return self._readers[learner].reader.sampler.state()
 
     def load_sampler(self, learner: str, state: Any) -> None:
         with self._turn:
-            self._readers[learner].sampler.load(state)
+            self._readers[learner].settle()
+            self._readers[learner].reader.sampler.load(state)
 
-    def forget(self, learner: str, reset_only: bool = False) -> None:
-        """Lets go of a reader, or of what its sampler knows."""
+    def forget(self, learner: str, reset_only: bool = False, after: Any = None) -> None:
+        """Lets go of a reader, or of what its sampler knows; `after`: what must have been done
+        before."""
         with self._turn:
             if reset_only:
-                self._readers[learner].sampler.reset()
+                self._readers[learner].settle()
+                self._readers[learner].reader.sampler.reset()
             else:
                 self._readers.pop(learner, None)
 
