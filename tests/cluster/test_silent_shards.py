@@ -6,13 +6,14 @@ import logging
 import os
 import signal
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
 
-from contig import RayReplayBuffer, SamplerWithoutReplacement, ServerError
+from contig import DiskStorage, RayReplayBuffer, SamplerWithoutReplacement, ServerError
 from contig.cluster.remote_shard import RemoteShard
 
 from .rows import trajectory
@@ -67,12 +68,18 @@ def test_sampling_goes_on_without_a_silent_shard(
         assert buffer.stats().shards_lost == 0
 
 
+@pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_rows_of_a_share_that_came_late_are_drawn_again(
-    cluster: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, until: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A shard stops when it is asked for its share: nobody gets it, so it is given back."""
     here, sampler = ray.get_runtime_context().get_node_id(), SamplerWithoutReplacement()
-    with RayReplayBuffer(2, 1000, sampler, placement=[here, far_node()], seed=1) as buffer:
+
+    def on_disk(slot: int) -> DiskStorage:
+        return DiskStorage(tmp_path / f"shard-{slot}", 1000)
+
+    storage, placement = 1000 if kind == "memory" else on_disk, [here, far_node()]
+    with RayReplayBuffer(2, storage, sampler, placement=placement, seed=1) as buffer:
         fill(buffer, 10)
         process, take = Process(buffer, 1), RemoteShard.take
         seen = Counter(buffer.sample(100)["observation"][:, 0].tolist())

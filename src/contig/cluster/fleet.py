@@ -22,6 +22,7 @@ from ..tape.fields import Given, pack_fields
 from ..tree import flatten
 from .engine import own_node
 from .place import Place
+from .progress import Progress
 from .remote_shard import Answer, RemoteShard
 
 __all__ = ["Fleet"]
@@ -34,9 +35,13 @@ Array = np.ndarray[Any, Any]
 class _NearShard(ShardReader):
     """A shard of this node, read in this process."""
 
-    def __init__(self, place: Place, storage: Storage, sampler: Sampler) -> None:
+    def __init__(
+        self, place: Place, storage: Storage, sampler: Sampler, progress: Progress | None
+    ) -> None:
         super().__init__(storage, sampler, place.number)
         self.place = place
+        if progress is not None:
+            progress.restore(self)
 
     is_silent = False
 
@@ -77,7 +82,8 @@ class Fleet:
         self.sources: list[Any] = []
         self.silent: list[RemoteShard] = []
         self.lost_updates = 0
-        self._kept: dict[int, Sampler] = {}  # of shards on disk that may come back, by number
+        # Of shards on disk, whose rows come back, by number.
+        self._kept: dict[int, Progress] = {}
 
     def install(self, places: list[Place | None]) -> None:
         """Takes over what the directory says."""
@@ -96,13 +102,17 @@ class Fleet:
         self.silent = [s for s in every if s.is_silent]
 
     def _open(self, place: Place) -> Any:
-        sampler = self._kept.pop(place.number, None) or copy.deepcopy(self._sampler)
+        sampler, progress = copy.deepcopy(self._sampler), None
+        if place.kind == "disk":
+            progress = self._kept.pop(place.number, None) or Progress()
         if place.node == self._node:
             try:
-                return _NearShard(place, _attach(place), sampler)
+                return _NearShard(place, _attach(place), sampler, progress)
             except (OSError, ValueError) as error:  # a directory without rows, or it is gone again
                 log.debug("shard %d is not read directly: %s", place.slot, error)
-        return RemoteShard(place, self._learner, sampler, self._layouts, lambda: self.sources)
+        return RemoteShard(
+            place, self._learner, sampler, self._layouts, lambda: self.sources, progress
+        )
 
     def lost(self, source: Source) -> None:
         """A shard did not answer: it is left out until it does, or has been replaced."""
@@ -135,16 +145,20 @@ class Fleet:
         gone = self._by_slot.pop(slot, None)
         if isinstance(gone, _NearShard):
             gone.storage.close()
-            if gone.place.kind == "disk":  # what is known of its rows will hold when it is back
-                self._kept[gone.number] = gone.sampler
+            if gone.place.kind == "disk":
+                self._kept[gone.number] = Progress(gone.sampler.state())
+        elif gone is not None and gone.progress is not None:
+            self._kept[gone.number] = gone.progress
 
     def update_priority(self, numbers: Array, seqs: Array, priority: Array) -> None:
-        """Sets priorities by shard and seq; of shards that are gone they are counted."""
+        """Sets priorities by shard and seq; of shards that are gone for good they are counted."""
         by_number = {s.number: s for s in self._by_slot.values()}
         for number in np.unique(numbers):
             mine = numbers == number
             source = by_number.get(int(number))
-            if source is None:
+            if source is None and int(number) in self._kept:
+                self._kept[int(number)].update_priority(seqs[mine], priority[mine])
+            elif source is None:
                 self.lost_updates += int(mine.sum())
             else:
                 source.update_priority(seqs[mine], priority[mine])

@@ -22,6 +22,7 @@ from ..sample import Mass, Request, Sampler
 from ..sample.report import Asked, Report
 from .engine import ray
 from .place import Place
+from .progress import Progress
 
 __all__ = ["Answer", "RemoteShard", "answer_of"]
 
@@ -94,6 +95,7 @@ class RemoteShard:
         sampler: for that reader, if it has none yet.
         layouts: of batches, as far as they are known, by fingerprint.
         peers: the shards that are asked with it.
+        progress: where its sampler is, of a shard that may come back; it is kept up to date.
 
     Attributes:
         is_silent: it did not answer, and was not heard of since.
@@ -106,11 +108,13 @@ class RemoteShard:
         sampler: Sampler,
         layouts: dict[str, tuple[Layout, frozenset[Any]]],
         peers: Callable[[], Sequence[Any]],
+        progress: Progress | None,
     ) -> None:
         self.place, self.number = place, place.number
         self._learner, self._layouts, self._peers = learner, layouts, peers
         # Calls may overtake each other in the shard: what must have happened before goes along.
-        self._after: Any = place.actor.open.remote(learner, sampler)
+        self._after: Any = place.actor.open.remote(learner, sampler, progress)
+        self.progress = progress
         self._late: Any = None  # how many priorities came too late, when it is known
         self._requests = 0  # that change what the sampler knows; each has its number
         self._share = 0  # the request for a share that was not read yet
@@ -138,19 +142,31 @@ class RemoteShard:
         return self._answer(ref, lambda found: Mass(*found))
 
     def begin_epoch(self, words: Array) -> Answer:
-        actor = self.place.actor
-        return self._answer(actor.begin_epoch.remote(self._learner, self._next(), words))
+        ref = self.place.actor.begin_epoch.remote(
+            self._learner, self._next(), words, self.progress is not None
+        )
+        return self._answer(ref, self._begin_progress)
+
+    def _begin_progress(self, state: Any) -> None:
+        if self.progress is not None:
+            self.progress.begin(state)
 
     def take(self, request: Request, words: Array, least: float, sure: bool) -> Answer:
         self._share = self._next()
+        whole = None if self.progress is None else self.progress.needs_state
         ref = self.place.actor.take.remote(
-            self._learner, self._share, tuple(request), words, least, sure
+            self._learner, self._share, tuple(request), words, least, sure, whole
         )
         return self._answer(ref, self._part)
 
     def _part(self, found: Any) -> Part | None:
-        part = None if found is None else (self._batch(*found[:3]), found[3])
+        share, step = found
+        part = None if share is None else (self._batch(*share[:3]), share[3])
+        # From here on the learner has it.
         self._share = 0
+        if self.progress is not None:
+            is_state, change = step
+            (self.progress.begin if is_state else self.progress.take)(change)
         return part
 
     def _batch(self, block: Array, name: str, rows: int) -> Batch:
@@ -183,6 +199,8 @@ class RemoteShard:
 
     def update_priority(self, seqs: Array, priority: Array) -> None:
         """Before the next draw; nobody waits for it."""
+        if self.progress is not None:
+            self.progress.update_priority(seqs, priority)
         update = self.place.actor.update_priority
         self._after = self._late = update.remote(self._learner, seqs, priority, self._after)
 
@@ -191,11 +209,13 @@ class RemoteShard:
 
     def rewind(self, turn: int) -> Answer:
         """Before the next draw, also if the shard is silent."""
-        self._after = self.place.actor.rewind.remote(self._learner, turn, self._after)
-        return self._answer(self._after)
+        wants_state = self.progress is not None
+        self._after = self.place.actor.rewind.remote(self._learner, turn, wants_state, self._after)
+        return self._answer(self._after, self._begin_progress)
 
     def reset(self) -> Answer:
         """Before the next draw, also if the shard is silent."""
+        self._begin_progress(None)
         self._after = self.place.actor.forget.remote(self._learner, True, self._after)
         return self._answer(self._after)
 
@@ -203,6 +223,7 @@ class RemoteShard:
         return Answer(self.place.actor.sampler_state.remote(self._learner, self._after))
 
     def load(self, state: Any) -> Answer:
+        self._begin_progress(state)
         return Answer(self.place.actor.load_sampler.remote(self._learner, state))
 
     # -- silence ----------------------------------------------------------------------------------
@@ -233,6 +254,8 @@ class RemoteShard:
     def go_on(self) -> None:
         """Asks a silent shard to go on, when it can be reached."""
         self._asked_at = time.monotonic()
+        if self.progress is not None:
+            self.progress.broke()
         go_on = self.place.actor.go_on
         self._going_on = go_on.remote(self._learner, self._requests, self._share)
 

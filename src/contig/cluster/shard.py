@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,13 @@ from ..tape import SharedStorage
 from ..tape.disk import DiskStorage
 from .engine import own_node, ray
 from .place import ShardSpec, make_storage
+from .progress import Progress
 
 __all__ = ["Shard"]
 
 Array = np.ndarray[Any, Any]
+
+_COMMIT_S = 0.5  # it takes milliseconds, unless the disk is full
 
 
 class _Reader:
@@ -52,6 +56,13 @@ class _Reader:
         if is_share:
             self._share = (number, self.reader.sampler.mark())
         return True
+
+    def progress(self, whole: bool) -> tuple[bool, Any]:
+        """What the last share took, or the whole state; and which of them it is."""
+        sampler = self.reader.sampler
+        if whole or self._share is None:
+            return True, sampler.state()
+        return False, sampler.progress(self._share[1])
 
     def settle(self) -> None:
         """What was taken last cannot be put back any more."""
@@ -117,11 +128,14 @@ class Shard:
 
     # -- readers of learners elsewhere --------------------------------------------------------
 
-    def open(self, learner: str, sampler: Sampler) -> None:
-        """Makes a learner's reader, if it has none."""
+    def open(self, learner: str, sampler: Sampler, progress: Progress | None) -> None:
+        """Makes a learner's reader, if it has none. With `progress`, which is all that the learner
+        knows of, a new one in any case."""
         with self._turn:
-            if learner not in self._readers:
+            if learner not in self._readers or progress is not None:
                 reader = ShardReader(self.storage, sampler, self.number)
+                if progress is not None:
+                    progress.restore(reader)
                 self._readers[learner] = _Reader(reader)
 
     def go_on(self, learner: str, number: int, share: int) -> None:
@@ -151,31 +165,60 @@ class Shard:
                 return None
             return held.reader.offer(Request(*request), told, turn, sure)
 
-    def rewind(self, learner: str, turn: int, after: Any = None) -> None:
-        """`after`: what must have been done before."""
-        with self._turn:
-            self._readers[learner].settle()
-            self._readers[learner].reader.rewind(turn)
-
-    def begin_epoch(self, learner: str, number: int, words: Array) -> None:
+    def rewind(self, learner: str, turn: int, wants_state: bool, after: Any = None) -> Any:
+        """Returns the sampler's state if it is wanted. `after`: what must have been done before."""
         with self._turn:
             held = self._readers[learner]
-            if held.begins(number):
-                held.reader.begin_epoch(words.copy())
+            held.settle()
+            held.reader.rewind(turn)
+            return held.reader.sampler.state() if wants_state else None
+
+    def begin_epoch(self, learner: str, number: int, words: Array, wants_state: bool) -> Any:
+        """Returns the sampler's state, if it is wanted."""
+        with self._turn:
+            held = self._readers[learner]
+            if not held.begins(number):
+                return None
+            held.reader.begin_epoch(words.copy())
+            if wants_state:
+                self._commit()
+            return held.reader.sampler.state() if wants_state else None
 
     def take(
-        self, learner: str, number: int, request: Request, words: Array, least: float, sure: bool
-    ) -> tuple[Array, str, int, int] | None:
-        """A share as one array: the block, the name of its layout, rows and groups."""
+        self,
+        learner: str,
+        number: int,
+        request: Request,
+        words: Array,
+        least: float,
+        sure: bool,
+        whole: bool | None,
+    ) -> tuple[tuple[Array, str, int, int] | None, tuple[bool, Any] | None] | None:
+        """A share as one array (the block, the name of its layout, rows and groups), and what it
+        changed of the sampler.
+
+        Args:
+            whole: whether that is to be the whole state; None: nobody needs it.
+        """
         with self._turn:
             held = self._readers[learner]
             if not held.begins(number, is_share=True):
                 return None
             part = held.reader.take(Request(*request), words.copy(), least, sure)
+            progress = None if whole is None else held.progress(whole)
+            if whole is not None:
+                self._commit()
             if part is None:
-                return None
+                return None, progress
             batch, groups = part
-            return batch.sealed_block, self._name(batch), len(batch), groups
+            return (batch.sealed_block, self._name(batch), len(batch), groups), progress
+
+    def _commit(self) -> None:
+        """Has the disk hold every row that a learner is told of: a row that was lost with this
+        process would be written again, perhaps as another one, and count as drawn."""
+        if isinstance(self.storage, DiskStorage):
+            with suppress(OSError, RuntimeError):  # who appends hears of it
+                self.storage.flush(_COMMIT_S)
 
     def _name(self, batch: Batch) -> str:
         """Of a batch's layout, which learners can ask for."""
