@@ -147,6 +147,18 @@ def test_only_what_is_committed_is_told(tmp_path: Path) -> None:
             assert storage.settled == storage.ticket
 
 
+def test_going_back_over_a_batch_that_the_shard_missed() -> None:
+    """What it gave for later ones comes again."""
+    learner = Learner(filled().storage, SamplerWithoutReplacement, 1)
+    learner.begin_epoch()
+    learner.reader.offer(Request(1), None, 5)  # batches 3 and 4 were drawn without it
+    learner.take(10, answered=False)
+    learner.reader.rewind(3)
+    while learner.offer() > 0:
+        learner.take(1)
+    assert len(learner.seen) == STEPS * TRAJECTORIES
+
+
 def test_a_long_progress_asks_for_a_state() -> None:
     progress = Progress({"at": 1})
     assert not progress.needs_state

@@ -278,8 +278,8 @@ class RayReplayBuffer(ShardedWrites, Samples[Out_co]):
     # -- trajectories -------------------------------------------------------------------------
 
     def episodes(self) -> np.ndarray[Any, Any]:
-        """Trajectories of all shards, as `Storage.episodes` has them; asks every shard. `id` and
-        `first` say shard and number (`contig.sample.shards`)."""
+        """Trajectories of all shards but silent ones, as `Storage.episodes` has them; asks every
+        shard. `id` and `first` say shard and number (`contig.sample.shards`)."""
         with self._turn:
             found = [e for e in self._fleet.call("episodes") if e is not None]
         return np.concatenate(found) if found else np.empty(0, EPISODE)
@@ -293,7 +293,7 @@ class RayReplayBuffer(ShardedWrites, Samples[Out_co]):
             fields: a mapping of those to change; values of a field, or one for each id.
 
         Returns:
-            how many were still there.
+            how many were still there, in shards that answer.
         """
         numbers, own = decode(trajectory_ids(as_array(ids)))
         with self._turn:
