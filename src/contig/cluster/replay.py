@@ -204,6 +204,8 @@ class RayReplayBuffer(ShardedWrites, Samples[Out_co]):
     def _read(self, request: Request) -> Batch:
         with self._turn:
             fleet = self._fleet
+            if fleet.silent:
+                fleet.take_back()
             self._batches += 1
             turn = self._batches if self._ahead else 0
             if not fleet.sources:
@@ -220,11 +222,8 @@ class RayReplayBuffer(ShardedWrites, Samples[Out_co]):
                 late = time.monotonic() >= deadline
                 if isinstance(nothing, _NoShards):
                     if late:
-                        raise ServerError(
-                            f"all {self.spec.shards} shards were lost, and none could be replaced "
-                            f"within {self.sample_timeout_s} s"
-                        ) from None
-                elif not self._feeding.feeders:
+                        raise self._no_shards() from None
+                elif not self._feeding.feeders and not self._fleet.silent:
                     raise
                 elif late:
                     raise type(nothing)(f"after {self.sample_timeout_s} s: {nothing}") from nothing
@@ -232,6 +231,15 @@ class RayReplayBuffer(ShardedWrites, Samples[Out_co]):
             for check in self._feeding.feeders:
                 check()
             time.sleep(_POLL_S)
+
+    def _no_shards(self) -> ServerError:
+        silent, n, late = len(self._fleet.silent), self.spec.shards, self.sample_timeout_s
+        if silent:
+            return ServerError(
+                f"{silent} of {n} shards did not answer within {late} s, and the others were lost: "
+                "see whether their processes run, and their nodes can be reached"
+            )
+        return ServerError(f"all {n} shards were lost, and none could be replaced within {late} s")
 
     def _check(self) -> None:
         """Raises if a batch cannot, or need not, be drawn."""
@@ -270,8 +278,8 @@ class RayReplayBuffer(ShardedWrites, Samples[Out_co]):
     # -- trajectories -------------------------------------------------------------------------
 
     def episodes(self) -> np.ndarray[Any, Any]:
-        """Trajectories of all shards, as `Storage.episodes` has them; asks every shard. `id` and
-        `first` say shard and number (`contig.sample.shards`)."""
+        """Trajectories of all shards but silent ones, as `Storage.episodes` has them; asks every
+        shard. `id` and `first` say shard and number (`contig.sample.shards`)."""
         with self._turn:
             found = [e for e in self._fleet.call("episodes") if e is not None]
         return np.concatenate(found) if found else np.empty(0, EPISODE)
@@ -285,7 +293,7 @@ class RayReplayBuffer(ShardedWrites, Samples[Out_co]):
             fields: a mapping of those to change; values of a field, or one for each id.
 
         Returns:
-            how many were still there.
+            how many were still there, in shards that answer.
         """
         numbers, own = decode(trajectory_ids(as_array(ids)))
         with self._turn:
@@ -330,22 +338,23 @@ class RayReplayBuffer(ShardedWrites, Samples[Out_co]):
         if mark is not None:
             with self._turn:
                 self._rng.load(mark[0])
-                self._fleet.ask("rewind", mark[1])
+                self._fleet.tell("rewind", mark[1])
                 self.sampler.rewind(mark[2])
 
     def empty(self) -> None:
         """Evicts every row, and throws away what was drawn ahead."""
         self._drain()
         with self._turn:
-            self._fleet.call("empty")
-            self._fleet.ask("reset")
+            self._fleet.empty()
             self.sampler.reset()
 
     def stats(self) -> RayBufferStats:
         """Counters; asks every shard."""
         with self._turn:
-            found = self._fleet.call("counts")
+            self._fleet.take_back()
+            found = self._fleet.ask("counts")
             stale = sum(self._fleet.ask("stale_updates")) + self._fleet.lost_updates
+            silent = len(self._fleet.silent)
         sums = {k: sum(c[k] for c in found) for k in RayBufferStats._fields[:5]}
         return RayBufferStats(
             **sums,
@@ -354,15 +363,16 @@ class RayReplayBuffer(ShardedWrites, Samples[Out_co]):
             stale_priority_updates=stale,
             shards=len(found),
             shards_lost=self._lost,
+            shards_silent=silent,
         )
 
     def __len__(self) -> int:
         with self._turn:
-            return sum(c["rows"] for c in self._fleet.call("counts"))
+            return sum(c["rows"] for c in self._fleet.ask("counts"))
 
     @property
     def nodes(self) -> list[str | None]:
-        """The node of each shard; None while it is being replaced."""
+        """The node of each shard; None while it is being replaced, or silent."""
         with self._turn:
             by_slot = {s.place.slot: s.place.node for s in self._fleet.sources}
         return [by_slot.get(slot) for slot in range(self.spec.shards)]

@@ -116,7 +116,7 @@ def _all(fleet: Fleet, spec: ShardSpec) -> list[Any]:
     if len(sources) < spec.shards:
         raise ServerError(
             f"{spec.shards - len(sources)} of {spec.shards} shards are missing just now: try again "
-            "when they have been replaced"
+            "when they have been replaced, or answer again"
         )
     return sources
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,49 @@ from ..tape import SharedStorage
 from ..tape.disk import DiskStorage
 from .engine import own_node, ray
 from .place import ShardSpec, make_storage
+from .progress import Progress
 
 __all__ = ["Shard"]
 
 Array = np.ndarray[Any, Any]
+
+_COMMIT_S = 0.5  # it takes milliseconds, unless the disk is full
+
+
+class _Reader:
+    """A learner's reader, and which of the learner's requests it has begun. Requests may overtake
+    each other, and come long after the learner has given them up."""
+
+    def __init__(self, reader: ShardReader) -> None:
+        self.reader = reader
+        self._refused = 0  # requests up to this number are not begun any more
+        self._share: tuple[int, Any] | None = None  # the last one taken: number, mark before it
+
+    def begins(self, number: int, is_share: bool = False) -> bool:
+        """Whether a request is to be done."""
+        if number <= self._refused:
+            return False
+        if is_share:
+            self._share = (number, self.reader.sampler.mark())
+        return True
+
+    def progress(self, whole: bool) -> tuple[bool, Any]:
+        """What the last share took, or the whole state; and which of them it is."""
+        sampler = self.reader.sampler
+        if whole or self._share is None:
+            return True, sampler.state()
+        return False, sampler.progress(self._share[1])
+
+    def settle(self) -> None:
+        """What was taken last cannot be put back any more."""
+        self._share = None
+
+    def go_on(self, number: int, share: int) -> None:
+        """Refuses requests that were not begun; puts a share back that nobody got."""
+        self._refused = max(self._refused, number)
+        if self._share is not None and self._share[0] == share:
+            self.reader.sampler.rewind(self._share[1])
+        self._share = None
 
 
 class Shard:
@@ -41,7 +81,7 @@ class Shard:
 
     def __init__(self, spec: ShardSpec, slot: int, number: int) -> None:
         self._spec, self._slot, self.number = spec, slot, number
-        self._readers: dict[str, ShardReader] = {}
+        self._readers: dict[str, _Reader] = {}
         self._turn = threading.RLock()
         self._end = threading.Event()
         self._layouts: dict[str, tuple[Layout, frozenset[Any]]] = {}
@@ -88,41 +128,97 @@ class Shard:
 
     # -- readers of learners elsewhere --------------------------------------------------------
 
-    def open(self, learner: str, sampler: Sampler) -> None:
-        """Makes a learner's reader, if it has none."""
+    def open(self, learner: str, sampler: Sampler, progress: Progress | None) -> None:
+        """Makes a learner's reader, if it has none. With `progress`, which is all that the learner
+        knows of, a new one in any case."""
         with self._turn:
-            if learner not in self._readers:
-                self._readers[learner] = ShardReader(self.storage, sampler, self.number)
+            if learner not in self._readers or progress is not None:
+                reader = ShardReader(self.storage, sampler, self.number)
+                if progress is not None:
+                    progress.restore(reader)
+                self._readers[learner] = _Reader(reader)
+
+    def go_on(self, learner: str, number: int, share: int) -> None:
+        """The learner gave up requests up to a number; it did not get a share, if it names one."""
+        with self._turn:
+            self._readers[learner].go_on(number, share)
 
     def survey(self, learner: str, after: Any = None) -> Any:
+        """`after`: what must have been done before."""
         with self._turn:
-            return self._readers[learner].survey()
+            return self._readers[learner].reader.survey()
 
     def offer(
-        self, learner: str, request: Request, told: Any, turn: int, sure: bool, after: Any = None
+        self,
+        learner: str,
+        number: int,
+        request: Request,
+        told: Any,
+        turn: int,
+        sure: bool,
+        after: Any = None,
     ) -> Any:
         """`after`: what must have been done before."""
         with self._turn:
-            return self._readers[learner].offer(Request(*request), told, turn, sure)
+            held = self._readers[learner]
+            if not held.begins(number):
+                return None
+            return held.reader.offer(Request(*request), told, turn, sure)
 
-    def rewind(self, learner: str, turn: int) -> None:
+    def rewind(self, learner: str, turn: int, wants_state: bool, after: Any = None) -> Any:
+        """Returns the sampler's state if it is wanted. `after`: what must have been done before."""
         with self._turn:
-            self._readers[learner].rewind(turn)
+            held = self._readers[learner]
+            held.settle()
+            held.reader.rewind(turn)
+            return held.reader.sampler.state() if wants_state else None
 
-    def begin_epoch(self, learner: str, words: Array) -> None:
+    def begin_epoch(self, learner: str, number: int, words: Array, wants_state: bool) -> Any:
+        """Returns the sampler's state, if it is wanted."""
         with self._turn:
-            self._readers[learner].begin_epoch(words.copy())
+            held = self._readers[learner]
+            if not held.begins(number):
+                return None
+            held.reader.begin_epoch(words.copy())
+            if wants_state:
+                self._commit()
+            return held.reader.sampler.state() if wants_state else None
 
     def take(
-        self, learner: str, request: Request, words: Array, least: float, sure: bool
-    ) -> tuple[Array, str, int, int] | None:
-        """A share as one array: the block, the name of its layout, rows and groups."""
+        self,
+        learner: str,
+        number: int,
+        request: Request,
+        words: Array,
+        least: float,
+        sure: bool,
+        whole: bool | None,
+    ) -> tuple[tuple[Array, str, int, int] | None, tuple[bool, Any] | None] | None:
+        """A share as one array (the block, the name of its layout, rows and groups), and what it
+        changed of the sampler.
+
+        Args:
+            whole: whether that is to be the whole state; None: nobody needs it.
+        """
         with self._turn:
-            part = self._readers[learner].take(Request(*request), words.copy(), least, sure)
-            if part is None:
+            held = self._readers[learner]
+            if not held.begins(number, is_share=True):
                 return None
+            part = held.reader.take(Request(*request), words.copy(), least, sure)
+            progress = None if whole is None else held.progress(whole)
+            if whole is not None:
+                self._commit()
+            if part is None:
+                return None, progress
             batch, groups = part
-            return batch.sealed_block, self._name(batch), len(batch), groups
+            return (batch.sealed_block, self._name(batch), len(batch), groups), progress
+
+    def _commit(self) -> None:
+        """Has the disk hold every row that a learner is told of: a row that was lost with this
+        process would be written again, perhaps as another one, and count as drawn."""
+        if isinstance(self.storage, DiskStorage):
+            with suppress(OSError, RuntimeError):  # who appends hears of it
+                self.storage.flush(_COMMIT_S)
 
     def _name(self, batch: Batch) -> str:
         """Of a batch's layout, which learners can ask for."""
@@ -134,19 +230,19 @@ class Shard:
     def report(self, learner: str, asked: Asked, sure: bool, after: Any = None) -> Any:
         """What has changed of its trajectories; `after`: what must have been done before."""
         with self._turn:
-            found = self._readers[learner].report(Asked(*asked), sure)
+            found = self._readers[learner].reader.report(Asked(*asked), sure)
             return None if found is None else tuple(found)
 
     def have(self, learner: str, ids: Array) -> Array:
         with self._turn:
-            return self._readers[learner].have(ids)
+            return self._readers[learner].reader.have(ids)
 
     def fetch(
         self, learner: str, ids: Array, words: Array, sure: bool
     ) -> tuple[Array | None, str | None, Array]:
         """Trajectories as one array: the block, the name of its layout, and rows of each."""
         with self._turn:
-            batch, lengths = self._readers[learner].fetch(ids, words.copy(), sure)
+            batch, lengths = self._readers[learner].reader.fetch(ids, words.copy(), sure)
             if batch is None:
                 return None, None, lengths
             return batch.sealed_block, self._name(batch), lengths
@@ -157,28 +253,31 @@ class Shard:
 
     def missing(self, learner: str) -> tuple[int, str]:
         with self._turn:
-            return self._readers[learner].missing()
+            return self._readers[learner].reader.missing()
 
     def update_priority(self, learner: str, seqs: Array, priority: Array, after: Any) -> int:
         """Returns how many updates came too late, ever."""
         with self._turn:
-            reader = self._readers[learner]
+            reader = self._readers[learner].reader
             reader.update_priority(seqs, priority)
             return reader.sampler.stale_priority_updates
 
     def sampler_state(self, learner: str, after: Any = None) -> Any:
         with self._turn:
-            return self._readers[learner].sampler.state()
+            return self._readers[learner].reader.sampler.state()
 
     def load_sampler(self, learner: str, state: Any) -> None:
         with self._turn:
-            self._readers[learner].sampler.load(state)
+            self._readers[learner].settle()
+            self._readers[learner].reader.sampler.load(state)
 
-    def forget(self, learner: str, reset_only: bool = False) -> None:
-        """Lets go of a reader, or of what its sampler knows."""
+    def forget(self, learner: str, reset_only: bool = False, after: Any = None) -> None:
+        """Lets go of a reader, or of what its sampler knows; `after`: what must have been done
+        before."""
         with self._turn:
             if reset_only:
-                self._readers[learner].sampler.reset()
+                self._readers[learner].settle()
+                self._readers[learner].reader.sampler.reset()
             else:
                 self._readers.pop(learner, None)
 

@@ -14,6 +14,8 @@ class RayBufferStats(NamedTuple):
         rows, capacity, rows_written, appends, trajectories, rows_sampled, batches_sampled: as in
             `BufferStats`.
         shards, shards_lost: how many there are now, and how many were ever lost.
+        shards_silent: how many there are that do not answer; they are not among `shards`, and
+            counters of rows are without theirs.
         stale_priority_updates: priorities set on rows that were evicted, or lost with their shard.
     """
 
@@ -27,3 +29,4 @@ class RayBufferStats(NamedTuple):
     stale_priority_updates: int
     shards: int
     shards_lost: int
+    shards_silent: int

@@ -120,9 +120,10 @@ class ShardReader:
         return self.sampler.mass(self.index, request)
 
     def rewind(self, turn: int) -> None:
-        """Back to before a batch, as far as that is remembered."""
-        if turn in self._marks:
-            self.sampler.rewind(self._marks[turn])
+        """Back to before a batch and all that came after it, as far as that is remembered."""
+        first = min((t for t in self._marks if t >= turn), default=None)  # it may lack the batch
+        if first is not None:
+            self.sampler.rewind(self._marks[first])
         self._marks.clear()
 
     def begin_epoch(self, words: Array) -> None:

@@ -257,6 +257,16 @@ class Sampler(ABC):
         """Nobody got it: it may be drawn again, whatever others have drawn since. What was evicted
         is ignored, and so is what was given back or rewound already, or is from before a reset."""
 
+    def progress(self, mark: Any) -> Any:
+        """What `take` took since a mark, as plain values, for `advance` of a copy that is where
+        this one was then. Small: it goes along with each share of a batch over shards. The default
+        is the whole state."""
+        return self.state()
+
+    def advance(self, index: Index, progress: Any) -> None:
+        """Takes `progress` in: does not take again what another copy took."""
+        self.load(progress)
+
     def reset(self) -> None:  # noqa: B027 (most need none)
         """Forgets what it knows of the rows: the buffer was emptied."""
 
@@ -362,6 +372,12 @@ class OuterSampler(Sampler):
 
     def give_back(self, taken: list[Change]) -> None:
         self.sampler.give_back(taken)
+
+    def progress(self, mark: Any) -> Any:
+        return self.sampler.progress(mark)
+
+    def advance(self, index: Index, progress: Any) -> None:
+        self.sampler.advance(index, progress)
 
     def missed(self, seqs: Array) -> None:
         self.sampler.missed(seqs)

@@ -102,7 +102,7 @@ class Index:
     def eligible(self, seqs: Array) -> Array:
         """Which of some rows are there, and in the window: a mask."""
         if self.contiguous:
-            return seqs >= self.tail
+            return (seqs >= self.tail) & (seqs < self.head)
         return self.view.has_rows(np.ascontiguousarray(seqs), self.window).astype(bool)
 
     def narrowed(self, window: Window) -> Index:

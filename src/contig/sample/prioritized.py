@@ -217,6 +217,12 @@ class PrioritizedSampler(Sampler):
     def stale_priority_updates(self) -> int:
         return self.priorities.stale_updates
 
+    def progress(self, mark: Any) -> Any:
+        return None  # draws change nothing; priorities are told by those who set them
+
+    def advance(self, index: Index, progress: Any) -> None:
+        pass
+
     def reset(self) -> None:
         self.priorities.reset()
 
@@ -292,6 +298,12 @@ class PrioritizedSliceSampler(SliceSampler):
     @property
     def stale_priority_updates(self) -> int:
         return self.priorities.stale_updates
+
+    def progress(self, mark: Any) -> Any:
+        return None  # draws change nothing; priorities are told by those who set them
+
+    def advance(self, index: Index, progress: Any) -> None:
+        pass
 
     def reset(self) -> None:
         self.priorities.reset()

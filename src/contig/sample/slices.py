@@ -292,6 +292,15 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         self._epoch = np.concatenate([*self._undo.undo(taken), self._epoch[self._at :]])
         self._at = 0
 
+    def progress(self, mark: Any) -> Any:
+        return {"at": self._at} if mark[0] is self._epoch else self.state()
+
+    def advance(self, index: Index, progress: Any) -> None:
+        if "epoch" in progress:  # another one than before
+            self.load(progress)
+        else:
+            self._at = int(progress["at"])
+
     def state(self) -> dict[str, Any]:
         return {"epoch": self._epoch, "at": self._at}
 

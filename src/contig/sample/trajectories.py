@@ -366,6 +366,15 @@ class TrajectorySampler(Sampler):
         if self._roster is not None:
             self._roster.give_back(taken)
 
+    def progress(self, mark: Any) -> Any:
+        # Of groups over shards, the roster of the whole knows what was taken.
+        return [list(change.what) for change in self.taken(mark)]
+
+    def advance(self, index: Index, progress: Any) -> None:
+        for members in progress:
+            assert self._roster is not None
+            self._roster.deliver(members)
+
     def missed(self, seqs: Array) -> None:
         if self._given is not None:
             firsts, groups = self._given

@@ -131,6 +131,16 @@ class RandomSampler(Sampler):
     def give_back(self, taken: list[Change]) -> None:
         self._put_back(self._undo.undo(taken))
 
+    def progress(self, mark: Any) -> Any:
+        drawn = [change.what for change in self._undo.changes(mark)]
+        return np.concatenate(drawn) if drawn else None
+
+    def advance(self, index: Index, progress: Any) -> None:
+        if progress is not None:
+            self._left = self._followed(index)
+            there = (progress >= self._left.tail) & (progress < self._left.head)
+            self._count(progress[there], index.capacity)
+
     def _put_back(self, draws: list[Array]) -> None:
         for drawn in draws:
             left = self._left
@@ -305,6 +315,15 @@ class SamplerWithoutReplacement(Sampler):
     def give_back(self, taken: list[Change]) -> None:
         # Of an epoch that is over, too: it is not, for whoever gets them.
         self._back = np.concatenate([*self._undo.undo(taken), self._back])
+
+    def progress(self, mark: Any) -> Any:
+        return {"at": self._at, "back": self._back} if mark[0] == self._key else self.state()
+
+    def advance(self, index: Index, progress: Any) -> None:
+        if "epoch" in progress:  # another one than before
+            self.load(progress)
+        else:
+            self._at, self._back = int(progress["at"]), np.array(progress["back"], np.int64)
 
     def state(self) -> dict[str, Any]:
         out: dict[str, Any] = {"epoch": [self._key, self._first, self._rows, self._at]}
