@@ -11,8 +11,9 @@ __all__ = ["TrajectoryCache"]
 
 
 class TrajectoryCache:
-    """The trajectories that were added to a `TrajectoryReplayBuffer`, or read from it, last: reading
-    one of them gathers no rows. First in, first out; holds references, copies nothing. Thread-safe.
+    """The trajectories that were added to a `TrajectoryReplayBuffer`, or read from it, last, so
+    that reading one of them gathers no rows. First in, first out; holds references, copies nothing.
+    Thread-safe.
 
     (RLinf's cache is what makes its `sample` fast, because that loads whole files. Here `sample`
     reads single rows where they lie, so a cache of trajectories could only slow it down.)

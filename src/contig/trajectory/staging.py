@@ -40,7 +40,7 @@ class Blocks:
         an array in it is left."""
         memory = self._find(nbytes)
         # Arrays in the block refer to this one, and not to its memory, for that is no array.
-        block: Array = np.frombuffer(memoryview(memory), np.uint8)
+        block: Array = np.frombuffer(memory.data, np.uint8)
         weakref.finalize(block, self._keep, memory).atexit = False
         return block
 

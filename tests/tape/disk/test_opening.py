@@ -21,7 +21,7 @@ from contig import DiskStorage, LayoutError, LazyTensorStorage, ReplayBuffer, Sh
 from tests.tape.disk import stored
 from tests.tape.disk.test_faults import ROOT, check, fill, make, run
 
-# -- what was emptied -------------------------------------------------------------------------------
+# -- what was emptied ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fields", [None, {"level": np.int64(0)}], ids=["plain", "fields"])
@@ -40,8 +40,8 @@ def test_a_storage_that_was_emptied(tmp_path: Path, fields: Any) -> None:
         again = ReplayBuffer(storage)
         again.extend(rows(10))
         assert again[:]["x"].tolist() == list(range(10, 16))
-    for make in (LazyTensorStorage, SharedStorage):
-        other = ReplayBuffer(make(16, fields=fields))
+    for kind in (LazyTensorStorage, SharedStorage):
+        other = ReplayBuffer(kind(16, fields=fields))
         other.load(tmp_path / "saved")
         other.extend(rows(20))
         assert other[:]["x"].tolist() == list(range(20, 26))
