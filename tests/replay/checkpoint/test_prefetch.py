@@ -219,9 +219,9 @@ class Impatient(RateLimiter):
 
     gave_up = 0
 
-    def await_sample(self, storage: Any, rows: int, go_on: Any = lambda: None) -> None:
+    def await_sample(self, *args: Any, **options: Any) -> None:
         try:
-            super().await_sample(storage, rows, go_on)
+            super().await_sample(*args, **options)
         except contig.RateLimitError:
             self.gave_up += 1
             raise
