@@ -74,7 +74,10 @@ def test_value_network_is_another_name_of_value_net() -> None:
 
 
 def test_names_that_only_torchrl_has() -> None:
-    for name, instead in (("DistributedSyncCollector", "RayCollector"), ("ListStorage", "Lazy")):
+    for name, instead in (
+        ("DistributedSyncDataCollector", "DistributedSyncCollector"),
+        ("ListStorage", "Lazy"),
+    ):
         with pytest.raises(ImportError, match=f"contig has no {name}: use .*{instead}"):
             exec(f"from contig import {name}")
     assert not hasattr(contig, "nothing_of_the_kind")

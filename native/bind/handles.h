@@ -99,43 +99,59 @@ struct TapeHandle {
 // How often this process or one of its ancestors was forked.
 uint64_t forks();
 
-// A view belongs to one thread at a time. What it has to take in is mostly little, and done with
-// the GIL; a call that turns out to be long goes on without it, while other threads wait.
-class ViewHandle {
+// Calls of one object that may go on without the GIL, by one thread at a time.
+class Turns {
  public:
-  explicit ViewHandle(TapeHandle& tape) : view_(tape.tape), forks_(forks()) {}
-
-  // Runs `f(view)`, which must touch nothing of Python's.
-  template <class F>
-  auto call(F f) const {
+  // This thread's turn: waits, without the GIL, while another thread has it.
+  std::unique_lock<std::mutex> take() {
     std::unique_lock<std::mutex> turn(mutex_, std::try_to_lock);
-    if (!turn.owns_lock()) wait(&turn);
-    std::optional<NoGil> no_gil;
-    struct Patience {
-      View& view;
-      ~Patience() { view.set_patience(~uint64_t{0}, nullptr, nullptr); }
-    } patience{view_};
-    view_.set_patience(view_.work() + kKeepGilWork, &let_go, &no_gil);
-    return f(view_);
-  }
-
- private:
-  // Entries, of which one takes some 20 ns.
-  static constexpr uint64_t kKeepGilWork = 20000;
-
-  static void let_go(void* no_gil) { static_cast<std::optional<NoGil>*>(no_gil)->emplace(); }
-
-  void wait(std::unique_lock<std::mutex>* turn) const {
+    if (turn.owns_lock()) return turn;
     if (forks_ != forks())  // whoever had the turn is not in this process
       throw std::runtime_error(
           "this process was forked while another thread drew from the storage: attach to it anew");
     const NoGil no_gil;
-    turn->lock();
+    turn.lock();
+    return turn;
   }
 
-  mutable View view_;
-  mutable std::mutex mutex_;
-  const uint64_t forks_;
+ private:
+  std::mutex mutex_;
+  const uint64_t forks_ = forks();
+};
+
+// Entries of an index, or leaves of a tree, that are worked on with the GIL: one takes 20 ns.
+constexpr uint64_t kKeepGilWork = 20000;
+
+// A view belongs to one thread at a time. What it has to take in is mostly little, and done with
+// the GIL; a call that turns out to be long goes on without it, while other threads wait.
+class ViewHandle {
+ public:
+  explicit ViewHandle(TapeHandle& tape) : view_(std::make_unique<View>(tape.tape)) {}
+  ~ViewHandle() {
+    const NoGil no_gil(view_->work() > kKeepGilWork);
+    view_.reset();  // before the GIL is back
+  }
+  ViewHandle(const ViewHandle&) = delete;
+  ViewHandle& operator=(const ViewHandle&) = delete;
+
+  // Runs `f(view)`, which must touch nothing of Python's.
+  template <class F>
+  auto call(F f) const {
+    const auto turn = turns_.take();
+    std::optional<NoGil> no_gil;
+    struct Patience {
+      View& view;
+      ~Patience() { view.set_patience(~uint64_t{0}, nullptr, nullptr); }
+    } patience{*view_};
+    view_->set_patience(view_->work() + kKeepGilWork, &let_go, &no_gil);
+    return f(*view_);
+  }
+
+ private:
+  static void let_go(void* no_gil) { static_cast<std::optional<NoGil>*>(no_gil)->emplace(); }
+
+  std::unique_ptr<View> view_;
+  mutable Turns turns_;
 };
 
 // A window as Python has it: a tuple of its bounds, or None.
@@ -297,7 +313,8 @@ class WriterHandle {
   std::atomic<bool> busy_{false};
 };
 
-// A sum tree over an array of zeros that Python owns; its first `n` values are the leaves.
+// A sum tree over an array of zeros that Python owns; its first `n` values are the leaves. Belongs
+// to one thread at a time; others wait for it.
 class SumTree {
  public:
   SumTree(size_t n, Doubles nodes) : shape_(n), nodes_(nodes) {
@@ -307,7 +324,14 @@ class SumTree {
     tree_clear(tree());
   }
   static size_t size(size_t n) { return TreeShape(n).total; }
-  Tree tree() const { return {shape_, nodes_.data()}; }
+  // Runs `f(tree)`, which must touch nothing of Python's; without the GIL, if it works on many
+  // leaves.
+  template <class F>
+  auto call(uint64_t leaves, F f) const {
+    const auto turn = turns_.take();
+    const NoGil no_gil(leaves > kKeepGilWork);
+    return f(tree());
+  }
   void update(Seqs leaves, Reals values);
   nb::tuple prioritize(Seqs seqs, Reals priorities, int64_t tail, int64_t head, double alpha,
                        double eps);
@@ -318,9 +342,11 @@ class SumTree {
   nb::object weights(Seqs seqs, uint64_t head, double beta) const;
 
  private:
+  Tree tree() const { return {shape_, nodes_.data()}; }
   std::vector<int64_t> draw_rows(State& rng, size_t n, uint64_t head) const;
   TreeShape shape_;
   Doubles nodes_;
+  mutable Turns turns_;
 };
 
 // Columns of n rows each, and the (offset, bytes) of their leaves in a record.

@@ -52,10 +52,15 @@ nb::object to_array(const std::vector<float>& values) {
 void SumTree::update(Seqs leaves, Reals values) {
   if (leaves.shape(0) != values.shape(0))
     throw std::invalid_argument("SumTree.update: as many values as leaves");
-  for (size_t i = 0; i < leaves.shape(0); ++i)
-    if (leaves.data()[i] < 0 || static_cast<size_t>(leaves.data()[i]) >= shape_.n_leaves)
-      throw std::out_of_range("SumTree.update: leaf out of range");
-  tree_update(tree(), leaves.data(), values.data(), leaves.shape(0));
+  const size_t n = leaves.shape(0);
+  const int64_t* data = leaves.data();
+  const double* value = values.data();
+  call(n, [&](const Tree& tree) {
+    for (size_t i = 0; i < n; ++i)
+      if (data[i] < 0 || static_cast<size_t>(data[i]) >= shape_.n_leaves)
+        throw std::out_of_range("SumTree.update: leaf out of range");
+    tree_update(tree, data, value, n);
+  });
 }
 
 nb::tuple SumTree::prioritize(Seqs seqs, Reals priorities, int64_t tail, int64_t head, double alpha,
@@ -64,21 +69,27 @@ nb::tuple SumTree::prioritize(Seqs seqs, Reals priorities, int64_t tail, int64_t
     throw std::invalid_argument("SumTree.prioritize: as many priorities as seqs");
   // A ring of n leaves holds the last n rows at most.
   tail = std::max<int64_t>({tail, 0, head - static_cast<int64_t>(shape_.n_leaves)});
-  const PriorityUpdate r = tree_prioritize(tree(), seqs.data(), priorities.data(), seqs.shape(0),
-                                           tail, head, alpha, eps);
+  const PriorityUpdate r = call(seqs.shape(0), [&](const Tree& tree) {
+    return tree_prioritize(tree, seqs.data(), priorities.data(), seqs.shape(0), tail, head, alpha,
+                           eps);
+  });
   return nb::make_tuple(r.bad, r.stale, r.largest);
 }
 
-void SumTree::fill(uint64_t from, uint64_t to, double value) { tree_fill(tree(), from, to, value); }
+void SumTree::fill(uint64_t from, uint64_t to, double value) {
+  call(to > from ? to - from : 0, [&](const Tree& tree) { tree_fill(tree, from, to, value); });
+}
 
 std::vector<int64_t> SumTree::draw_rows(State& rng, size_t n, uint64_t head) const {
   Rng r = rng_of(rng);
-  std::vector<double> u(n);
-  for (double& x : u) x = r.unit();
-  std::vector<int64_t> out(n);
-  tree_draw(tree(), u.data(), out.data(), n, head % shape_.n_leaves);
-  newest_rows(out.data(), n, head, shape_.n_leaves);
-  return out;
+  return call(n, [&](const Tree& tree) {
+    std::vector<double> u(n);
+    for (double& x : u) x = r.unit();
+    std::vector<int64_t> out(n);
+    tree_draw(tree, u.data(), out.data(), n, head % shape_.n_leaves);
+    newest_rows(out.data(), n, head, shape_.n_leaves);
+    return out;
+  });
 }
 
 nb::object SumTree::draw(State rng, size_t n, uint64_t head) const {
@@ -88,19 +99,22 @@ nb::object SumTree::draw(State rng, size_t n, uint64_t head) const {
 nb::tuple SumTree::draw_weighted(State rng, size_t n, uint64_t head, double beta) const {
   const std::vector<int64_t> seqs = draw_rows(rng, n, head);
   std::vector<float> weights(n);
-  tree_weights(tree(), seqs.data(), weights.data(), n, head, beta);
+  call(n,
+       [&](const Tree& tree) { tree_weights(tree, seqs.data(), weights.data(), n, head, beta); });
   return nb::make_tuple(to_array(seqs), to_array(weights));
 }
 
 nb::object SumTree::weights(Seqs seqs, uint64_t head, double beta) const {
   std::vector<float> out(seqs.shape(0));
-  tree_weights(tree(), seqs.data(), out.data(), out.size(), head, beta);
+  call(out.size(), [&](const Tree& tree) {
+    tree_weights(tree, seqs.data(), out.data(), out.size(), head, beta);
+  });
   return to_array(out);
 }
 
 nb::object SumTree::at(Reals u) const {
   std::vector<int64_t> out(u.shape(0));
-  tree_draw(tree(), u.data(), out.data(), out.size());
+  call(out.size(), [&](const Tree& tree) { tree_draw(tree, u.data(), out.data(), out.size()); });
   return to_array(out);
 }
 
@@ -293,8 +307,12 @@ void bind_kernels(nb::module_& m) {
   nb::class_<SumTree>(m, "SumTree")
       .def(nb::init<size_t, Doubles>(), nb::arg("n"), nb::arg("nodes").noconvert())
       .def_static("size", &SumTree::size)
-      .def_prop_ro("total", [](const SumTree& t) { return t.tree().total(); })
-      .def_prop_ro("least", [](const SumTree& t) { return t.tree().least(); })
+      .def_prop_ro(
+          "total",
+          [](const SumTree& t) { return t.call(0, [](const Tree& tree) { return tree.total(); }); })
+      .def_prop_ro(
+          "least",
+          [](const SumTree& t) { return t.call(0, [](const Tree& tree) { return tree.least(); }); })
       .def("update", &SumTree::update, nb::arg("leaves").noconvert(), nb::arg("values").noconvert())
       .def("prioritize", &SumTree::prioritize, nb::arg("seqs").noconvert(),
            nb::arg("priorities").noconvert(), nb::arg("tail"), nb::arg("head"), nb::arg("alpha"),

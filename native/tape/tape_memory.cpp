@@ -30,7 +30,8 @@ uint64_t page_for(uint64_t bytes) { return bytes < kLargePage ? kPage : kLargePa
 void size_file(int fd, uint64_t bytes) {
 #if defined(__linux__)
   if (fd >= 0 && ftruncate(fd, static_cast<off_t>(round_up(bytes, kPage))) != 0)
-    throw NoSpace(std::string("cannot size the tape's file: ") + std::strerror(errno));
+    throw NoSpace(std::string("cannot size the tape's file: ") + std::strerror(errno) +
+                  "; use a smaller capacity or a larger /dev/shm");
 #else
   (void)fd, (void)bytes;
 #endif
@@ -161,7 +162,8 @@ bool Tape::publish(const char* schema, uint64_t schema_bytes, uint64_t record_si
     allocate(h_->schema_offset, schema_bytes, "the schema");
     if (pwrite(file_.number(), schema, schema_bytes, static_cast<off_t>(h_->schema_offset)) !=
         static_cast<ssize_t>(schema_bytes))
-      throw NoSpace(std::string("cannot write the tape's schema: ") + std::strerror(errno));
+      throw NoSpace(std::string("cannot write the tape's schema: ") + std::strerror(errno) +
+                    "; use a larger /dev/shm");
   }
 #endif
   (void)schema;
@@ -302,15 +304,14 @@ uint64_t Tape::next_stamp(uint64_t number) const {
 void Tape::map_chunks(uint64_t from, uint64_t to) {
   uint64_t mapped = h_->mapped_index.load(relaxed);
   while (mapped < to) {
-    // The first place that no chunk of a live entry has.
+    // The first place that no chunk of a live entry has. An index that is restored without entries
+    // may have no memory yet: its first place gets some with the next append.
     const uint64_t chunk = mapped >> chunk_shift_;
-    std::vector<bool> taken(h_->reserved_chunks.load(relaxed), false);
+    std::vector<bool> taken(std::max<uint64_t>(h_->reserved_chunks.load(relaxed), 1), false);
     for (uint64_t live = from >> chunk_shift_; live < chunk; ++live)
       if (const uint64_t place = place_of(live); place < taken.size()) taken[place] = true;
     const auto place = std::find(taken.begin(), taken.end(), false);
-    // An empty index has no chunk yet; the one that its next entry needs will be the first.
-    if (place == taken.end() && !taken.empty())
-      throw Damaged("the index has no room where it should");
+    if (place == taken.end()) throw Damaged("the index has no room where it should");
     map_[slot_of_chunk(chunk)].store(static_cast<uint64_t>(place - taken.begin()), release);
     mapped = (chunk + 1) << chunk_shift_;
     h_->mapped_index.store(mapped, release);

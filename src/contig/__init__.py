@@ -120,7 +120,13 @@ _WHERE = {
         "TensorDictPrimer",
         "VectorEnv",
     ),
-    "contig.cluster": ("DistributedCollector", "RayChannel", "RayCollector", "RayReplayBuffer"),
+    "contig.cluster": (
+        "DistributedCollector",
+        "DistributedSyncCollector",
+        "RayChannel",
+        "RayCollector",
+        "RayReplayBuffer",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 # Names whose modules import a library that may be missing: the module, or the name.
@@ -136,6 +142,7 @@ if TYPE_CHECKING:
     from .client import SharedClient as SharedClient
     from .client import TcpClient as TcpClient
     from .cluster import DistributedCollector as DistributedCollector
+    from .cluster import DistributedSyncCollector as DistributedSyncCollector
     from .cluster import RayChannel as RayChannel
     from .cluster import RayCollector as RayCollector
     from .cluster import RayReplayBuffer as RayReplayBuffer

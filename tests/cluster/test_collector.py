@@ -237,6 +237,30 @@ def test_names() -> None:
     import contig
 
     assert contig.DistributedCollector is contig.RayCollector
+    assert issubclass(contig.DistributedSyncCollector, contig.RayCollector)
+
+
+def test_a_distributed_sync_collector_waits_for_all_of_its_actors() -> None:
+    from contig import DistributedSyncCollector
+
+    options: dict[str, Any] = {"frames_per_batch": 20, "total_frames": 60, "seed": 0}
+    with DistributedSyncCollector([make_steps] * 2, num_cpus=0.2, **options) as collector:
+        found = list(collector)
+    with MultiCollector([make_steps] * 2, sync=True, **options) as collector:
+        for ours, theirs in zip(found, collector, strict=True):
+            assert ours.shape == theirs.shape == (2, 10)
+            assert (ours["observation"] == theirs["observation"]).all()
+    buffer = ReplayBuffer(LazyTensorStorage(100), SliceSampler(slice_len=2), batch_size=8)
+    with DistributedSyncCollector(
+        [make_steps], sync=True, replay_buffer=buffer, num_cpus=0.2, **options
+    ) as collector:
+        list(collector)
+    check_storage(buffer.storage)
+    assert len(buffer) == 60
+    with pytest.raises(ValueError, match=r"use RayCollector\(..., sync=False\)"):
+        DistributedSyncCollector([make_steps], sync=False, **options)
+    with pytest.raises(TypeError, match="no argument 'frames'"):
+        DistributedSyncCollector([make_steps], frames=3, **options)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {

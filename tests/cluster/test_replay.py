@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import ray
 
 from contig import (
     EmptyBufferError,
+    LazyTensorStorage,
     PrioritizedSampler,
     RayReplayBuffer,
+    ReplayBuffer,
     SamplerWithoutReplacement,
     SharedStorage,
     SliceSampler,
@@ -233,6 +236,33 @@ def test_made_by_a_function(cluster: Any) -> None:
         assert (stats.rows, stats.rows_written, stats.trajectories) == (300, 400, 40)
         buffer.empty()
         assert len(buffer) == 0
+
+
+def test_a_batch_size_that_the_sampler_cannot_make(cluster: Any) -> None:
+    """When the buffer is made, and not at the first sample; as in ReplayBuffer."""
+    sampler = SliceSampler(slice_len=8)
+    with pytest.raises(ValueError) as here:
+        ReplayBuffer(LazyTensorStorage(10), sampler, batch_size=12)
+    with pytest.raises(ValueError) as elsewhere:
+        RayReplayBuffer(1, 1000, sampler, batch_size=12)
+    assert str(elsewhere.value) == str(here.value)
+
+
+def test_how_long_a_sample_waits_for_a_feeder(cluster: Any) -> None:
+    with RayReplayBuffer(1, 1000, batch_size=4, sample_timeout_s=0.2) as buffer:
+        end = buffer.feed(lambda: None)
+        with pytest.raises(EmptyBufferError, match=r"after 0\.2 s"):
+            buffer.sample()
+        end()
+    with RayReplayBuffer(1, 1000, batch_size=4, sample_timeout_s=None) as buffer:
+        assert buffer.sample_timeout_s == 60.0
+        end = buffer.feed(lambda: None)
+        writing = threading.Timer(
+            0.3, lambda: buffer.extend_trajectory(trajectory(1, 0, 10), terminated=True)
+        )
+        writing.start()
+        assert len(buffer.sample()) == 4
+        end()
 
 
 @ray.remote(num_cpus=0)

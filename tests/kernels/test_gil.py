@@ -154,3 +154,52 @@ def test_the_index_is_read_and_shuffled_without_it(
     assert other.runs_during(many_runs.tape.read_index)
     assert other.runs_during(lambda: _native.permute(1, 200_000, 0, 200_000))
     assert sorted(_native.permute(1, 200_000, 0, 200_000)) == list(range(200_000))
+
+
+def test_priorities_of_many_rows_are_set_without_it(other: OtherThread) -> None:
+    n = 400_000
+    tree = _native.SumTree(n, np.zeros(_native.SumTree.size(n)))
+    assert other.runs_during(lambda: tree.fill(0, n, 1.0))
+    leaves, values = np.arange(n), np.full(n, 2.0)
+    assert other.runs_during(lambda: tree.update(leaves, values))
+    assert tree.total == 2.0 * n
+    tree.fill(0, n // 2, 0.0)
+    drawn = tree.at(np.random.default_rng(0).random(n))
+    assert drawn.min() >= n // 2
+    assert other.runs_during(lambda: tree.at(np.full(n, 0.5)))
+
+
+def test_two_threads_may_change_priorities_at_once() -> None:
+    """They take turns, whoever has the interpreter's lock: the sums are those of the leaves."""
+    n = 100_000
+    tree = _native.SumTree(n, np.zeros(_native.SumTree.size(n)))
+    whole = np.arange(n)
+
+    def change(number: int) -> None:
+        for turn in range(10):
+            tree.fill(0, n, 1.0 + number)
+            tree.update(whole, np.full(n, 1.0 + turn))
+
+    threads = [threading.Thread(target=change, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert tree.total == 10.0 * n
+    assert tree.least == 10.0
+
+
+def test_a_view_of_many_runs_is_forgotten_without_it(
+    other: OtherThread, many_runs: LazyTensorStorage
+) -> None:
+    views = [_native.View(many_runs.tape) for _ in range(20)]
+    for view in views:
+        view.refresh()
+    del view
+
+    def forget() -> None:
+        if views:
+            views.pop()
+
+    assert other.runs_during(forget)

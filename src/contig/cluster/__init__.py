@@ -12,7 +12,7 @@ from ..lazy import lazy_names
 _WHERE = {
     "channel": ("RayChannel",),
     "client": ("ShardClient", "ShardProducer"),
-    "collector": ("DistributedCollector", "RayCollector"),
+    "collector": ("DistributedCollector", "DistributedSyncCollector", "RayCollector"),
     "replay": ("RayReplayBuffer",),
     "statistics": ("RayBufferStats",),
 }
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .client import ShardClient as ShardClient
     from .client import ShardProducer as ShardProducer
     from .collector import DistributedCollector as DistributedCollector
+    from .collector import DistributedSyncCollector as DistributedSyncCollector
     from .collector import RayCollector as RayCollector
     from .replay import RayReplayBuffer as RayReplayBuffer
     from .statistics import RayBufferStats as RayBufferStats

@@ -22,7 +22,7 @@ from .actor_handle import Actors
 from .actor_options import ActorOptions
 from .engine import need_cluster
 
-__all__ = ["DistributedCollector", "RayCollector"]
+__all__ = ["DistributedCollector", "DistributedSyncCollector", "RayCollector"]
 
 
 class CollectionOptions(TypedDict, total=False):
@@ -128,6 +128,26 @@ class RayCollector(WorkersCollector):
 
 
 DistributedCollector = RayCollector
+
+
+class DistributedSyncCollector(RayCollector):
+    """A RayCollector that waits for all of its actors: each batch has rows of every one.
+
+    Args:
+        envs, policy: as in RayCollector.
+        sync: True; a collector that takes batches as they come is a RayCollector.
+        options: the other arguments of RayCollector.
+    """
+
+    def __init__(
+        self, envs: Sequence[Any], policy: Any = None, *, sync: bool = True, **options: Any
+    ) -> None:
+        if not sync:
+            raise ValueError(
+                "sync: expected True, for this collector waits for all of its actors; use "
+                "RayCollector(..., sync=False)"
+            )
+        super().__init__(envs, policy, **options)
 
 
 def _spec_of(policy: Any, frames: int, options: CollectionOptions) -> CollectionSpec:

@@ -138,7 +138,7 @@ class RayReplayBuffer(ShardedWrites, Samples[Out_co]):
         world_size: int = 1,
         output: str = "numpy",
         device: Any = None,
-        sample_timeout_s: float = 60.0,
+        sample_timeout_s: float | None = None,
         name: str | None = None,
         num_cpus: float = 0,
     ) -> None:
@@ -146,8 +146,13 @@ class RayReplayBuffer(ShardedWrites, Samples[Out_co]):
         self.sampler = RandomSampler() if sampler is None else sampler
         check_kind("sampler", self.sampler, Sampler, "give a sampler such as RandomSampler()")
         batch_size = self.sampler.batch_size if batch_size is None else batch_size
-        self.batch_size = None if batch_size is None else whole("batch_size", batch_size, 1, "rows")
-        self.sample_timeout_s = seconds("sample_timeout_s", sample_timeout_s)
+        if batch_size is not None:
+            batch_size = whole("batch_size", batch_size, 1, "rows")
+            self.sampler.request(batch_size)  # raises if it does not fit
+        self.batch_size = batch_size
+        self.sample_timeout_s = seconds(
+            "sample_timeout_s", 60.0 if sample_timeout_s is None else sample_timeout_s
+        )
         prefetch = whole("prefetch", prefetch, 0, "a number of batches")
         self.rank, self.world_size = ranks(rank, world_size)
         self.output, self._output = output, to_output(output, device)

@@ -59,6 +59,7 @@ log = logging.getLogger("contig.replay")
 # 4: linked rows whose observations are stored once. 5: the same of rows in memory.
 FORMAT = 5
 _CHUNK_BYTES = 16 << 20
+_VERIFIED_BYTES = 1 << 20  # giving larger pieces back holds the interpreter's lock for milliseconds
 
 
 class Saveable(Protocol):
@@ -174,9 +175,12 @@ def _try_rows(storage: Storage, out: FilesWithSums) -> dict[str, Any]:
     else:
         tails = [int(storage.tape.snapshot()[1])]
     tail = min(max(tails), head)
-    out.write("index.bin", [entries.compress(ends > tail).view(np.uint8).data])
+    is_saved = ends > tail
+    if not is_saved.all():
+        entries = entries.compress(is_saved)
+    out.write("index.bin", [entries.view(np.uint8).data])
     if fields is not None:
-        out.write("fields.bin", [np.ascontiguousarray(fields[ends > tail]).reshape(-1).data])
+        out.write("fields.bin", [np.ascontiguousarray(fields[is_saved]).reshape(-1).data])
     return {
         "layout": schema.layout.to_json(),
         **more,
@@ -382,7 +386,7 @@ def verify(path: Path, sums: dict[str, list[int]]) -> None:
     for name, (size, crc) in sums.items():
         found = found_crc = 0
         try:
-            for piece in files.read_pieces(path / name, _CHUNK_BYTES):
+            for piece in files.read_pieces(path / name, _VERIFIED_BYTES):
                 found += len(piece)
                 found_crc = zlib.crc32(piece, found_crc)
         except FileNotFoundError:

@@ -62,6 +62,6 @@ class ShardOptions(TypedDict, total=False):
     rank: int
     world_size: int
     device: Any
-    sample_timeout_s: float
+    sample_timeout_s: float | None
     name: str | None
     num_cpus: float

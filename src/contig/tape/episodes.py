@@ -34,6 +34,7 @@ EPISODE = np.dtype(
 
 
 _TRIES = 100
+_PART = 1 << 14  # trajectories
 
 
 class IndexTable(NamedTuple):
@@ -45,7 +46,10 @@ class IndexTable(NamedTuple):
 
     def by_number(self) -> np.ndarray[Any, Any]:
         """The entries as they are in the index."""
-        return self.entries.take(np.argsort(self.entries["number"]))
+        numbers = self.entries["number"]
+        if (numbers[1:] > numbers[:-1]).all():
+            return self.entries
+        return self.entries.take(np.argsort(numbers))
 
     def episodes(self) -> np.ndarray[Any, Any]:
         """One row per trajectory, in the order in which they began."""
@@ -53,10 +57,21 @@ class IndexTable(NamedTuple):
             return np.empty(0, EPISODE)
         ordinal = self.entries["ordinal"]
         starts = np.flatnonzero(np.r_[True, ordinal[1:] != ordinal[:-1]])
-        start = self.entries.take(starts)
-        last = self.entries.take(self.lasts())
+        lasts = self.lasts()
+        out = np.empty(len(starts), EPISODE)
+        # In parts: large arrays are given back to the system with the interpreter's lock held.
+        for at in range(0, len(out), _PART):
+            part = slice(at, at + _PART)
+            self._describe(
+                self.entries.take(starts[part]), self.entries.take(lasts[part]), out[part]
+            )
+        return out
+
+    def _describe(
+        self, start: np.ndarray[Any, Any], last: np.ndarray[Any, Any], out: np.ndarray[Any, Any]
+    ) -> None:
+        """Fills rows of `episodes` in from the first and last runs of trajectories."""
         cut = np.maximum(self.tail - start["first"], 0)
-        out = np.empty(len(start), EPISODE)
         out["id"] = start["ordinal"]
         out["traj_id"] = start["traj_id"]
         out["first"] = start["first"] + cut
@@ -70,11 +85,10 @@ class IndexTable(NamedTuple):
         out["writer"] = start["writer"]
         out["policy_version"] = last["version"]
         out["time"] = last["time_ns"] / 1e9
-        return out
 
     def last_runs(self) -> np.ndarray[Any, Any]:
         """The number of each trajectory's newest run, in the order of `episodes`."""
-        return np.ascontiguousarray(self.entries.take(self.lasts())["number"])
+        return self.entries["number"].take(self.lasts())
 
     def lasts(self) -> np.ndarray[Any, Any]:
         """The places of these runs among the entries."""
@@ -127,11 +141,22 @@ def read_index(tape: Any) -> IndexTable:
     for _ in range(_TRIES):
         flat, head, tail = tape.read_index()
         entries = flat.view(ENTRY)
-        entries = entries.compress(ends_of(entries) > tail)
+        is_stored = ends_of(entries) > tail
+        if not is_stored.all():
+            entries = entries.compress(is_stored)
         if len(entries) or not _has_rows(tape):
             break
-    order = np.lexsort((entries["number"], entries["ordinal"]))
-    return IndexTable(entries.take(order), head, tail)
+    if not _is_sorted(entries):
+        entries = entries.take(np.lexsort((entries["number"], entries["ordinal"])))
+    return IndexTable(entries, head, tail)
+
+
+def _is_sorted(entries: np.ndarray[Any, Any]) -> bool:
+    """Whether runs are in the order of an IndexTable: those of one writer always are, and copying
+    them would take longer than finding out."""
+    ordinals, numbers = entries["ordinal"], entries["number"]
+    new, same = ordinals[1:] > ordinals[:-1], ordinals[1:] == ordinals[:-1]
+    return bool((new | (same & (numbers[1:] > numbers[:-1]))).all())
 
 
 def _has_rows(tape: Any) -> bool:

@@ -8,6 +8,7 @@ on it; whoever can get an exclusive one knows that nobody is left and may unlink
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import sys
@@ -21,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .. import _native
-from ..errors import ClosedError
+from ..errors import ClosedError, StorageFull
 
 if sys.platform == "linux":
     import fcntl
@@ -82,11 +83,19 @@ class Segment:
             nbytes: what is mapped at first.
             form: writes the header into that memory.
             reserve: bytes to have memory for at once.
+
+        Raises:
+            StorageFull: there is no memory for it.
         """
         fd = -1
         if sys.platform == "linux":
-            fd = os.memfd_create("contig", os.MFD_CLOEXEC)
-            _size(fd, nbytes, reserve)
+            with _needs_room(reserve):
+                fd = os.memfd_create("contig", os.MFD_CLOEXEC)
+                try:
+                    _size(fd, nbytes, reserve)
+                except BaseException:
+                    os.close(fd)
+                    raise
         segment = Segment(fd, nbytes)
         form(segment.control)
         return segment
@@ -98,7 +107,11 @@ class Segment:
 
     @staticmethod
     def named(name: str | None, nbytes: int, form: Form, reserve: int) -> tuple[Segment, bool]:
-        """Creates a named segment, or attaches to the one there; says whether it created it."""
+        """Creates a named segment, or attaches to the one there; says whether it created it.
+
+        Raises:
+            StorageFull: there is no memory for it; nothing is left of it.
+        """
         _need_sharing()
         reap_once()
         name = uuid.uuid4().hex[:16] if name is None else _checked(name)
@@ -107,7 +120,8 @@ class Segment:
                 return Segment.attach(name), False
             except FileNotFoundError:
                 pass
-            segment = _create(name, nbytes, form, reserve)
+            with _needs_room(reserve):
+                segment = _create(name, nbytes, form, reserve)
             if segment is not None:
                 return segment, True
 
@@ -166,6 +180,21 @@ def _path(name: str) -> Path:
 def _reopened(fd: int) -> int:
     """Another description of the same open file."""
     return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+
+
+@contextmanager
+def _needs_room(nbytes: int) -> Iterator[None]:
+    """Makes a system without memory, or a full /dev/shm, a StorageFull."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
+            raise
+        raise StorageFull(
+            error.errno,
+            f"cannot reserve {nbytes:,} bytes of shared memory: {os.strerror(error.errno)}; "
+            "nothing was made. Use a smaller capacity or a larger /dev/shm.",
+        ) from error
 
 
 def _size(fd: int, nbytes: int, reserve: int) -> None:

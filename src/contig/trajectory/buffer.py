@@ -37,9 +37,9 @@ class TrajectoryReplayBuffer:
 
     Args:
         seed: of its own random numbers; None: fresh ones.
-        enable_cache, cache_size: whether, and how many, trajectories that `read_trajectory` gave
-            stay in memory, for reading them again. `sample` does not use them: it reads the rows
-            that it draws, and no whole trajectories.
+        enable_cache, cache_size: whether, and how many, trajectories stay whole in memory, for
+            `read_trajectory`: those that were added or read last. `sample` does not use them: it
+            reads the rows that it draws, and no whole trajectories.
         sample_window_size: how many trajectories to sample from, the newest; 0: all.
         auto_save: keep rows in a directory; else the window is kept in memory.
         auto_save_path: that directory. An existing one is opened with what it holds.
@@ -104,6 +104,7 @@ class TrajectoryReplayBuffer:
             parse_optional(optional),
             self.auto_save_path,
             max_bytes,
+            self.cache,
             demos=self._demos,
             seed=seed,
             prefetch=prefetch,
@@ -204,7 +205,8 @@ class TrajectoryReplayBuffer:
         return self._settled().came >= min_size
 
     def get_stats(self) -> dict[str, float]:
-        """Counters, by name."""
+        """Counters, by name. `cache_size` is how many trajectories the cache has: at most as many
+        as the `cache_size` that the buffer was made with."""
         window = self._settled().drawable()
         return {
             "num_trajectories": len(self),
@@ -227,7 +229,7 @@ class TrajectoryReplayBuffer:
         if entry is None:
             raise KeyError(f"no trajectory {trajectory_id} is stored")
         found = None if self.cache is None else self.cache.get(trajectory_id)
-        if found is not None and found[0] == entry:  # ids begin again after `clear`
+        if found is not None and found[0].uuid == entry.uuid:  # ids begin again after `clear`
             batch = found[1]
         else:
             batch = rows.gather(entry)

@@ -11,8 +11,9 @@ __all__ = ["TrajectoryCache"]
 
 
 class TrajectoryCache:
-    """What `TrajectoryReplayBuffer.read_trajectory` read last, so that reading it again does not
-    gather its rows again. First in, first out; holds references, copies nothing. Thread-safe.
+    """The trajectories that were added to a `TrajectoryReplayBuffer`, or read from it, last, so
+    that reading one of them gathers no rows. First in, first out; holds references, copies nothing.
+    Thread-safe.
 
     (RLinf's cache is what makes its `sample` fast, because that loads whole files. Here `sample`
     reads single rows where they lie, so a cache of trajectories could only slow it down.)
@@ -36,6 +37,16 @@ class TrajectoryCache:
     def get(self, trajectory_id: int) -> Any | None:
         """The trajectory, or None if it is not here."""
         return self._items.get(trajectory_id)
+
+    def remove(self, trajectory_id: int) -> None:
+        """Forgets a trajectory, if it is here."""
+        with self._lock:
+            self._items.pop(trajectory_id, None)
+
+    def items(self) -> list[tuple[int, Any]]:
+        """The ids and trajectories that are here, in the order of coming in."""
+        with self._lock:
+            return list(self._items.items())
 
     def clear(self) -> None:
         """Forgets every trajectory."""

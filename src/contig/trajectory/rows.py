@@ -29,6 +29,8 @@ from ..tape.disk import DiskStorage
 from ..tape.disk.extents import row_stride
 from ..tape.fields import fields_layout
 from ..tape.writer import extend_grid
+from ..tree import Nested
+from .cache import TrajectoryCache
 from .contents import Contents
 from .entry import TrajectoryEntry, entries_in, field_values, fields_for
 from .folder import has_rows
@@ -36,7 +38,7 @@ from .mixing import MixedRows
 from .record import NOT_OURS, Optional, Record
 from .source import OpenedDirectory
 from .staging import Blocks, Staging
-from .trajectory import Array, Flat
+from .trajectory import Flat
 
 __all__ = ["TrajectoryRows"]
 
@@ -55,6 +57,7 @@ class TrajectoryRows(MixedRows):
         optional: fields that may be missing.
         path: the directory, which is made with the first trajectory; None: memory.
         max_bytes: of rows to keep there.
+        cache: gets what is added: by id, the entry and the tree of rows; None: nothing does.
         more: of MixedRows.
 
     Attributes:
@@ -73,12 +76,14 @@ class TrajectoryRows(MixedRows):
         optional: Optional,
         path: Path | None = None,
         max_bytes: int | None = None,
+        cache: TrajectoryCache | None = None,
         **more: Any,
     ) -> None:
         self._recent = WindowSampler(last_trajectories=window or _ALL, max_staleness=max_staleness)
         super().__init__(LazyTensorStorage(_LEAST_ROWS), self._recent, **more)
         self._window, self._optional = window, optional
         self._path, self._max_bytes = path, max_bytes
+        self._cache = cache
         self._staging = Staging(self._store)
         self._blocks = Blocks()
         self._forget()
@@ -113,7 +118,7 @@ class TrajectoryRows(MixedRows):
             return []
         record, fields = self._planned or (None, None)
         record = record or self.record or Record.of(flats[0], self._optional)
-        copies = [_copied(record, flat, self._blocks) for flat in flats]
+        trees = [_copied(record, flat, self._blocks) for flat in flats]
         ids = range(self.counter, self.counter + len(flats))
         entries = [_entry(flat, number) for flat, number in zip(flats, ids)]
         fields = fields or self._fields_of(record, entries)
@@ -122,8 +127,8 @@ class TrajectoryRows(MixedRows):
             self._check_size(record, flat.rows)
         size = record.layout.record_size
         self._staging.add(
-            ((record, tree, entry, some, fields, block), entry.num_samples * size)
-            for entry, (tree, block), some in zip(entries, copies, values)
+            ((record, tree, entry, some, fields), entry.num_samples * size)
+            for entry, tree, some in zip(entries, trees, values)
         )
         self._planned, self.counter = (record, fields), ids.stop
         return list(ids)
@@ -136,30 +141,37 @@ class TrajectoryRows(MixedRows):
         """
         self._staging.settle()
 
-    def _store(self, item: tuple[Record, Any, TrajectoryEntry, Any, Layout, Array]) -> None:
-        *what, block = item
+    def _store(self, item: tuple[Record, Any, TrajectoryEntry, Any, Layout]) -> None:
         try:
-            self._append(*what)
-            self._blocks.give_back(block)
+            entry = self._append(*item)
         except BaseException:
             if self.record is None:  # nothing says any more what a row is
                 self._planned = None
             raise
+        if self._cache is not None:
+            self._cache.put(entry.trajectory_id, (entry, Nested.of(item[1])))
+            tail = self.storage.tape.snapshot()[1]
+            for number, (cached, _) in self._cache.items():
+                if cached.first < tail:
+                    self._cache.remove(number)
 
     def _fields_of(self, record: Record, entries: list[TrajectoryEntry]) -> Layout:
         return self.storage.fields or fields_layout(fields_for(record.layout, entries))
 
     def _append(
         self, record: Record, tree: Any, entry: TrajectoryEntry, values: Any, fields: Layout
-    ) -> None:
-        """Stores a trajectory; `values` of its fields are of that layout."""
+    ) -> TrajectoryEntry:
+        """Stores a trajectory; `values` of its fields are of that layout. Returns its entry, with
+        its place."""
         newest = self._recent.newest_version
         version = self._versions.get(entry.model_weights_id, newest + 1)
         self._make_room(record, entry.num_samples, fields)
         seqs = extend_grid(self.ingress.writer, tree, entry.trajectory_id, version, values)
         self.record = record
-        self._note(entry._replace(first=int(seqs[0]), version=version))
+        entry = entry._replace(first=int(seqs[0]), version=version)
+        self._note(entry)
         self._let_go()
+        return entry
 
     def _note(self, entry: TrajectoryEntry) -> None:
         """One came in."""
@@ -373,8 +385,8 @@ def _entry(flat: Flat, number: int, name: str = "") -> TrajectoryEntry:
     )
 
 
-def _copied(record: Record, flat: Flat, blocks: Blocks) -> tuple[Any, Array]:
-    """As `_checked`, of arrays that nobody else has; and the block that most of them are in."""
+def _copied(record: Record, flat: Flat, blocks: Blocks) -> Any:
+    """As `_checked`, of arrays that nobody else has."""
     columns, _ = record.layout.columns(record.tree(flat), 1)
     given = list(flat.columns.values())
     shared = [any(np.may_share_memory(x, y) for y in given) for x in columns]
@@ -386,7 +398,7 @@ def _copied(record: Record, flat: Flat, blocks: Blocks) -> tuple[Any, Array]:
             copy = copy.reshape(columns[i].shape)
             copy[...] = columns[i]
             columns[i], at = copy, at + size
-    return record.layout.build_tree(columns), block
+    return record.layout.build_tree(columns)
 
 
 def _checked(record: Record, flat: Flat) -> Any:

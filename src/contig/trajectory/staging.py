@@ -36,20 +36,27 @@ class Blocks:
         self._free: deque[Array] = deque(maxlen=self._KEPT)
 
     def take(self, nbytes: int) -> Array:
-        """A block of at least that many bytes."""
+        """A block of at least that many bytes. Its memory is used again when neither the block nor
+        an array in it is left."""
+        memory = self._find(nbytes)
+        # Arrays in the block refer to this one, and not to its memory, for that is no array.
+        block: Array = np.frombuffer(memory.data, np.uint8)
+        weakref.finalize(block, self._keep, memory).atexit = False
+        return block
+
+    def _find(self, nbytes: int) -> Array:
         for _ in range(self._KEPT):
             try:
-                block = self._free.popleft()
+                memory = self._free.popleft()
             except IndexError:
                 break
-            if nbytes <= len(block) <= max(4 * nbytes, 1 << 20):
-                return block
-        return np.empty(nbytes, np.uint8)
+            if nbytes <= len(memory) <= max(4 * nbytes, 1 << 20):
+                return memory
+        return np.empty(max(nbytes, 1), np.uint8)
 
-    def give_back(self, block: Array) -> None:
-        """Keeps a block to which nobody refers any more, for the next."""
-        if len(block) <= MAX_BYTES // self._KEPT:
-            self._free.append(block)
+    def _keep(self, memory: Array) -> None:
+        if len(memory) <= MAX_BYTES // self._KEPT:
+            self._free.append(memory)
 
 
 class Staging(Generic[Item]):

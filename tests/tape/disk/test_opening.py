@@ -12,13 +12,42 @@ import tempfile
 import textwrap
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from contig import LayoutError
+from contig import DiskStorage, LayoutError, LazyTensorStorage, ReplayBuffer, SharedStorage
 from tests.tape.disk import stored
 from tests.tape.disk.test_faults import ROOT, check, fill, make, run
+
+# -- what was emptied ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [None, {"level": np.int64(0)}], ids=["plain", "fields"])
+def test_a_storage_that_was_emptied(tmp_path: Path, fields: Any) -> None:
+    def rows(first: int) -> dict[str, Any]:
+        return {"x": first + np.arange(6), "next": {"done": np.arange(6) % 2 == 1}}
+
+    with DiskStorage(tmp_path / "disk", 16, fields=fields) as storage:
+        writing = ReplayBuffer(storage)
+        writing.extend(rows(0))
+        writing.empty()
+        writing.save(tmp_path / "saved")
+        writing.close()
+    with DiskStorage(tmp_path / "disk", 16, fields=fields) as storage:
+        assert len(storage) == 0
+        again = ReplayBuffer(storage)
+        again.extend(rows(10))
+        assert again[:]["x"].tolist() == list(range(10, 16))
+    for kind in (LazyTensorStorage, SharedStorage):
+        other = ReplayBuffer(kind(16, fields=fields))
+        other.load(tmp_path / "saved")
+        other.extend(rows(20))
+        assert other[:]["x"].tolist() == list(range(20, 26))
+        assert len(other.storage.episodes()) == 3
+        other.close()
+
 
 # -- other processes -------------------------------------------------------------------------------
 

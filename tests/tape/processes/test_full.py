@@ -257,3 +257,56 @@ def test_a_limit_on_file_sizes() -> None:
         check(storage, [1.0] * 8)
         """
     )
+
+
+def test_storages_that_are_made() -> None:
+    run(
+        """
+        example = {"x": np.zeros(512)}
+        kept = SharedStorage(8, example=example)
+        fill()
+        before = sorted(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
+
+        def refused(make):
+            try:
+                make()
+            except StorageFull as error:
+                assert isinstance(error, OSError) and error.errno, error
+                for word in ("capacity", "/dev/shm", "No space left"):
+                    assert word in str(error), error
+            else:
+                raise AssertionError("there was room for it")
+
+        for _ in range(2):
+            refused(lambda: SharedStorage(1 << 20))
+            refused(lambda: SharedStorage(8, name="mine", example=example))
+        after = sorted(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
+        assert before == after, (before, after)
+        os.unlink("/dev/shm/filler")
+        writer = SharedStorage(8, name="mine", example=example).writer()
+        writer.extend({"x": np.full((2, 512), 7.0)})
+        """,
+        megabytes=10,
+    )
+
+
+def test_memory_of_which_there_is_too_little() -> None:
+    run(
+        """
+        import errno
+
+        def no_memory(fd, offset, nbytes):  # as in a control group that is full
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+        os.posix_fallocate = no_memory
+        descriptors = len(os.listdir("/proc/self/fd"))
+        for make in (lambda: LazyTensorStorage(8), lambda: SharedStorage(8)):
+            try:
+                make()
+            except StorageFull as error:
+                assert error.errno == errno.ENOMEM and "smaller capacity" in str(error), error
+            else:
+                raise AssertionError("there was room for it")
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+        """
+    )

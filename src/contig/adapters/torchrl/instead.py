@@ -10,6 +10,7 @@ __all__ = ["instead_of", "only_theirs"]
 _FILE = "a buffer's dumps and loads, which write and read a contig checkpoint"
 _ENSEMBLE = "ReplayBufferEnsemble, of buffers that have a storage and a sampler each"
 _RAY = "contig.RayCollector"
+_RAY_SYNC = "contig.DistributedSyncCollector"
 _RING = (
     "no writer: rows are kept in the order of writing, and the oldest give way; filter what is "
     "written, or draw by PrioritizedSampler"
@@ -23,8 +24,8 @@ _INSTEAD = {
     "ConsumingSampler": "contig.RandomSampler(max_times_sampled=1)",
     "DistributedCollector": _RAY,
     "DistributedDataCollector": _RAY,
-    "DistributedSyncCollector": _RAY,
-    "DistributedSyncDataCollector": _RAY,
+    "DistributedSyncCollector": _RAY_SYNC,
+    "DistributedSyncDataCollector": _RAY_SYNC,
     "HERReplayBuffer": "a buffer with contig.HindsightRelabel as its sampler",
     "HindsightStrategy": 'contig.HindsightRelabel(strategy="future")',
     "ImmutableDatasetWriter": _RING,
