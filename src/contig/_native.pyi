@@ -25,8 +25,9 @@ class RunFlag(enum.IntEnum):
     """How a run begins and ends, in the index (CUT, too) and on the wire (MARKED and below, too):
     native/tape/run_flags.h."""
 
-    BEGINS, TERMINATED, TRUNCATED, CUT, MARKED = 1, 2, 4, 8, 16
-    GOES_ON, TOLD, SEVERAL = 32, 64, 1024
+    (BEGINS, TERMINATED, TRUNCATED, CUT, MARKED, GOES_ON, TOLD, SEVERAL) = (
+        1, 2, 4, 8, 16, 32, 64, 1024,
+    )  # fmt: skip
 
 class Continue(enum.Enum):
     """Whether a lane's first row goes on with its trajectory, when no mark says so."""
