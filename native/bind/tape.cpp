@@ -131,10 +131,12 @@ uint64_t blob_bytes(const TapeHandle& t) {
 nb::object reserved(const TapeHandle& t) {
   const Header& h = t.tape.header();
   const uint64_t rows = h.reserved_extents.load() * (h.row_stride << h.extent_shift);
-  const uint64_t fields = h.fields_size == 0
-                              ? 0
-                              : (h.reserved_chunks.load() * Fields::slot_bytes(h.fields_size))
-                                    << h.chunk_shift;
+  const uint64_t fields =
+      h.fields_size == 0
+          ? 0
+          : ((h.reserved_chunks.load() * Fields::slot_bytes(h.fields_size)) << h.chunk_shift) +
+                h.reserved_log.load() * sizeof(Word) +
+                h.reserved_evicted.load() * Fields::evicted_bytes(h.fields_size);
   return nb::make_tuple(rows, h.reserved_blobs.load(), fields);
 }
 

@@ -1,5 +1,6 @@
 #include "native/tape/fields.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -12,6 +13,8 @@ namespace {
 constexpr auto relaxed = std::memory_order_relaxed;
 constexpr auto acquire = std::memory_order_acquire;
 constexpr auto release = std::memory_order_release;
+
+constexpr uint64_t kFirstEvicted = 64;  // places that get memory with the first change
 
 // Calls f(offset, bytes) for the leaves of a mask.
 template <class F>
@@ -28,7 +31,8 @@ void Fields::attach(uint8_t* memory, uint64_t size, uint64_t chunk_shift, uint64
   chunk_shift_ = chunk_shift;
   log_mask_ = log_length(chunk_shift, places) - 1;
   log_ = reinterpret_cast<Word*>(memory);
-  slots_ = log_ + log_length();
+  evicted_ = log_ + log_length();
+  slots_ = log_ + slots_offset(size, chunk_shift, places) / sizeof(Word);
   if (leaves_.empty()) leaves_ = {{0, size}};
 }
 
@@ -80,6 +84,31 @@ void Fields::change(Word* slot, const uint8_t* record) const {
   std::atomic_thread_fence(release);
   store(slot, g + 1, record);
   slot->store(g + 1, release);
+}
+
+void Fields::save_evicted(uint64_t ordinal, uint64_t number, const Word* slot) const {
+  Word* place = evicted(evicted_place(ordinal));
+  if (place[0].load(relaxed) != 0 && place[1].load(relaxed) > ordinal) return;
+  // Killed in between, it is this run's, which is not evicted then and will be saved again.
+  place[0].store(number + 1, relaxed);
+  place[1].store(ordinal, relaxed);
+  std::atomic_thread_fence(release);
+  const Word* words = slot + 1 + (generation(slot) & 1) * words_;
+  for (uint64_t i = 0; i < words_; ++i) place[2 + i].store(words[i].load(relaxed), relaxed);
+}
+
+bool Fields::read_evicted(uint64_t ordinal, uint64_t number, uint8_t* out) const {
+  const Word* place = evicted(evicted_place(ordinal));
+  if (place[0].load(relaxed) != number + 1) return false;
+  for (uint64_t i = 0; i < words_; ++i) {
+    const uint64_t word = place[2 + i].load(relaxed);
+    std::memcpy(out + 8 * i, &word, 8);
+  }
+  return true;
+}
+
+void Fields::forget_evicted(uint64_t places) const {
+  for (uint64_t i = 0; i < places; ++i) evicted(i)[0].store(0, relaxed);
 }
 
 void Fields::overlay(uint8_t* record, const uint8_t* given, uint64_t mask) const {
@@ -143,15 +172,43 @@ void Tape::keep_fields(Track* track) const {
   fields_.current(fields_slot(track->last_entry), track->record(fields_.room()));
 }
 
-void Tape::give_fields(const Run& run) {
-  fields_.overlay(run.track->record(fields_.room()), run.fields, run.field_mask);
+void Tape::save_fields(uint64_t index_tail) {
+  if (!fields_.attached() || h_->fields_changes.load(relaxed) == 0) return;
+  const uint64_t places = std::min(h_->reserved_evicted.load(relaxed), fields_.log_length());
+  for (uint64_t number = h_->index_tail.load(relaxed); number < index_tail; ++number) {
+    const Word* slot = fields_slot(number);
+    if (!fields_.changed(slot)) continue;
+    const uint64_t ordinal = ordinal_of(entry(number).ordinal_rank.load(relaxed));
+    // Not of a stand-in for a damaged one, with which nobody goes on.
+    if (ordinal >= kMostOrdinals || fields_.evicted_place(ordinal) >= places) continue;
+    fields_.save_evicted(ordinal, number, slot);
+  }
+  // Before the tails are stored: a run that is gone has its fields saved.
+  std::atomic_thread_fence(release);
 }
 
-void Tape::write_run_fields(uint64_t number, const Run& run, uint64_t previous) {
-  uint8_t* record = run.track->record(fields_.room());  // if it goes on, what it was; else zeros
-  if (previous != kNone) fields_.current(fields_slot(previous), record);
+uint8_t* Tape::take_fields(const Run& run, uint64_t index_tail) {
+  Track& t = *run.track;
+  uint8_t* record = t.record(fields_.room());  // if it goes on, what it was; else zeros
+  if (t.last_entry != kNone && t.last_entry >= index_tail)
+    fields_.current(fields_slot(t.last_entry), record);
+  else if (t.last_entry != kNone &&
+           fields_.evicted_place(t.ordinal) < h_->reserved_evicted.load(relaxed))
+    fields_.read_evicted(t.ordinal, t.last_entry, record);
   fields_.overlay(record, run.fields, run.field_mask);
-  fields_.fill(fields_slot(number), record);
+  return record;
+}
+
+void Tape::reserve_evicted(uint64_t ordinal) {
+  const uint64_t have = h_->reserved_evicted.load(relaxed), length = fields_.log_length();
+  const uint64_t needed = std::min(ordinal, length - 1) + 1;
+  if (needed <= have) return;
+  uint64_t want = std::max(have, kFirstEvicted);
+  while (want < needed) want *= 2;
+  const uint64_t bytes = Fields::evicted_bytes(h_->fields_size);
+  allocate(h_->fields_offset + length * sizeof(Word) + have * bytes, (want - have) * bytes,
+           "fields of trajectories");
+  h_->reserved_evicted.store(want, release);
 }
 
 void Tape::write_fields(uint64_t number, const uint8_t* given, uint64_t mask) {
@@ -160,6 +217,7 @@ void Tape::write_fields(uint64_t number, const uint8_t* given, uint64_t mask) {
   fields_.current(fields_slot(number), record.data());
   if (!fields_.differs(record.data(), given, mask)) return;
   reserve_log(1);
+  reserve_evicted(ordinal_of(entry(number).ordinal_rank.load(relaxed)));
   fields_.overlay(record.data(), given, mask);
   h_->fields_pending.store(number + 1, release);
   fields_.change(fields_slot(number), record.data());

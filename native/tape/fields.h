@@ -1,12 +1,17 @@
 // Fields of trajectories: beside each entry of the index a small record of the user's, of one size.
 // A trajectory's are those of its newest run.
 //
-//   [ log of changes | slots of chunk place 0 | slots of place 1 | ... ]
+//   [ log of changes | fields of evicted runs | slots of chunk place 0 | slots of place 1 | ... ]
 //   slot = [ generation | copy a | copy b ], all of them words
 //
 // The copy that counts is the one of `generation & 1`. A run's slot is filled before the run is
 // committed; later changes write the other copy and then the generation. A reader copies between
 // two loads of the generation, and a change that it met half-way makes it start again.
+//
+// An open trajectory's writer, perhaps in another process, has its own copy of the fields as of its
+// last append. Those that were changed since are saved before its run is evicted, in the place of
+// its ordinal: [ number + 1 | ordinal | record ]. Of two trajectories with one place, the one that
+// began later has it. Who goes on finds them by the number of its last run.
 //
 // What writes wants the tape's lock. DESIGN: docs/design/fields.md.
 #pragma once
@@ -44,8 +49,14 @@ class Fields {
   static uint64_t log_bytes(uint64_t chunk_shift, uint64_t places) {
     return log_length(chunk_shift, places) * sizeof(Word);
   }
+  // Of the fields of an evicted run, of which there are as many as there are changes in the log.
+  static uint64_t evicted_bytes(uint64_t size) { return 16 + rounded(size); }
+  // Where the slots begin.
+  static uint64_t slots_offset(uint64_t size, uint64_t chunk_shift, uint64_t places) {
+    return log_length(chunk_shift, places) * (sizeof(Word) + evicted_bytes(size));
+  }
   static uint64_t bytes(uint64_t size, uint64_t chunk_shift, uint64_t places) {
-    return log_bytes(chunk_shift, places) + places * (slot_bytes(size) << chunk_shift);
+    return slots_offset(size, chunk_shift, places) + places * (slot_bytes(size) << chunk_shift);
   }
 
   // Where it is mapped in this process.
@@ -69,6 +80,16 @@ class Fields {
   // Into one that is read meanwhile.
   void change(Word* slot, const uint8_t* record) const;
 
+  // Whether a slot's fields were changed after it was filled.
+  bool changed(const Word* slot) const { return generation(slot) != 0; }
+
+  // With the lock: the place of an evicted run's fields; saves them before the run is evicted, if
+  // they were not taken by a later trajectory; false: this run's are not there.
+  uint64_t evicted_place(uint64_t ordinal) const { return ordinal & log_mask_; }
+  void save_evicted(uint64_t ordinal, uint64_t number, const Word* slot) const;
+  bool read_evicted(uint64_t ordinal, uint64_t number, uint8_t* out) const;
+  void forget_evicted(uint64_t places) const;
+
   // The given leaves over a record; and whether that would change one. `given` has `size()` bytes.
   void overlay(uint8_t* record, const uint8_t* given, uint64_t mask) const;
   bool differs(const uint8_t* record, const uint8_t* given, uint64_t mask) const;
@@ -83,8 +104,10 @@ class Fields {
   static uint64_t generation(const Word* slot) { return slot->load(std::memory_order_relaxed); }
   void copy(const Word* slot, uint64_t generation, uint8_t* out) const;
   void store(Word* slot, uint64_t generation, const uint8_t* record) const;
+  Word* evicted(uint64_t place) const { return evicted_ + place * (2 + words_); }
 
   Word* log_ = nullptr;
+  Word* evicted_ = nullptr;
   Word* slots_ = nullptr;
   uint64_t size_ = 0, words_ = 0, slot_words_ = 0, chunk_shift_ = 0, log_mask_ = 0;
   FieldLeaves leaves_;

@@ -212,6 +212,7 @@ uint64_t Tape::append(const Append& a) {
   const uint64_t first_stamp = reserve(a, r);
   const uint64_t producer = a.producer != 0 ? producers_.take(a.producer, a.producer_before) : 0;
 
+  save_fields(r.index_tail);
   // Tail, then the index, then a full fence before the first overwriting store.
   h_->tail.store(r.tail, release);
   h_->index_tail.store(r.index_tail, release);
@@ -258,9 +259,9 @@ uint64_t Tape::write_runs(const Append& a, const Room& r, bool grows, uint64_t s
       run.track->ret += run.reward;
       run.track->flags = static_cast<uint32_t>(run.flags);
       run.track->known = true;
+      if (fields_.size() != 0) take_fields(run, r.index_tail);
       run.track->last_entry = kNone;
       run.track->slots.reset();
-      if (run.field_mask != 0) give_fields(run);
       continue;
     }
     const uint64_t dropped = i == r.first_run ? r.skip_in_run : 0;
@@ -308,11 +309,12 @@ void Tape::write_run(uint64_t number, const Run& run, uint64_t first, uint64_t r
   const bool linked = near && countable && t.last_entry >= index_tail;
   uint64_t flags = run.flags;
   if (before > 0) flags &= ~static_cast<uint64_t>(kBegins);
+  // Before it has another ordinal.
+  if (fields_.size() != 0) fields_.fill(fields_slot(number), take_fields(run, index_tail));
   if (!linked) {
     t.ordinal = h_->trajectories.load(relaxed);
     h_->trajectories.store(t.ordinal + 1, release);
   }
-  if (fields_.size() != 0) write_run_fields(number, run, linked ? t.last_entry : kNone);
   t.steps = before + rows;
   t.ret += run.reward;
   t.flags = static_cast<uint32_t>(run.flags);

@@ -311,9 +311,11 @@ class Tape {
   Word* fields_slot(uint64_t number) const;
   bool changes_fields(uint64_t number, const Run& run) const;  // what the run gives
   void keep_fields(Track* track) const;                        // those of its last entry
-  void give_fields(const Run& run);                            // of which no row is stored
-  // Of a new run: what the previous one has, if it is there, or its track; and what is given.
-  void write_run_fields(uint64_t number, const Run& run, uint64_t previous);
+  void save_fields(uint64_t index_tail);   // that were changed, of runs that are evicted next
+  void reserve_evicted(uint64_t ordinal);  // memory for those of this trajectory
+  // Of a run that is next: what the trajectory has, if that is known, or its track; and what is
+  // given. They are the track's then.
+  uint8_t* take_fields(const Run& run, uint64_t index_tail);
   void fill_fields(const uint8_t* records, uint64_t n, uint64_t base);
   void follow_fields(const uint8_t* record, uint64_t number, bool known);
   void repair_fields();

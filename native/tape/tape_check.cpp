@@ -79,7 +79,8 @@ const char* Tape::flaw() const {
   if (ring_.data != nullptr) what = flaw_of_blobs();
   if (what == nullptr && has_slots()) what = flaw_of_slots();
   if (what == nullptr && fields_.attached() &&
-      h_->reserved_log.load(relaxed) > fields_.log_length())
+      (h_->reserved_log.load(relaxed) > fields_.log_length() ||
+       h_->reserved_evicted.load(relaxed) > fields_.log_length()))
     what = "it has memory for too many changes of fields";
   return what;
 }

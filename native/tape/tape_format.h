@@ -22,7 +22,7 @@ using Word = std::atomic<uint64_t>;
 static_assert(sizeof(Word) == 8 && Word::is_always_lock_free, "tapes need lock-free 64-bit words");
 
 constexpr uint64_t kMagic = 0x31657061746E6F63ull;  // "contape1", little-endian
-constexpr uint64_t kFormat = 6;
+constexpr uint64_t kFormat = 7;
 constexpr uint64_t kNone = ~0ull;
 
 // `steps_flags` is lane << 44 | rows << 8 | flags. Flags of a run are `RunFlag`.
@@ -142,6 +142,7 @@ struct alignas(64) Header {
   Word restores;          // odd while a checkpoint replaces the contents, then one more
   Word fields_changes;    // of trajectories that were there: how many so far
   Word reserved_log;      // of the log of them: changes that have memory
+  Word reserved_evicted;  // of fields of evicted runs: places that have memory
 };
 
 // What its checksums should be.

@@ -267,8 +267,8 @@ void Tape::reserve_stamps(uint64_t place, uint64_t n) {
 void Tape::reserve_fields(uint64_t place) {
   if (h_->fields_size == 0) return;
   const uint64_t bytes = Fields::slot_bytes(h_->fields_size) << chunk_shift_;
-  const uint64_t log = Fields::log_bytes(chunk_shift_, map_length_);
-  allocate(h_->fields_offset + log + place * bytes, bytes, "fields of trajectories");
+  const uint64_t slots = Fields::slots_offset(h_->fields_size, chunk_shift_, map_length_);
+  allocate(h_->fields_offset + slots + place * bytes, bytes, "fields of trajectories");
 }
 
 void Tape::reserve_log(uint64_t n) {
@@ -320,6 +320,7 @@ void Tape::map_chunks(uint64_t from, uint64_t to) {
 
 void Tape::clear() {
   check_open();
+  save_fields(h_->index_head.load(relaxed));
   h_->tail.store(h_->head.load(relaxed), release);
   h_->index_tail.store(h_->index_head.load(relaxed), release);
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -335,6 +336,7 @@ void Tape::retire(uint64_t tail) {
     if (oldest.first.load(relaxed) + run_rows(oldest.steps_flags.load(relaxed)) > tail) break;
     ++index_tail;
   }
+  save_fields(index_tail);
   h_->tail.store(tail, release);
   h_->index_tail.store(index_tail, release);
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -353,6 +355,7 @@ void Tape::follow(const uint64_t* entries, size_t n, const Snapshot& then, uint6
     for (size_t i = 0; i < n; ++i)
       changed += entries[i * EntryWords::count + EntryWords::number] < known ? 1 : 0;
     reserve_log(changed);
+    if (changed > 0) reserve_evicted(trajectories);
   }
   h_->tail.store(then.tail, release);
   h_->index_tail.store(then.index_tail, release);
@@ -407,6 +410,8 @@ void Tape::restore(const Rows& rows, uint64_t tail, uint64_t head, const uint64_
   h_->restores.fetch_add(1, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   h_->undo_head.store(kNone, release);
+  // Before numbers of entries may go back.
+  if (fields_.attached()) fields_.forget_evicted(h_->reserved_evicted.load(relaxed));
   if (has_slots()) give_slots();
   h_->tail.store(head, release);
   h_->index_tail.store(index_head, release);

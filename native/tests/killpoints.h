@@ -57,10 +57,13 @@ class Memory {
     // producer table, which is most of it.
     parts_ = {{0, h.producers_offset + 4 * sizeof(Producer)},
               {h.index_offset, ring_ + blobs_.ring}};
-    if (fields) {  // the start of the log: there are few changes
+    if (fields) {  // the start of the log and of evicted ones: there are few changes
       const uint64_t log = Fields::log_bytes(h.chunk_shift, h.map_length);
+      const uint64_t slots = Fields::slots_offset(h.fields_size, h.chunk_shift, h.map_length);
+      const uint64_t evicted = 2 * kLogged * Fields::evicted_bytes(h.fields_size);
       parts_.insert(parts_.end(), {{fields_, fields_ + kLogged * sizeof(Word)},
-                                   {fields_ + log, fields_ + h.fields_bytes}});
+                                   {fields_ + log, fields_ + log + evicted},
+                                   {fields_ + slots, fields_ + h.fields_bytes}});
     }
     if (h.slots_bytes != 0) parts_.emplace_back(slots_, slots_ + h.slots_bytes);
   }

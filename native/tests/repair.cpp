@@ -4,6 +4,8 @@
 // are really killed at random instructions, so that the lock's own recovery (EOWNERDEAD) is part of
 // it.
 #include <chrono>
+#include <map>
+#include <set>
 
 #include "killpoints.h"
 
@@ -73,7 +75,7 @@ void check_outcome(const Content& now, const Content& before, const Content& aft
 
 struct Counts {
   uint64_t appends = 0, states = 0, instructions = 0, kills = 0, repairs = 0, undone = 0;
-  uint64_t changes = 0, half_changed = 0;  // of fields
+  uint64_t changes = 0, half_changed = 0, set_kept = 0;  // of fields
 };
 
 struct Scene {
@@ -101,8 +103,10 @@ class Stage {
   void run(int appends, int kills) {
     for (int i = 0; i < appends; ++i) {
       const int skip = static_cast<int>(random_.below(4));
-      for (int k = 0; k < skip; ++k) prepare()();
-      attack(prepare(), kills);
+      for (int k = 0; k < skip; ++k) prepare(random_.below(2))();
+      const size_t w = random_.below(2);
+      attack(prepare(w), 1 - w, kills);
+      check_set();
       if (scene_.fields) attack_change(kills);
     }
   }
@@ -110,8 +114,7 @@ class Stage {
  private:
   // The next append of some writer, ready to be done with the lock any number of times in children
   // and once here.
-  std::function<void()> prepare() {
-    const size_t w = random_.below(2);
+  std::function<void()> prepare(size_t w) {
     const uint64_t lanes = scripts_[w].next(&records_);
     const bool producers = scene_.producers;
     if (producers) {
@@ -245,9 +248,41 @@ class Stage {
     counts_->changes += same(before, after) ? 0 : 1;
     memory_.load(start);
     change();
+    if (later) set_later_.insert(row.word[rows::traj]);
   }
 
-  void attack(const std::function<void()>& append, int kills) {
+  // What was set stays, whether or not the rows did that it was set on: every trajectory's newest
+  // run has it.
+  void check_set() {
+    const Content now = read(memory_, *tape_);
+    std::map<uint64_t, uint64_t> newest;
+    for (uint64_t n = now.index_tail; n < now.index_head && !now.fields.empty(); ++n) {
+      const uint64_t* w = now.runs[n - now.index_tail].w;
+      const uint64_t last = w[W::first] + run_rows(w[W::steps_flags]) - 1;
+      if (last >= now.tail) newest[now.rows[last - now.tail].word[rows::traj]] = n;
+    }
+    for (const auto& [traj, n] : newest) {
+      if (set_later_.count(traj) == 0) continue;
+      if (now.fields[n - now.index_tail].traj != traj) fail("fields that were set are forgotten");
+      const uint64_t* w = now.runs[n - now.index_tail].w;
+      counts_->set_kept += w[W::prev] == kNone && w[W::before] != 0 ? 1 : 0;
+    }
+  }
+
+  // A writer that lives goes on with what it has open, in a process of its own.
+  void go_on(size_t w) {
+    const pid_t pid = fork();
+    if (pid < 0) fail("fork");
+    if (pid == 0) {
+      prepare(w)();
+      check_set();
+      std::_Exit(0);
+    }
+    int status = 0;
+    if (waitpid(pid, &status, 0) != pid || status != 0) fail("a writer could not go on");
+  }
+
+  void attack(const std::function<void()>& append, size_t other, int kills) {
     const Image start = memory_.image();
     const Content before = read(memory_, *tape_);
     check_consistent(before, scene_.capacity);
@@ -269,6 +304,7 @@ class Stage {
       View fresh(*tape_);
       check_readers(*tape_, &fresh, rng_);
       recover(before, after, &old);
+      if (scene_.fields) go_on(other);
     }
     // The repair itself, killed at every store: of a state in the middle of the entries.
     const Image& middle = states[states.size() / 2 + random_.below(states.size() / 2)];
@@ -292,6 +328,7 @@ class Stage {
       View fresh(*tape_);
       check_readers(*tape_, &fresh, rng_);
       recover(before, after, &fresh);
+      if (scene_.fields) go_on(other);
       ++counts_->kills;
     }
     memory_.load(start);
@@ -343,6 +380,7 @@ class Stage {
   uint64_t produced_[2] = {0, 0}, items_[2] = {0, 0}, numbers_ = 0;
   std::vector<rows::Fields> given_;
   std::vector<uint64_t> masks_;
+  std::set<uint64_t> set_later_;  // trajectories whose fields were changed
   uint64_t rng_[4];
 };
 
@@ -364,12 +402,14 @@ int main(int argc, char** argv) {
   std::printf(
       "%llu appends, %llu instructions stepped, %llu states and %llu states of repairs checked, "
       "%llu of them undone, %llu processes killed; %llu changes of fields, %llu states of them "
-      "repaired\n",
+      "repaired, %llu runs with what was set on evicted ones\n",
       (unsigned long long)counts.appends, (unsigned long long)counts.instructions,
       (unsigned long long)counts.states, (unsigned long long)counts.repairs,
       (unsigned long long)counts.undone, (unsigned long long)counts.kills,
-      (unsigned long long)counts.changes, (unsigned long long)counts.half_changed);
+      (unsigned long long)counts.changes, (unsigned long long)counts.half_changed,
+      (unsigned long long)counts.set_kept);
   if (counts.appends < 10 || counts.undone == 0) fail("too few appends: the test is void");
-  if (counts.changes == 0 || counts.half_changed == 0) fail("too few changes: the test is void");
+  if (counts.changes == 0 || counts.half_changed == 0 || counts.set_kept == 0)
+    fail("too few changes: the test is void");
   return 0;
 }

@@ -255,6 +255,29 @@ def test_set_fields_from_afar() -> None:
                 far.set_fields([0], {"task": 1})
 
 
+def test_set_fields_of_an_open_trajectory_outlive_its_rows() -> None:
+    """The server's writers go on with what was set, though others evicted the rows meanwhile."""
+    buffer = ReplayBuffer(SharedStorage(8, example=ROW, fields=FIELDS), batch_size=4)
+    with serving(buffer, process=True) as server:
+        with TcpClient(HOST, server.port) as far, RemoteReplayBuffer(HOST, server.port) as judge:
+            with far.writer() as writer:
+                writer.append({"n": 0}, fields={"task": 1})
+                writer.append({"n": 1})  # which stays here until the next one comes
+                far.wait(60)
+                first = buffer.storage.episodes()["id"]
+                assert judge.set_fields(first, {"success": True, "group": {"scores": [3, 4]}}) == 1
+                judge.extend_trajectory({"n": np.arange(100, 108)}, fields={"task": 9})
+                judge.flush(60)
+                assert judge.set_fields(first, {"task": 5}) == 0
+                writer.append({"n": 2})
+                writer.end_episode(terminated=True, fields={"group": {"id": 7}})
+            far.wait(60)
+        last = buffer.storage.episodes()[-1]
+        assert (last["task"], last["success"], last["group.id"]) == (1, True, 7)
+        assert last["group.scores"].tolist() == [3, 4]
+    buffer.storage.close()
+
+
 def test_fields_are_the_servers_to_say() -> None:
     buffer = ReplayBuffer(LazyTensorStorage(9), batch_size=1)
     with serving(buffer) as server, TcpClient(HOST, server.port, {"n": 0}) as far:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.model.memory import LOG, Memory, Process, Record, Rules, Slot, Violation
+from tests.model.memory import EVICTED, LOG, Memory, Process, Record, Rules, Slot, Violation
 
 if TYPE_CHECKING:
     from tests.model.reader import Reader
@@ -46,6 +46,39 @@ def fill(m: Memory, number: int, record: Record) -> Process:
         yield
     slot.generation = 0
     yield
+
+
+def save_evicted(m: Memory, rules: Rules, first: int, end: int) -> Process:
+    """Those that were changed, of runs that are evicted."""
+    for number in range(first, end if rules.fields_evicted else first):
+        slot, ordinal = m.slots[number % m.capacity], m.index[number % m.capacity].ordinal_rank[0]
+        place = m.evicted[ordinal % EVICTED]
+        if slot.generation == 0 or (place.ordinal > ordinal and rules.fields_evicted_newest):
+            continue
+        record = current(slot)
+        if rules.fields_evicted_number_first:
+            place.number = number
+            yield
+        place.ordinal = ordinal
+        yield
+        for i in range(2):
+            place.record[i] = record[i]
+            yield
+        place.number = number
+        yield
+
+
+def take(
+    m: Memory, rules: Rules, ordinal: int, number: int, own: Record, index_tail: int
+) -> Record:
+    """What a trajectory has that goes on behind this run; `own`: what its writer knows."""
+    if number >= index_tail and rules.fields_from_tape:
+        return current(m.slots[number % m.capacity])
+    place = m.evicted[ordinal % EVICTED]
+    if number >= index_tail:
+        return own
+    wanted = (place.number, number) if rules.fields_evicted_number else (place.ordinal, ordinal)
+    return (place.record[0], place.record[1]) if wanted[0] == wanted[1] else own
 
 
 def flip(m: Memory, rules: Rules, number: int, record: Record) -> Process:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 NONE = -1
 CHUNK = 2  # entries whose stamps lie together
 LOG = 3  # changes of fields that are known one by one
+EVICTED = 2  # places of fields of evicted runs
 BEGINS, ENDED, CUT = 1, 2, 8
 
 Process = Iterator[None]
@@ -63,6 +64,12 @@ class Rules:
     fields_count_last: bool = True  # the log's count is stored after what it counts
     fields_count_again: bool = True  # it is loaded again after the log was read
     fields_log_room: bool = True  # the log's oldest place may be in use for the next change
+    fields_evicted: bool = True  # what was changed is saved when its run is evicted
+    fields_evicted_first: bool = True  # and before it is
+    fields_evicted_number_first: bool = True  # a place's run is stored before its fields
+    fields_evicted_number: bool = True  # only the trajectory's last run has its fields
+    fields_evicted_newest: bool = True  # of two trajectories, a place has the later one's
+    fields_evicted_skipped: bool = True  # a run without any row takes them, too
 
 
 class Row(NamedTuple):
@@ -96,6 +103,16 @@ class Slot:
         self.copies = [[0, 0], [0, 0]]
 
 
+class Evicted:
+    """Fields of an evicted run, in the place of its trajectory."""
+
+    __slots__ = ("number", "ordinal", "record")
+
+    def __init__(self) -> None:
+        self.number, self.ordinal = NONE, NONE
+        self.record = [0, 0]
+
+
 class Memory:
     def __init__(self, capacity: int, writers: int, ring: Any = None, fields: bool = False) -> None:
         self.capacity = capacity
@@ -104,6 +121,7 @@ class Memory:
         self.slots = [Slot() for _ in range(capacity)]
         self.pending = self.changes = 0
         self.log = [0] * LOG
+        self.evicted = [Evicted() for _ in range(EVICTED)]
         self.head = self.tail = self.index_head = self.index_tail = self.trajectories = 0
         self.undo_head = NONE
         self.undo_index_head = self.undo_trajectories = 0
@@ -130,13 +148,13 @@ class Memory:
         self.logged: dict[int, int] = {}
         self.records: dict[int, list[Record]] = {}
         self.owner: dict[int, int] = {}
-        self.has: dict[int, Record] = {}
+        self.had: dict[int, list[Record]] = {}
         self.given = 0
 
     def changed(self, number: int, record: Record) -> None:
         """From now on, readers find this."""
         self.records[number].append(record)
-        self.has[self.owner[number]] = record
+        self.had.setdefault(self.owner[number], [(0, 0)]).append(record)
 
     def stamp_place(self, number: int, slot: int) -> int:
         return (number // CHUNK * CHUNK + slot) % len(self.stamps)

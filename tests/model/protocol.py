@@ -175,4 +175,5 @@ ANY_SIZE = {
     "tail_before_lengths",
     "evict_before_skipped",
     "count_skipped",
+    "fields_evicted_skipped",
 }

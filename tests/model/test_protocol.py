@@ -15,7 +15,13 @@ from tests.model.protocol import ANY_SIZE, RULES, Rules, Violation, World
 STEPS = 1500
 
 # Where to start looking for what is rare.
-RARE = {"repair_marks_cut": 72000, "repair_ret_first": 700, "entries_within_head": 4000}
+RARE = {
+    "repair_marks_cut": 72000,
+    "repair_ret_first": 700,
+    "entries_within_head": 4000,
+    "fields_evicted_first": 700,
+    "fields_evicted_number_first": 12000,
+}
 
 
 def explore(

@@ -6,12 +6,22 @@ import random
 from typing import NamedTuple
 
 from tests.model import blobs
-from tests.model.fields import Given, current, fill, flip, give, set_fields
+from tests.model.fields import (
+    Given,
+    current,
+    fill,
+    flip,
+    give,
+    save_evicted,
+    set_fields,
+    take,
+)
 from tests.model.memory import (
     BEGINS,
     CHUNK,
     CUT,
     ENDED,
+    EVICTED,
     NONE,
     Memory,
     Process,
@@ -37,13 +47,13 @@ Run = tuple[Track, list[Row], bool]  # whether it starts a trajectory
 
 
 class NewFields(NamedTuple):
-    """An entry's, as an append wrote them."""
+    """An entry's, as an append wrote them; NONE: of a run that has no row."""
 
     number: int
     traj: int
     record: Record
     given: Given | None
-    linked: bool  # to the trajectory's previous run
+    exact: bool  # there must be what the trajectory had last, else what it had at some time
 
 
 class Writer:
@@ -95,6 +105,7 @@ class Writer:
                     yield from set_fields(m, self.rules, self.rnd)
             yield from self.append(runs)
             if self.rnd.random() < 0.02:  # empty()
+                yield from save_evicted(m, self.rules, m.index_tail, m.index_head)
                 m.tail = m.head
                 yield
                 m.index_tail = m.index_head
@@ -108,10 +119,12 @@ class Writer:
         head, index_head = m.head, m.index_head  # only the holder changes these
         rows = [row for _, part, _ in runs for row in part]
         sizes, skip, dropped = [], 0, 0
+        skipped: list[Run] = []
+        self.new_fields: list[NewFields] = []
         if m.ring is not None:
             sizes = blobs.lengths(self.rnd, m.ring, len(rows))
             skip = blobs.skipped(m, m.ring, sizes)
-            runs, dropped = self.skip(runs, skip)
+            skipped, runs, dropped = self.skip(runs, skip)
             rows, sizes = rows[skip:], sizes[skip:]
             m.skipped += skip
         new_head = head + len(rows)
@@ -126,10 +139,15 @@ class Writer:
                     break
                 tail = max(tail, end)
                 index_tail += 1
+            evicted = m.index_tail
+            if m.fields and rules.fields_evicted_first:
+                yield from save_evicted(m, rules, evicted, index_tail)
             m.tail = tail
             yield
             m.index_tail = index_tail
             yield
+            if m.fields and not rules.fields_evicted_first:
+                yield from save_evicted(m, rules, evicted, index_tail)
 
         tail, index_tail = max(m.tail, new_head - capacity), m.index_tail
         if m.ring is not None:
@@ -148,9 +166,10 @@ class Writer:
         if not rules.evict_first:
             yield from evict()
 
+        for track, _, starts in skipped:
+            self.skip_fields(track, starts, index_tail)
         lead, _, starts = runs[0]
         given = [self.give() for _ in runs]
-        self.new_fields: list[NewFields] = []
         grows = False
         if not starts and not skip and lead.known and index_head > index_tail:
             newest = m.index[(index_head - 1) % capacity]
@@ -228,42 +247,58 @@ class Writer:
             m.index_head = number
             yield
 
-    def skip(self, runs: list[Run], skip: int) -> tuple[list[Run], int]:
-        """What is left of runs when so many rows get no seq; and how many of the first that is left
-        do not. Of those dropped whole, only the tracks go on."""
+    def skip(self, runs: list[Run], skip: int) -> tuple[list[Run], list[Run], int]:
+        """Which runs are dropped whole when so many rows get no seq; what is left; and how many of
+        the first that is left do not. Of those dropped whole, only the tracks go on."""
         for i, (track, part, starts) in enumerate(runs):
             if skip < len(part):
                 dropped = skip if self.rules.count_skipped else 0
-                return [(track, part[skip:], starts), *runs[i + 1 :]], dropped
+                return runs[:i], [(track, part[skip:], starts), *runs[i + 1 :]], dropped
             if starts:
                 track.steps = track.ret = 0
-                track.fields = (0, 0)
             if self.rules.count_skipped:
                 track.steps += len(part)
                 track.ret += len(part)
-            track.known, track.last_entry = True, NONE
-            given = self.give()
-            if given is not None:
-                track.fields = given.over(track.fields)
+            track.known = True
             skip -= len(part)
         raise AssertionError("the last row of an append fits")
 
     def give(self) -> Given | None:
         return give(self.m, self.rnd) if self.m.fields and self.rnd.random() < 0.3 else None
 
+    def skip_fields(self, track: Track, starts: bool, index_tail: int) -> None:
+        """Of a run that was dropped whole."""
+        if self.m.fields:
+            if self.rules.fields_evicted_skipped:
+                record, exact = self.take(track, starts, index_tail)
+            else:
+                record, exact = (0, 0) if starts else track.fields, True
+            given = self.give()
+            track.fields = record if given is None else given.over(record)
+            self.new_fields.append(NewFields(NONE, track.traj, track.fields, given, exact))
+        track.last_entry = NONE
+
+    def take(self, track: Track, starts: bool, index_tail: int) -> tuple[Record, bool]:
+        """What a trajectory has that goes on, and whether that is certain: it is not if its place
+        may be a later one's."""
+        if starts:
+            return (0, 0), True
+        if track.last_entry == NONE:
+            return track.fields, True
+        is_certain = track.last_entry >= index_tail or self.m.begun <= track.ordinal + EVICTED
+        where = (track.ordinal, track.last_entry)
+        return take(self.m, self.rules, *where, track.fields, index_tail), is_certain
+
     def write_fields(
         self, number: int, track: Track, starts: bool, given: Given | None, index_tail: int
     ) -> Process:
         """Of a new run: what its previous one has, or its track; and what is given."""
         m = self.m
-        linked = not starts and track.last_entry != NONE and track.last_entry >= index_tail
-        record = (0, 0) if starts else track.fields
-        if linked and self.rules.fields_from_tape:
-            record = current(m.slots[track.last_entry % m.capacity])
+        record, exact = self.take(track, starts, index_tail)
         if given is not None:
             record = given.over(record)
         track.fields = record
-        self.new_fields.append(NewFields(number, track.traj, record, given, linked))
+        self.new_fields.append(NewFields(number, track.traj, record, given, exact))
         yield from fill(m, number, record)
 
     def change_grown(self, number: int, track: Track, given: Given) -> Process:
@@ -286,14 +321,14 @@ class Writer:
         self.m.appended[self.slot] += last
         self.m.begun = self.m.trajectories
         for new in self.new_fields:
-            if new.linked:
-                has = self.m.has[new.traj]
-                wanted = has if new.given is None else new.given.over(has)
-                if new.record != wanted:
-                    raise Violation(f"entry {new.number} has {new.record}, expected {wanted}")
-            self.m.records.setdefault(new.number, []).append(new.record)
-            self.m.owner[new.number] = new.traj
-            self.m.has[new.traj] = new.record
+            had = self.m.had.setdefault(new.traj, [(0, 0)])
+            wanted = [x if new.given is None else new.given.over(x) for x in had]
+            if new.record not in wanted[-1 if new.exact else 0 :]:
+                raise Violation(f"entry {new.number} has {new.record}, expected of {wanted}")
+            had.append(new.record)
+            if new.number != NONE:
+                self.m.records.setdefault(new.number, []).append(new.record)
+                self.m.owner[new.number] = new.traj
 
     def fill_undo(self, head: int, index_head: int, grows: bool) -> Process:
         m = self.m

@@ -333,6 +333,53 @@ def test_the_log_is_as_long_as_the_index_is_large(make):
         assert os.fstat(storage.fd).st_blocks * 512 - used <= 8 * 2 * 5000
 
 
+def evict(storage: Any, uid: int) -> None:
+    """Whole trajectories of as many rows as there is room for."""
+    ends = "." * (storage.capacity - 1) + "t"
+    storage.writer().extend(rows(range(uid, uid + storage.capacity), ends))
+
+
+def test_what_was_set_is_kept_until_many_later_ones_began(make):
+    """Fields of evicted rows have as many places as the log: the later trajectory has its place."""
+    storage = make(4, fields=EXAMPLE)
+    writer, other = storage.writer(), storage.writer()
+    writer.add(row(0), {"task": 1})
+    assert storage.set_fields([0], {"won": True}) == 1
+    for n in range(1, _native.FIELDS_LOG):  # each takes its place, when it is evicted
+        other.add(row(n, "t"))
+        assert storage.set_fields([n], {"task": n}) == 1
+    evict(storage, 5000)
+    writer.add(row(1))
+    ours = int(storage.episodes()["id"][-1])
+    assert storage.episodes()[["task", "won"]][-1].tolist() == (1, True)
+    assert storage.set_fields([ours], {"task": 2}) == 1
+    evict(storage, 6000)
+    for n in range(ours + 2, ours + 1 + _native.FIELDS_LOG):
+        other.add(row(n, "t"))
+    assert storage.set_fields([ours + _native.FIELDS_LOG], {"task": 3}) == 1
+    evict(storage, 7000)
+    writer.add(row(2))  # its place is another one's: it has what its writer knew
+    assert storage.episodes()[["task", "won"]][-1].tolist() == (1, True)
+
+
+def test_what_was_set_is_forgotten_with_a_checkpoint(make, tmp_path):
+    """Numbers of runs may go back then: fields that were kept are not another trajectory's."""
+    buffer = ReplayBuffer(make(4, fields=EXAMPLE))
+    storage = buffer.storage
+    storage.writer().add(row(0, "t"), {"task": 1})
+    buffer.save(tmp_path / "saved")
+    storage.writer().add(row(1), {"task": 2})
+    assert storage.set_fields([1], {"won": True}) == 1
+    evict(storage, 10)
+    buffer.load(tmp_path / "saved")
+    writer = storage.writer()
+    writer.add(row(2), {"task": 3})
+    assert storage.episodes()["id"].tolist() == [0, 1]
+    evict(storage, 20)
+    writer.add(row(3))
+    assert storage.episodes()[["task", "won"]][-1].tolist() == (3, False)
+
+
 def test_nothing_is_changed_by_what_is_refused(make):
     storage = make(20, fields=EXAMPLE)
     writer = storage.writer()

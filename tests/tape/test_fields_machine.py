@@ -49,10 +49,9 @@ def stacked(each: list[Record]) -> Record:
 
 @dataclass
 class Trajectory:
-    """Whose it is, and what its writer knew of its fields when it last wrote."""
+    """Its fields, which it takes along when all of its rows are evicted and it goes on."""
 
     fields: Record
-    known: Record
     id: int = -1
     last: int = -1  # seq
     first: int = -1
@@ -79,18 +78,17 @@ class Model:
             if fresh and lane not in begun:
                 self.open.pop(lane, None)
             begun.add(lane)
-            t = self.open.setdefault(lane, Trajectory(dict(ZERO), dict(ZERO)))
+            t = self.open.setdefault(lane, Trajectory(dict(ZERO)))
             if seq >= self.tail:
                 if t.id < 0 or t.last < self.tail:  # nothing of it is left
-                    t = Trajectory(dict(t.known), {}, self.ids, first=seq)
+                    t = Trajectory(dict(t.fields), self.ids, first=seq)
                     self.stored[self.ids] = self.open[lane] = t
                     self.ids += 1
                 t.last = seq
                 self.owner[seq] = t.id
             else:
-                t.fields, t.id = dict(t.known), -1
+                t.id = -1
             t.fields.update(given)
-            t.known = dict(t.fields)
             if done:
                 del self.open[lane]
             seq += 1

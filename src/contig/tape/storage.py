@@ -159,7 +159,10 @@ class Storage(DescribedTape):
     def empty(self) -> None:
         """Evicts every row. Seqs go on: they never repeat."""
         self._open()
-        self.tape.clear()
+        # A tape that is attached to keeps the fields of what it evicts; without a schema there are
+        # no rows.
+        if self.schema is not None:
+            self.tape.clear()
 
     def flush(self) -> None:
         """Returns when every append is as durable as this storage makes it: at once, in memory."""

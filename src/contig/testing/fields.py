@@ -92,6 +92,52 @@ class FieldsTests:
             assert (table["task"][-1], table["won"][-1]) == (9, False)
             assert table["judge.score"][-1].tolist() == [3, 4]
 
+    def test_fields_survive_the_rows_they_were_set_on(self) -> None:
+        """Two trajectories are open while others evict all that is stored of them."""
+        with self.make_with_fields(12) as storage:
+            one, two, other = storage.writer(), storage.writer(), storage.writer()
+            for round_ in range(3):
+                t = 2 * round_
+                one.add(row(0, t), {"task": 10 + t})
+                two.add(row(1, t))
+                ids = storage.episodes()["id"][-2:]
+                score = {"score": [[t, 1], [t, 2]]}
+                assert storage.set_fields(ids, {"won": [True, False], "judge": score}) == 2
+                if round_ == 1:
+                    storage.empty()
+                else:
+                    for n in range(4):
+                        other.extend_trajectory(episode(10 + n, 4), fields={"task": 99})
+                assert storage.set_fields(ids, {"task": 98}) == 0  # too late
+                one.add(row(0, t + 1))
+                two.add(row(1, t + 1), {"won": True})
+                table = storage.episodes()[-2:]
+                assert table["task"].tolist() == [10 + t, 0]
+                assert table["judge.score"].tolist() == [[t, 1], [t, 2]]
+                assert table["won"].tolist() == [True, True]
+                storage.set_fields(table["id"], {"won": False})
+
+    def test_fields_survive_rows_that_do_not_fit(self) -> None:
+        """Of an append of more rows than there is room for, the first trajectories' are not
+        stored; and it evicts all older ones."""
+        with self.make_with_fields(6) as storage:
+            writer = storage.writer()
+
+            def add(t: int, envs: int) -> None:
+                step = np.stack([row(n, t)["observation"] for n in range(8)])
+                done = np.zeros(8, bool)
+                mask = np.arange(8) < envs
+                writer.add_step({"observation": step, "next": {"done": done}}, mask=mask)
+
+            add(0, 2)
+            ids = storage.episodes()["id"]
+            assert storage.set_fields(ids, {"task": [7, 8], "won": True}) == 2
+            add(1, 8)
+            assert storage.episodes()["task"].tolist() == [0] * 6
+            add(2, 2)
+            table = storage.episodes()[-2:]
+            assert (table["task"].tolist(), table["won"].tolist()) == ([7, 8], [True, True])
+
     def test_wrong_fields_change_nothing(self) -> None:
         with self.make_with_fields(20) as storage:
             writer = storage.writer()

@@ -115,6 +115,25 @@ def test_of_a_trajectory_that_goes_on(tmp_path: Path) -> None:
         assert numbers(storage) == {0: 55, 1: 0}
 
 
+def test_of_a_trajectory_whose_rows_are_evicted(tmp_path: Path) -> None:
+    """What was set is in the index with the rows that come later, also for who opens it then."""
+    with make(tmp_path) as storage, DiskStorage(tmp_path, 64, read_only=True) as reader:
+        one = storage.writer()
+        one.extend(stored.item(WRITER, 0, 6), fields={"task": 3})
+        storage.set_fields(0, value(7))
+        fill(storage, 20, 10)
+        assert 0 not in numbers(storage)
+        one.extend(stored.item(WRITER, 1, 6))
+        storage.flush()
+        ours = int(storage.episodes()["id"][-1])
+        assert numbers(storage)[ours] == 7
+        reader.poll()
+        assert numbers(reader)[ours] == 7
+        storage.set_fields(ours, value(8))
+    with make(tmp_path) as storage:
+        assert numbers(storage)[ours] == 8
+
+
 # -- kills -----------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from contig import SharedStorage, _native
 from tests.tape.rows import hashed
+from tests.waiting import until
 
 from .trap import trapped
 
@@ -69,6 +70,32 @@ def change(name: str, writer: int, stop: str) -> dict[str, Any]:
         changed += _change(storage, rng, (writer << 20) + number)
     storage.close()
     return {"changed": changed}
+
+
+def evict(name: str, how: str, go: str, count: int) -> dict[str, Any]:
+    """Attaches before there is a layout, and evicts every row when it may."""
+    storage = SharedStorage.attach(name)
+    until(lambda: os.path.exists(go), "somebody says so")
+    if how == "empty":
+        storage.empty()
+    else:
+        storage.writer().extend_trajectory({"uid": np.arange(1000, 1000 + count)})
+    evicted = 1 not in storage.episodes()["key"][:, 0]
+    storage.close()
+    return {"evicted": bool(evicted)}
+
+
+def go_on(name: str, end: str) -> dict[str, Any]:
+    """One trajectory, whose second row comes when it may: which fields it has then."""
+    storage = SharedStorage.attach(name)
+    handle = storage.writer()
+    handle.add({"uid": 1, "next": {"done": False}}, record(1, 1))
+    until(lambda: os.path.exists(end), "somebody says so")
+    handle.add({"uid": 2, "next": {"done": True}})
+    table = storage.episodes()[-1:]
+    out = {"key": table["key"][0].tolist(), "wrong": wrong(table["key"], table["body"])}
+    storage.close()
+    return out
 
 
 def _change(storage: Any, rng: Any, number: int, trap: float | None = None) -> int:

@@ -59,6 +59,24 @@ def test_nothing_is_mixed(zygote: Zygote, name: str, tmp_path: Path) -> None:
         check_at_rest(storage)
 
 
+@pytest.mark.parametrize("how", ["append", "empty"])
+def test_set_fields_outlive_the_rows(how: str, zygote: Zygote, name: str, tmp_path: Path) -> None:
+    """One process has a trajectory open, a second one sets its fields, and a third, which knew no
+    layout before, evicts its rows."""
+    go, end = tmp_path / "go", tmp_path / "end"
+    with SharedStorage(CAPACITY, name=name, fields=workers.FIELDS) as storage:
+        evictor = zygote.start(workers.evict, name=name, how=how, go=str(go), count=CAPACITY)
+        writer = zygote.start(workers.go_on, name=name, end=str(end))
+        until(lambda: len(storage.episodes()) == 1 or not writer.alive(), "the first row")
+        ids = storage.episodes()["id"]
+        assert storage.set_fields(ids, workers.record(1, 5)) == 1
+        go.touch()
+        assert evictor.result(WAIT_S) == {"evicted": True}
+        assert storage.set_fields(ids, workers.record(1, 6)) == 0
+        end.touch()
+        assert writer.result(WAIT_S) == {"key": [1, 5], "wrong": None}
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_anywhere(seed: int, zygote: Zygote, name: str, tmp_path: Path) -> None:
     """Writers and those that change are killed at any instant, some of them in the middle of a
