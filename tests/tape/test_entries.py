@@ -193,14 +193,14 @@ def test_a_tape_of_another_version_is_refused() -> None:
     path = Path("/dev/shm") / f"contig-{storage.name}"
     with path.open("r+b") as file:  # the header's second word
         file.seek(8)
-        assert int.from_bytes(file.read(8), "little") == 6
+        assert int.from_bytes(file.read(8), "little") == 7
         file.seek(8)
         file.write((1).to_bytes(8, "little"))
         file.flush()
-        with pytest.raises(ValueError, match=r"format 1.*reads format 6.*version.*save\(\)"):
+        with pytest.raises(ValueError, match=r"format 1.*reads format 7.*version.*save\(\)"):
             SharedStorage(100, name=storage.name)
         file.seek(8)
-        file.write((6).to_bytes(8, "little"))
+        file.write((7).to_bytes(8, "little"))
     again = SharedStorage(100, name=storage.name)
     again.close()
     storage.close()

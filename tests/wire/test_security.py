@@ -449,7 +449,7 @@ def test_certificates_are_checked(secret: Server, certificates: Certificates) ->
 
 def test_plain_client_of_a_tls_server(secret: Server) -> None:
     with pytest.raises((ValueError, ConnectionError), match="TLS|tls"):
-        TcpClient("127.0.0.1", secret.port, ITEM, token=TOKEN)
+        TcpClient("127.0.0.1", secret.port, ITEM, token=TOKEN, reconnect_s=2)
 
 
 def test_tls_client_of_a_plain_server(locked: Server, certificates: Certificates) -> None:
