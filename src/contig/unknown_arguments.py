@@ -1,4 +1,4 @@
-"""What a constructor says of an argument that it does not know: which was meant, or who has it."""
+"""Errors for arguments that a constructor does not know: which was meant, or who takes it."""
 
 from __future__ import annotations
 

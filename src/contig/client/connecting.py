@@ -27,7 +27,7 @@ _LARGEST_ANSWER = 1 << 36  # weights and batches; the server's own bound is for 
 
 
 class ServerAddress(NamedTuple):
-    """Where a server is, and how to be let in; `table` None: its only one."""
+    """The address of a server's table, and its credentials; `table` None: the server's only one."""
 
     host: str
     port: int

@@ -92,7 +92,7 @@ class StreamWriter:
         lifetime.watch_steps(self)
 
     def append(self, step: Any, *, policy_version: int | None = None, fields: Any = None) -> None:
-        """One step, which goes on with the trajectory until a done step; that one is sent at once.
+        """Appends one step to the open trajectory; a done step ends it and is sent at once.
 
         Without `policy_version` it is what the step itself says, if its layout has such a leaf.
         `fields` are some of the trajectory's, a mapping; what is given last counts.
@@ -140,7 +140,7 @@ class StreamWriter:
         self._flush(end.flags)
 
     def _check_ended(self, told: End, fields: Any) -> None:
-        """What `end_episode` does where the last step has ended its trajectory itself."""
+        """Checks the arguments of `end_episode` behind a step that was done."""
         if self._done is None:
             raise ValueError("end_episode before any step")
         wrong = told.contradicted(self._done)
@@ -161,7 +161,7 @@ class StreamWriter:
         self._flush()
 
     def close_now(self) -> None:
-        """As `close`, whether or not there is room: the client is being closed."""
+        """Sends the step that is held, whether or not there is room: the client is being closed."""
         try:
             self._flush(wait=False)
         finally:
@@ -177,7 +177,7 @@ class StreamWriter:
     __del__ = send_held
 
     def forget(self) -> None:
-        """In a forked child: what is held is the parent's to send, and its trajectory too."""
+        """Forgets the held step and its trajectory in a forked child: the parent sends them."""
         self._held, self._spare_id, self._done = None, None, None
         self._runs.let_go()
 

@@ -50,7 +50,7 @@ _ANSWER_S = 60.0
 
 
 class NoLayoutYet(ValueError):
-    """Nobody has said what the rows of a table are, the client neither."""
+    """The table has no layout yet, and the client gave none."""
 
 
 class TcpClient:

@@ -185,7 +185,7 @@ class Fleet:
         return there
 
     def ask(self, verb: str, *given: Any) -> list[Any]:
-        """What the shards say to something that each is asked; others say nothing."""
+        """Returns what the shards answer to a request that each is asked; others are left out."""
         asked = [(s, getattr(s, verb)(*given)) for s in list(self.sources)]
         out = []
         for source, answer in asked:
@@ -209,7 +209,7 @@ class Fleet:
         self.tell("reset")
 
     def call(self, method: str, *given: Any) -> list[Any]:
-        """What the shards' actors say, however long it takes; others say nothing."""
+        """Returns what the shards' actors answer, however long it takes; others are left out."""
         calls = [getattr(s.place.actor, method).remote(*given) for s in self.sources]
         out = []
         for source, ref in zip(list(self.sources), calls):

@@ -1,4 +1,4 @@
-"""What a learner has had of a shard on disk, for the process that takes the shard over.
+"""A learner's progress on a shard on disk, for the process that takes the shard over.
 
     state      of the shard's sampler, at some time
     steps      what the learner was given since then, and the priorities that it has set
@@ -41,7 +41,7 @@ class Progress:
 
     @property
     def needs_state(self) -> bool:
-        """Whether a whole state should come in place of the next step."""
+        """Returns whether a whole state should come in place of the next step."""
         return self.is_broken or self._bytes > max(_LEAST_BYTES, self._state_bytes)
 
     def broke(self) -> None:

@@ -229,8 +229,11 @@ class RemoteShard:
     # -- silence ----------------------------------------------------------------------------------
 
     def is_alive(self) -> bool:
-        """Whether its process says anything. All are asked at once: of a node that cannot be
-        reached, several shards are silent, and the wait is for all of them."""
+        """Returns whether its process gives a sign of life.
+
+        All are asked at once: when a node cannot be reached, several shards are silent, and one
+        wait is for all of them.
+        """
         for shard in self._peers():
             if isinstance(shard, RemoteShard):
                 shard._ping()

@@ -50,7 +50,7 @@ class _Reader:
         self._share: tuple[int, Any] | None = None  # the last one taken: number, mark before it
 
     def begins(self, number: int, is_share: bool = False) -> bool:
-        """Whether a request is to be done."""
+        """Returns whether a request is to be done."""
         if number <= self._refused:
             return False
         if is_share:
@@ -58,14 +58,14 @@ class _Reader:
         return True
 
     def progress(self, whole: bool) -> tuple[bool, Any]:
-        """What the last share took, or the whole state; and which of them it is."""
+        """Returns what the last share took or the whole state, and which of the two it is."""
         sampler = self.reader.sampler
         if whole or self._share is None:
             return True, sampler.state()
         return False, sampler.progress(self._share[1])
 
     def settle(self) -> None:
-        """What was taken last cannot be put back any more."""
+        """Makes what was taken last final: it cannot be put back any more."""
         self._share = None
 
     def go_on(self, number: int, share: int) -> None:

@@ -91,7 +91,7 @@ def leaf_spec(value: Any, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def is_reward(path: Path) -> bool:
-    """Whether a leaf's name says that it is a reward."""
+    """Returns whether a leaf's name says that it is a reward."""
     return bool(path) and path[-1] in ("reward", "rewards")
 
 

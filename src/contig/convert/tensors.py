@@ -39,8 +39,11 @@ def to_torch(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _readable(array: np.ndarray[Any, Any]) -> bool:
-    """Whether torch can read an array where it is: it takes each number, complex ones whole, for
-    aligned to its size and ends the process where that is not so, and refuses other strides."""
+    """Returns whether torch can read an array where it is.
+
+    It takes each number, complex ones whole, for aligned to its size and ends the process where
+    that is not so, and it refuses some strides.
+    """
     size = array.dtype.itemsize
     if array.dtype.kind == "c" and array.__array_interface__["data"][0] % size:
         return False

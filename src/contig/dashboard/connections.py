@@ -19,7 +19,7 @@ _REQUEST_S = 10.0  # for a request to arrive
 
 
 class _PageConnection(H11Protocol):
-    """One browser's connection.
+    """A browser's connection.
 
     It waits in `pending` whenever no request of it is being answered, and its time there does not
     begin again with each byte that arrives.

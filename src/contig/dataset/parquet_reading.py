@@ -102,7 +102,7 @@ class _File:
         self.metadata: dict[bytes, bytes] = schema.metadata or {}
 
     def tables(self, names: Collection[str]) -> Iterator[Any]:
-        """Some columns of all of its rows, in order."""
+        """Returns the named columns of all rows, in order."""
         for i in range(self._count):
             if self._parquet is not None:
                 roots = {name.partition(".")[0] for name in names} | set(names)
@@ -220,7 +220,7 @@ class _Mapped(NamedTuple):
 
 
 def _how_to_map(file: _File) -> str:
-    """What to say of a table of another program, with names that it has."""
+    """Returns the advice for a table of another program, with names that it has."""
     free = [name for name in file.names if name not in OWN]
     named = [name for name in file.names if _EPISODE in name.lower()]
     likely = next(iter([*named, *free]), "id")
@@ -234,7 +234,7 @@ def _how_to_map(file: _File) -> str:
 
 
 def _ends(file: _File, names: Mapping[str, str], last_begin: int) -> list[int]:
-    """Where the trajectories of a file end, in its rows.
+    """Returns the rows at which the trajectories of a file end.
 
     Args:
         names: columns by what they say.

@@ -89,7 +89,7 @@ class DirectorySource(FrameSource):
         return ", ".join(map(str, self.paths))
 
     def metadata(self, directory: str | os.PathLike[str]) -> dict[str, Any]:
-        """What a directory's ``metadata.json`` says; empty if there is none.
+        """Returns the content of a directory's ``metadata.json``; empty if there is none.
 
         Raises:
             LayoutError: it is damaged.

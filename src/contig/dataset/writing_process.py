@@ -31,7 +31,7 @@ _END_S = 10.0
 
 
 class Writes(Protocol):
-    """What works in the child."""
+    """The part that works in the child."""
 
     def write(self, item: Any, /) -> None: ...
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""What is given as a leaf by mistake: to a pytree it is a container, or nothing."""
+"""Mistakes in trees: a list or None in the place of a leaf, which a pytree takes for structure."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def check_leaves(tree: Any) -> None:
 def mistake_in(
     tree: Any, missing: Iterable[Path], surplus: Iterable[Path], known: Mapping[Path, Leaf]
 ) -> str:
-    """What else is in the place of a leaf that a tree lacks, if that is why it does not fit; or an
-    empty text."""
+    """Returns what stands in the place of a leaf that a tree lacks, if that is why it does not fit;
+    else an empty text."""
     for path in missing:
         if any(len(p) > len(path) and p[: len(path)] == path for p in surplus):
             if isinstance(_value_at(tree, path), list):
@@ -67,7 +67,7 @@ def _none_reward(node: Structure, path: Path) -> Path | None:
 
 
 def _value_at(tree: Any, path: Path) -> Any:
-    """What a tree has at a path; something else than None if it has nothing there."""
+    """Returns the value of a tree at a path; `...` if it has nothing there."""
     for key in path:
         try:
             tree = getattr(tree, str(key)) if hasattr(tree, "_fields") else tree[key]

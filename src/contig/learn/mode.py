@@ -89,6 +89,6 @@ def recurrent_mode_state() -> Mode:
 
 
 def _theirs() -> Any:
-    """What keeps TorchRL's mode, or None if that is not loaded, or has none yet."""
+    """Returns the holder of TorchRL's mode, or None if TorchRL is not loaded or has none yet."""
     module = sys.modules.get("torchrl.modules.tensordict_module.rnn")
     return getattr(module, "recurrent_mode_state_manager", None)

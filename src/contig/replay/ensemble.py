@@ -218,7 +218,7 @@ class ReplayBufferEnsemble(Samples[Out_co]):
         return [int(c) * length for c in np.bincount(picked, minlength=n)]
 
     def _requests(self, size: int) -> list[Request]:
-        """What members are asked for, for a batch of so many rows.
+        """Returns how many rows each member is asked for, for a batch of `batch_size`.
 
         Raises:
             ValueError: it does not fit them.

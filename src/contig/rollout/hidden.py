@@ -133,7 +133,7 @@ class HiddenStates:
         return _made(self._kind, [self._at(who, steps, envs) for who in range(len(_WHOSE))])
 
     def zeros(self, who: int) -> Any:
-        """What a network's states are after it was reset; None if it has none."""
+        """Returns a network's states after a reset; None if it has none."""
         kept = self.kept[who]
         if kept is None:
             return None

@@ -258,9 +258,11 @@ class Sampler(ABC):
         is ignored, and so is what was given back or rewound already, or is from before a reset."""
 
     def progress(self, mark: Any) -> Any:
-        """What `take` took since a mark, as plain values, for `advance` of a copy that is where
-        this one was then. Small: it goes along with each share of a batch over shards. The default
-        is the whole state."""
+        """Returns what `take` took since a mark, as plain values.
+
+        `advance` of a copy that is where this one was then takes it. It is small, for it goes
+        along with each share of a batch over shards. The default is the whole state.
+        """
         return self.state()
 
     def advance(self, index: Index, progress: Any) -> None:

@@ -237,7 +237,7 @@ class MetricsPage:
 
 
 class _MetricsConnection(asyncio.Protocol):
-    """One connection that asks for the page: one request, one response, then it is closed."""
+    """A connection that asks for the page: one request, one response, then it is closed."""
 
     def __init__(self, page: MetricsPage) -> None:
         self._page = page

@@ -163,14 +163,14 @@ class Boundaries:
 
     @property
     def _ids_alone(self) -> bool:
-        """Whether nothing but an id says where trajectories begin and end."""
+        """Returns whether nothing but an id says where trajectories begin and end."""
         return self.traj_key is not None or (
             self.done is None and self.flags is None and self.init is None
         )
 
     @property
     def _rule(self) -> str:
-        """Where trajectories begin, in words."""
+        """Describes where trajectories begin, in words."""
         places = [] if self.id is None else [f"where {show_path(self.id)} changes"]
         if self.id is None or not self._ids_alone:
             if self.done is not None:

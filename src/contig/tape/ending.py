@@ -107,7 +107,7 @@ def zero_flags(schema: Schema, columns: list[Any], rows: int) -> bool:
 
 
 class Whole(NamedTuple):
-    """What a caller says of rows that are one whole trajectory.
+    """The ends, id and version that a caller gives to rows of one whole trajectory.
 
     Attributes:
         end: how it ended.
@@ -121,7 +121,7 @@ class Whole(NamedTuple):
     is_grid: bool = False
 
     def settle(self, schema: Schema, columns: list[Any], rows: int) -> End:
-        """How the trajectory ended. Completes the flags of its rows, as new columns.
+        """Returns how the trajectory ended. Completes the flags of its rows, as new columns.
 
         Raises:
             LayoutError: the caller says something else than a done row, or the rows are of several

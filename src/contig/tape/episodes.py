@@ -152,8 +152,10 @@ def read_index(tape: Any) -> IndexTable:
 
 
 def _is_sorted(entries: np.ndarray[Any, Any]) -> bool:
-    """Whether runs are in the order of an IndexTable: those of one writer always are, and copying
-    them would take longer than finding out."""
+    """Returns whether runs are in the order of an IndexTable.
+
+    Those of one writer always are, and copying them would take longer than finding out.
+    """
     ordinals, numbers = entries["ordinal"], entries["number"]
     new, same = ordinals[1:] > ordinals[:-1], ordinals[1:] == ordinals[:-1]
     return bool((new | (same & (numbers[1:] > numbers[:-1]))).all())

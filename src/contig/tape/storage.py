@@ -71,7 +71,7 @@ class Storage(DescribedTape):
     # -- writing ------------------------------------------------------------------------------
 
     def native_writer(self, schema: Schema, number: int = 0) -> Any:
-        """What a Writer appends through. `number`: its own, of a producer; 0: any."""
+        """Makes the native part of a Writer. `number`: the writer's, for a producer; 0: any."""
         own = schema.boundaries.traj_key is not None
         return _native.Writer(self.tape, schema.marks, own, number=number)
 

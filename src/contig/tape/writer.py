@@ -201,7 +201,7 @@ class Writer:
         policy_version: int | None = None,
         fields: Any = None,
     ) -> np.ndarray[Any, Any]:
-        """One whole trajectory ``[T, ...]``, and its fields, a mapping.
+        """Appends one whole trajectory ``[T, ...]``, and its fields, a mapping.
 
         How it ended is what the arguments say, else what its last row says; without arguments and
         without done flags in the data, it is truncated. Arguments may close what the last row
@@ -249,8 +249,10 @@ class Writer:
         return self._seqs(first, rows)
 
     def _takes_whole(self, schema: Schema, whole: Whole) -> bool:
-        """Whether nothing in the rows says where a trajectory begins or ends, so that nobody has to
-        look at them before they are stored."""
+        """Returns whether nothing in the rows says where a trajectory begins or ends.
+
+        Such rows need no look before they are stored.
+        """
         marks = schema.boundaries
         no_marks = marks.flags is None and (whole.is_grid or not marks.any)
         return self._encoder is None and whole.traj_id is not None and no_marks

@@ -118,8 +118,10 @@ class FieldsTests:
                 storage.set_fields(table["id"], {"won": False})
 
     def test_fields_survive_rows_that_do_not_fit(self) -> None:
-        """Of an append of more rows than there is room for, the first trajectories' are not
-        stored; and it evicts all older ones."""
+        """An append of more rows than there is room for drops its first trajectories.
+
+        Their fields are not stored, and all older trajectories are evicted.
+        """
         with self.make_with_fields(6) as storage:
             writer = storage.writer()
 

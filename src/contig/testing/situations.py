@@ -90,7 +90,7 @@ class Situation:
     event: tuple[str, int] | None = None
 
     def trajectories(self, goes_on: bool = True) -> list[SituationTrajectory]:
-        """What is to be found.
+        """Returns the trajectories that are to be found.
 
         Args:
             goes_on: whether open trajectories go on behind the event. If not, their rest is apart
@@ -129,12 +129,12 @@ class Situation:
 
     @property
     def is_even(self) -> bool:
-        """Whether all lanes have as many rows."""
+        """Returns whether all lanes have as many rows."""
         return len({len(lane) for lane in self.lanes}) == 1
 
     @property
     def is_playable(self) -> bool:
-        """Whether environments can give such rows: episodes, and no other mark."""
+        """Returns whether environments can give such rows: episodes, and no other mark."""
         marks = self.has_ids or self.has_init or self.traj_key is not None
         versions = {row.version for lane in self.lanes for row in lane}
         return self.is_even and not marks and versions == {0} and self.event is None

@@ -112,5 +112,5 @@ def _rows(
 
 
 def first(tree: dict[str, Any], t: int = 0) -> dict[str, Any]:
-    """One row of rows: the first, or row `t`."""
+    """Returns row `t` of some rows; the first one by default."""
     return {k: first(v, t) if isinstance(v, dict) else v[t] for k, v in tree.items()}

@@ -1,4 +1,4 @@
-"""What any way of rows into a storage must do.
+"""Conformance of ways of writing: every verb of every way gives the same trajectories.
 
     rows -> buffer.add / writer / shared memory / TCP / collector / ... -> storage
             the same rows in, by whichever verb                            the same episodes() out
@@ -42,7 +42,7 @@ __all__ = [
 
 
 class VerbKind(StrEnum):
-    """What a verb takes.
+    """The kinds of data that a verb takes.
 
     ROW    one row; each lane has a producer of its own
     ROWS   rows of one lane, ``[n, ...]``; each lane has a producer of its own
@@ -61,7 +61,7 @@ class VerbKind(StrEnum):
 
 
 class RouteNeeds(NamedTuple):
-    """What a route is opened for.
+    """The needs of one check, for which a route is opened.
 
     Attributes:
         example: one row.
@@ -114,7 +114,7 @@ class WriteRoute(ABC):
 
 
 class RouteCase(NamedTuple):
-    """What a route is checked with at a time.
+    """A single check: one situation, written by one verb in pieces of some sizes.
 
     Attributes:
         situation: its rows.
@@ -318,7 +318,7 @@ def _check_slices(storage: Storage, expected: list[SituationTrajectory]) -> None
 
 
 def _slices(storage: Storage, sampler: SliceSampler) -> list[list[Step]]:
-    """Some slices, as steps."""
+    """Returns some slices, as steps."""
     buffer: Any = ReplayBuffer(storage, sampler, batch_size=3, seed=0)
     try:
         return [identity(buffer.sample()) for _ in range(24)]
@@ -340,7 +340,7 @@ def _check_versions(storage: Storage, situation: Situation) -> None:
 
 
 def public_members(kind: type) -> Iterator[str]:
-    """What callers can call or read of a class: for tests that every verb which writes is driven by
+    """Returns the public members of a class, for tests that every verb which writes is driven by
     a route, and every other member is known not to write."""
     for name in dir(kind):
         if not name.startswith("_") and not hasattr(object, name):

@@ -40,7 +40,7 @@ def new_directory(path: Path, live: Iterable[Path]) -> AbstractContextManager[Pa
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a directory is one of ours, and not RLinf's."""
+    """Returns whether a directory is one of ours, and not RLinf's."""
     if files.exists(path / METADATA):
         return read_json(path / METADATA).get("trajectory_format") == CONTIG
     return files.exists(path / "layout.json")

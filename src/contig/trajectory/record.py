@@ -164,7 +164,7 @@ class Record:
         return {**self._apart(out), MASK: nested(masks)}
 
     def place(self, path: Path) -> Path:
-        """Where a row has a field."""
+        """The place of a field in a row."""
         return (TEXT if path in self._text else FIELDS, *path)
 
     def _apart(self, columns: dict[Path, Array]) -> dict[str, Any]:

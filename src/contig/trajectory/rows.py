@@ -386,7 +386,7 @@ def _entry(flat: Flat, number: int, name: str = "") -> TrajectoryEntry:
 
 
 def _copied(record: Record, flat: Flat, blocks: Blocks) -> Any:
-    """As `_checked`, of arrays that nobody else has."""
+    """Checks arrays as `_checked` does, and takes them over: nobody else has them."""
     columns, _ = record.layout.columns(record.tree(flat), 1)
     given = list(flat.columns.values())
     shared = [any(np.may_share_memory(x, y) for y in given) for x in columns]

@@ -153,7 +153,7 @@ class Staging(Generic[Item]):
 
 
 def _forked() -> None:
-    """In a fork: the parent writes what is staged, and its thread may have held the lock."""
+    """Drops what is staged in a forked child: the parent writes it, and may have held the lock."""
     for staging in _ALL:
         staging._begin()
 

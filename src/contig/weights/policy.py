@@ -79,7 +79,7 @@ def set_weights(policy: Any, tree: Any) -> None:
 
 
 def _taking(policy: Any) -> Callable[[Any], Any] | None:
-    """What puts weights into a policy that is no nn.Module and holds none."""
+    """Returns the setter of weights of a policy that is no nn.Module and holds none."""
     for name in ("load_state_dict", "set_weights"):
         method = getattr(policy, name, None)
         if callable(method):

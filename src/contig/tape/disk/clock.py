@@ -13,7 +13,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @functools.cache
 def boot_id() -> int:
-    """Which run of the system this is; 0 if that cannot be told."""
+    """Returns the number of this boot of the system; 0 if it cannot be told."""
     try:
         return int(_BOOT.read_text().strip().replace("-", "")[:16], 16)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What was committed last, in a file of its own: ``committed``, 72 bytes.
+"""The record of the last commit, in a file of its own: ``committed``, 72 bytes.
 
 The index says what it has; this says what it must have. An index that has less was damaged, or is
 an older one, and rows behind its head may have been committed: they are put aside. If it has all,
