@@ -42,9 +42,9 @@ void Tape::check_undo(uint64_t grown) const {
   if (const uint64_t oldest = h_->index_tail.load(relaxed); end > oldest && h_->row_crc == 0) {
     const Entry& newest = entry(end - 1);
     const Word& steps_flags = grown != kNone ? h_->undo_steps_flags : newest.steps_flags;
-    sound = sound && end - oldest <= h_->capacity &&
-            newest.first.load(relaxed) + (steps_flags.load(relaxed) >> kFlagBits) ==
-                h_->head.load(relaxed);
+    sound =
+        sound && end - oldest <= h_->capacity &&
+        newest.first.load(relaxed) + run_rows(steps_flags.load(relaxed)) == h_->head.load(relaxed);
   }
   if (!sound) throw Damaged("what its last append was about to change cannot be");
 }

@@ -143,6 +143,7 @@ class Stage {
                  -1,
                  -1};
       if (const Given fields = give(w + 1, 1)) fields.to(&run_, 0, records_.size() - 1);
+      run_.lane = kFirstLane + w;  // as of a producer that a server writes for
       ++items_[w];
       return [this, w] {
         Append a;
