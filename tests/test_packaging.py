@@ -145,6 +145,17 @@ def test_an_adapter_whose_library_is_missing_names_its_extra(adapter: str, extra
     assert f"pip install '.[{extra}]'" in told
 
 
+def test_every_library_of_an_adapter_is_missed_by_name() -> None:
+    """Of those that it needs, any one may be missing."""
+    code = (
+        "import sys\nsys.modules['gymnasium'] = None\n"
+        "try:\n    import contig.adapters.cleanrl\nexcept ImportError as e:\n    print(e)"
+    )
+    command = [sys.executable, "-c", code]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "contig.adapters.cleanrl needs gymnasium" in told and "'.[cleanrl]'" in told
+
+
 def test_no_message_needs_a_package_index() -> None:
     """contig is in no index: whoever follows a message must have what it says."""
     root = Path(contig.__file__).parent

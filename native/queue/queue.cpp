@@ -121,6 +121,7 @@ void Queue::format(uint8_t* memory, const Spec& s, const char* schema) {
 
 Queue::Queue(uint8_t* memory, uint64_t bytes)
     : h_(header_of(memory, bytes)), spec_(read_spec(*h_, memory, bytes)) {
+  if (!lock_is_sound(h_->lock)) throw std::invalid_argument("queue: its lock was overwritten");
   const Places p = places(spec_);
   slots_ = reinterpret_cast<QueueSlot*>(memory + p.slots);
   producers_ = Producers(reinterpret_cast<Producer*>(memory + p.producers), &h_->producer_clock);

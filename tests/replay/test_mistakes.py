@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from contig import (
     ClosedError,
+    DiskStorage,
     LayoutError,
     LazyTensorStorage,
     PrioritizedSampler,
@@ -267,3 +269,35 @@ def test_all_of_a_full_ring_under_writers() -> None:
         [sys.executable, "-c", textwrap.dedent(code)], check=False, capture_output=True, text=True
     )
     assert done.stdout == "read\n", done.stderr
+
+
+def test_all_of_a_full_ring_on_disk_under_a_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that were evicted while they were read are not called damaged."""
+    with DiskStorage(tmp_path / "runs", 1000) as storage:
+        buffer = ReplayBuffer(storage)
+
+        def write(first: int) -> None:
+            at = np.arange(first, first + 500)
+            buffer.extend({"at": at, "x": np.zeros((500, 16), np.uint8)})
+            storage.flush()
+
+        for first in range(2000, 4000, 500):
+            write(first)
+        gather, calls = storage.gather, []
+
+        def overtaken(seqs: Any, **options: Any) -> Any:
+            calls.append(len(calls))
+            if len(calls) <= 3:  # between the choice of the rows and their reading
+                for part in range(8):  # their files are gone
+                    write(4000 * len(calls) + 500 * part)
+            batch, lost = gather(seqs, **options)
+            return batch, seqs < lost if lost else 0  # the form in which damaged rows are told
+
+        monkeypatch.setattr(storage, "gather", overtaken)
+        assert buffer[:]["at"].tolist() == list(range(15000, 16000))
+        assert len(calls) == 4
+        calls.clear()
+        with pytest.raises(IndexError, match="evicted while they were read"):
+            buffer[[13000]]

@@ -16,8 +16,8 @@ from ..lazy import requires_extra
 with requires_extra("contig.adapters.cleanrl", "cleanrl"):
     import torch
 
-from .steps.buffer import StepBuffer
-from .steps.spaces import action_size, observation_shape
+    from .steps.buffer import StepBuffer
+    from .steps.spaces import action_size, observation_shape
 
 __all__ = ["ReplayBuffer", "ReplayBufferSamples"]
 

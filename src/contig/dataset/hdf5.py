@@ -12,6 +12,7 @@ from ..codecs import Codec
 from ..errors import LayoutError
 from ..keys import FLAGS, NEXT, REWARD, TERMINATED, TRUNCATED
 from ..ragged import Blob, Ragged
+from ..replay.folder import keep_out_of_storages
 from ..tape.disk import files
 from ..tree import Path, show_path
 from .episodes import Episode, OnEpisode, check_plain_keys, episodes_of, need, nested, storage_of
@@ -234,6 +235,7 @@ def to_hdf5(
     """
     need("h5py", "h5py", "hdf5")
     path = FilePath(path)
+    keep_out_of_storages(path)
     temporary = path.with_name(path.name + ".tmp")
     count = 0
     try:
@@ -247,10 +249,10 @@ def to_hdf5(
             file.finish()
         with raising_full(str(path)):
             files.sync(temporary)
+        files.rename(temporary, path)
     except BaseException:
         files.unlink(temporary)
         raise
-    files.rename(temporary, path)
     return count
 
 

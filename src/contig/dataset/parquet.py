@@ -20,6 +20,7 @@ import numpy as np
 
 from ..errors import LayoutError
 from ..ragged import Blob, Ragged
+from ..replay.folder import keep_out_of_storages
 from ..tape.disk import files
 from ..tree import Path as TreePath
 from ..tree import show_path
@@ -90,6 +91,7 @@ def _write(
     make: Callable[[str, Any], Any],
     write: Callable[[Any, Any], None],
 ) -> int:
+    keep_out_of_storages(path)
     temporary = path.with_name(path.name + ".tmp")
     writer, count = None, 0
     try:
@@ -104,13 +106,13 @@ def _write(
                 raise LayoutError("all trajectories were evicted before they could be written")
             writer.close()
             files.sync(temporary)
+        files.rename(temporary, path)
     except BaseException:
         if writer is not None:
             with suppress(Exception):  # it writes what the file ends with, which may fail as well
                 writer.close()
             files.unlink(temporary)
         raise
-    files.rename(temporary, path)
     return count
 
 

@@ -32,7 +32,15 @@ from typing import NamedTuple, NoReturn
 
 from ..tape.disk import files
 
-__all__ = ["STORAGE", "Kind", "new_directory", "reading", "remove_left", "scratch"]
+__all__ = [
+    "STORAGE",
+    "Kind",
+    "keep_out_of_storages",
+    "new_directory",
+    "reading",
+    "remove_left",
+    "scratch",
+]
 
 log = logging.getLogger("contig.replay")
 
@@ -166,10 +174,13 @@ def _keep_out_of_files(path: Path, live: list[Path]) -> None:
             _refuse(path, f"that is a name of the storage in {above}")
 
 
+def keep_out_of_storages(path: Path) -> None:
+    """Raises FileExistsError if a file at `path` would be one of a storage's own files."""
+    _keep_out_of_files(path.resolve(), [])
+
+
 def _refuse(path: Path, why: str) -> NoReturn:
-    raise FileExistsError(
-        f"{path}: {why}; a checkpoint needs a directory of its own. Nothing was changed"
-    )
+    raise FileExistsError(f"{path}: {why}; give another place. Nothing was changed")
 
 
 @contextmanager

@@ -260,7 +260,11 @@ def _rows_at(storage: Storage, seqs: np.ndarray[Any, Any], index: Any) -> tuple[
 def _gathered(storage: Storage, seqs: np.ndarray[Any, Any]) -> tuple[Batch, int]:
     """Rows by seq, and the seq below which some were evicted meanwhile, or 0."""
     batch, lost = storage.gather(np.ascontiguousarray(seqs))
-    if isinstance(lost, np.ndarray):  # some are damaged, others perhaps evicted
-        bad = ", ".join(str(x) for x in seqs[lost][:8]) + (", ..." if lost.sum() > 8 else "")
+    if not isinstance(lost, np.ndarray):
+        return batch, int(lost)
+    tail = storage.tape.snapshot()[1]
+    damaged = seqs[lost & (seqs >= tail)]  # what is below was evicted meanwhile
+    if len(damaged):
+        bad = ", ".join(str(x) for x in damaged[:8]) + (", ..." if len(damaged) > 8 else "")
         raise IndexError(f"rows {bad} are damaged and set aside: `contig inspect` says why")
-    return batch, int(lost)
+    return batch, int(tail)

@@ -311,7 +311,8 @@ class Storage(DescribedTape):
 
     def _change_fields(self, ids: np.ndarray[Any, Any], given: Given) -> int:
         there = np.asarray(self._episodes.set_fields(ids, *given))
-        return len(np.unique(ids[there != 0]))  # one that is named twice is one trajectory
+        found = np.sort(ids[there != 0])  # faster than np.unique by far
+        return len(found) - int(np.count_nonzero(found[1:] == found[:-1]))  # each counts once
 
     def read_episode(self, episode: int) -> Batch:
         """All usable rows of one trajectory, by the `id` that `episodes()` gives.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -64,8 +65,7 @@ def set_weights(policy: Any, tree: Any) -> None:
     if modules:
         try:
             states = [tree] if len(modules) == 1 else [tree[i] for i in range(len(modules))]
-            for module, state in zip(modules, states):
-                module.load_state_dict({k: _tensor(v) for k, v in state.items()})
+            _load_all(modules, [{k: _tensor(v) for k, v in state.items()} for state in states])
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
             raise LayoutError(
                 f"{policy_name(policy)} cannot take these weights, which must be like its own "
@@ -76,6 +76,26 @@ def set_weights(policy: Any, tree: Any) -> None:
     if taking is None:
         raise TypeError(refusal(policy))
     taking(tree)
+
+
+def _load_all(modules: list[Any], states: list[dict[str, Any]]) -> None:
+    """Loads the state of each module, or raises and leaves all of them as they were.
+
+    torch copies what fits before it says what does not, so what may not fit is kept first.
+    """
+    fits = all(
+        {k: v.shape for k, v in module.state_dict().items() if hasattr(v, "shape")}
+        == {k: v.shape for k, v in state.items()}
+        for module, state in zip(modules, states)
+    )
+    before = [] if fits else [copy.deepcopy(module.state_dict()) for module in modules]
+    try:
+        for module, state in zip(modules, states):
+            module.load_state_dict(state)
+    except BaseException:
+        for module, state in zip(modules, before):
+            module.load_state_dict(state)
+        raise
 
 
 def _taking(policy: Any) -> Callable[[Any], Any] | None:
