@@ -98,6 +98,10 @@ def test_rows_that_are_not_in_order(tmp_path, ours, write):
     at = ours.column_names.index("terminated")
     write(ours.set_column(at, "terminated", pa.array(ends)), tmp_path / "bad", 2)
     refused(tmp_path / "bad", "row 2, of episode 0: the row before it ended it")
+    at = ours.column_names.index("step")
+    for steps in ([str(x) for x in range(n)], [0.5 * x for x in range(n)]):
+        write(ours.set_column(at, "step", pa.array(steps)), tmp_path / "bad", 1000)
+        refused(tmp_path / "bad", "column 'step' is .*expected the whole numbers of steps")
     lacking = pa.array([None, *ours["step"].to_pylist()[1:]])
     write(ours.set_column(ours.column_names.index("step"), "step", lacking), tmp_path / "bad", 2)
     refused(tmp_path / "bad", "column 'step' lacks 1 values")
@@ -182,6 +186,8 @@ def test_what_columns_must_say(tmp_path, ours):
     refused(file, "say which ones are leaves", columns={"run": "episode"})
     refused(file, "no column 'pos'", columns={"run": "episode", "pos": "observation"})
     refused(file, "both 'episode'", columns={"run": "episode", "t": "episode", "obs": "o"})
+    twice = {"run": "episode", "t": "o", "obs": "o"}
+    refused(file, "two columns are .*'obs' the second", columns=twice)
     when = pa.array(np.arange(9), pa.timestamp("s"))
     as_parquet(theirs(when=when), file, 4)
     refused(file, "column 'when' is timestamp", columns={"run": "episode", "when": "w"})

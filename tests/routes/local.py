@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from contig import (
+    DeviceStorage,
     DiskStorage,
     LazyTensorStorage,
     ReplayBuffer,
@@ -161,6 +162,7 @@ ENSEMBLE_VERBS = {
 LOCAL: list[WriteRoute] = [
     BufferRoute("memory", lambda needs: LazyTensorStorage(200)),
     BufferRoute("shared memory", lambda needs: SharedStorage(200)),
+    BufferRoute("a device", lambda needs: DeviceStorage(200, "cpu")),
     WriterRoute(),
     BufferRoute(
         "an ensemble",

@@ -21,7 +21,7 @@ from ..ragged import Blob, Ragged
 from ..tape import Storage
 from ..tape.disk import files
 from ..tree import Path as TreePath
-from ..tree import as_path
+from ..tree import as_path, show_path
 from .episodes import need, nested, storage_of
 from .parquet import OWN
 
@@ -195,7 +195,13 @@ class _Mapped(NamedTuple):
                     )
                 names[what] = name
             else:
-                leaves[name] = tuple(what.split(".")) if isinstance(what, str) else as_path(what)
+                leaf = tuple(what.split(".")) if isinstance(what, str) else as_path(what)
+                if leaf in leaves.values():
+                    raise LayoutError(
+                        f"columns: two columns are {show_path(leaf)}, {name!r} the second; leave "
+                        "one out"
+                    )
+                leaves[name] = leaf
         if _EPISODE not in names or not leaves:
             lacking = "which one is the episode" if leaves else "which ones are leaves"
             raise LayoutError(f"{file.path}: columns: say {lacking}. {_how_to_map(file)}")
@@ -294,6 +300,11 @@ class _Rows:
 
     def _steps(self, steps: Array, begins: Array, episodes: Array) -> Any:
         """Checks that steps count up; returns the last."""
+        if steps.dtype.kind not in "iu":
+            raise LayoutError(
+                f"{self._path}: column {self._names[_STEP]!r} is {steps.dtype}, expected the whole "
+                "numbers of steps. Nothing was appended"
+            )
         before = np.empty_like(steps)
         before[1:] = steps[:-1]
         before[0] = 0 if self._last is None else self._last[1]
