@@ -37,7 +37,7 @@ from ..tape.fields import check_fields, fields_layout
 from .folder import Kind, new_directory, reading
 from .saved_bytes import read_bytes, save_bytes
 from .saved_once import RECORDS_FILE, mapped, read_once, save_once
-from .state_files import FilesWithSums, decode, encode, file_image
+from .state_files import FilesWithSums, decode, encode, file_pieces
 
 __all__ = [
     "META",
@@ -103,7 +103,7 @@ def write(buffer: Saveable, folder: Path) -> None:
     meta["state"] = encode(buffer.state(), arrays)
     meta["limiter"] = _counters(buffer.storage, meta["head"])
     for i, array in enumerate(arrays):
-        out.write(f"array-{i}.npy", [file_image(array)])
+        out.write(f"array-{i}.npy", file_pieces(array))
     meta["files"] = out.sums
     out.write(META, [json.dumps(meta).encode()])
 

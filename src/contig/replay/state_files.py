@@ -13,7 +13,9 @@ import numpy as np
 
 from ..tape.disk import files
 
-__all__ = ["FilesWithSums", "decode", "encode", "file_image"]
+__all__ = ["FilesWithSums", "decode", "encode", "file_pieces"]
+
+_PIECE_BYTES = 1 << 20
 
 
 class FilesWithSums:
@@ -52,11 +54,23 @@ class FileWithSum:
         self.size = files.pwrite_all(self._fd, piece, self.size)
 
 
-def file_image(array: np.ndarray[Any, Any]) -> memoryview:
-    """What is in the file of an array."""
-    image = io.BytesIO()
-    np.save(image, array, allow_pickle=False)
-    return image.getbuffer()
+def file_pieces(array: np.ndarray[Any, Any]) -> Iterator[Any]:
+    """Yields the bytes of an array's ``.npy`` file in pieces.
+
+    Writing a piece lets other threads run; `np.save` holds the interpreter's lock until it has
+    copied the whole array.
+    """
+    if array.dtype.hasobject:
+        raise ValueError(f"an array of {array.dtype} cannot be saved: nothing is pickled")
+    array = np.asarray(array, order="C")
+    head = io.BytesIO()
+    header = np.lib.format.header_data_from_array_1_0(array)
+    np.lib.format.write_array_header_2_0(head, header)
+    yield head.getvalue()
+    if array.nbytes:  # numpy has no bytes of an array without elements
+        flat = array.reshape(-1).view(np.uint8)
+        for at in range(0, len(flat), _PIECE_BYTES):
+            yield flat[at : at + _PIECE_BYTES]
 
 
 def encode(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
