@@ -16,6 +16,7 @@ from contig.ragged import Ragged
 from contig.wire import Refused, Type
 from contig.wire.frames import described, json_frame
 from contig.wire.handshake import raise_refusal
+from tests.spoiled import spoiled
 
 JUNK = [None, True, -1, 2**70, 1e400, "", "x", [], {}, [[]], [2**40], [-1, 2], ["a"], "\ud800"]
 HEAD = len(json_frame(Type.REPLY, {})) - 2
@@ -62,26 +63,13 @@ def test_an_error_of_an_unknown_kind(kind):
 
 def test_every_part_of_a_batch_may_be_nonsense():
     head, block = head_and_block()
-
-    def places(node, at=()):
-        for key in node if isinstance(node, dict) else range(len(node)):
-            yield (*at, key)
-            if isinstance(node[key], (dict, list)):
-                yield from places(node[key], (*at, key))
-
-    for place in list(places(head)):
-        for junk in JUNK:
-            spoiled = json.loads(json.dumps(head))
-            node = spoiled
-            for key in place[:-1]:
-                node = node[key]
-            node[place[-1]] = junk
-            try:
-                rows = read_batch(Type.BATCH, frame_of(spoiled, block))
-            except ServerError:
-                continue
-            for leaf in rows.layout.leaves:
-                np.array(rows[leaf.path] if not leaf.ragged else rows[leaf.path].values)
+    for tree in spoiled(head, JUNK):
+        try:
+            rows = read_batch(Type.BATCH, frame_of(tree, block))
+        except ServerError:
+            continue
+        for leaf in rows.layout.leaves:
+            np.array(rows[leaf.path] if not leaf.ragged else rows[leaf.path].values)
 
 
 def test_a_block_of_every_length():

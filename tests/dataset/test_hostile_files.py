@@ -11,6 +11,7 @@ import pytest
 from contig import LayoutError, LazyTensorStorage
 from contig.dataset import from_hdf5, from_lerobot, from_minari
 from tests.dataset.made_lerobot import write_lerobot
+from tests.spoiled import spoiled
 
 ROWS = 6
 
@@ -134,22 +135,9 @@ def test_a_description_of_a_lerobot_dataset_may_be_anything(tmp_path):
     path = write_lerobot(tmp_path / "set", [3])
     info = path / "meta" / "info.json"
     good = json.loads(info.read_text())
-
-    def places(node, at=()):
-        for key in node if isinstance(node, dict) else range(len(node)):
-            yield (*at, key)
-            if isinstance(node[key], (dict, list)):
-                yield from places(node[key], (*at, key))
-
-    for place in list(places(good)):
-        for junk in JUNK:
-            spoiled = json.loads(json.dumps(good))
-            node = spoiled
-            for key in place[:-1]:
-                node = node[key]
-            node[place[-1]] = junk
-            info.write_text(json.dumps(spoiled))
-            try:
-                from_lerobot(path, LazyTensorStorage(100))
-            except (ValueError, FileNotFoundError) as error:
-                assert str(error), (place, junk)
+    for tree in spoiled(good, JUNK):
+        info.write_text(json.dumps(tree))
+        try:
+            from_lerobot(path, LazyTensorStorage(100))
+        except (ValueError, FileNotFoundError) as error:
+            assert str(error)
